@@ -1,0 +1,48 @@
+# `make demo` and `make test` work on a fresh checkout: each makes .venv, installs the pinned packages, does its job.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+OUT ?= runs
+
+.PHONY: demo test check format bench lock clean
+
+# The stamp is made last, so that an install that was cut off is done again.
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/fedda run digits --out $(OUT)/digits --overwrite
+	$(BIN)/fedda run breast-cancer --out $(OUT)/breast-cancer --overwrite
+	$(BIN)/fedda report $(OUT)/digits $(OUT)/breast-cancer
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/engines.py
+
+# torch is named exactly: the tag '+cpu' of a local build is no part of the pin.
+lock:
+	$(PYTHON) -m venv --clear .venv-lock
+	.venv-lock/bin/python -m pip install --quiet torch==2.13.0 'typer<0.21' 'rich<15'
+	.venv-lock/bin/python -m pip install --quiet '.[dev]'
+	( echo '# Made by `make lock`: what make demo, make test and CI install.' ; \
+	  .venv-lock/bin/python -m pip freeze --exclude fedda | sed 's/+cpu//' ) > requirements.lock
+	rm -rf .venv-lock
+
+clean:
+	rm -rf $(VENV) .venv-lock build dist

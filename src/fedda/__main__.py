@@ -1,0 +1,3 @@
+from fedda.cli import main
+
+main()

@@ -1,0 +1,60 @@
+"""FedAvg (McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep Networks from
+Decentralized Data, AISTATS 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..checks import check
+from ..core import Algorithm, Client, Cohort, on_client, step_counter
+from ..registry import algorithms
+from ..rules.schedules import schedule
+
+
+class Server(NamedTuple):
+    x: Tensor
+    t: Tensor
+
+
+@algorithms.register("fedavg", reference="McMahan et al. 2017")
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """Local SGD: each client takes `steps` gradient steps from x, the server averages where they end.
+
+        X <- X - eta_t g_k(X; B)  (steps times, from x);     x <- x + server_lr (mean_k X - x)
+
+    Deviations: clients are averaged uniformly, as the FedDA paper's objective is, unless ``weights="samples"``.
+
+    >>> import fedda
+    >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
+    >>> fedda.train(fedda.make("fedavg", lr=0.5, steps=1), problem, rounds=30).x
+    tensor([1.0000], dtype=torch.float64)
+    """
+
+    lr: Any = 0.05
+    steps: int = 5
+    server_lr: Any = 1.0
+
+    Server = Server
+
+    def __post_init__(self) -> None:
+        check("FedAvg", lr=self.lr, steps=self.steps, server_lr=self.server_lr)
+
+    def init(self, x: Tensor, clients: Cohort) -> Server:
+        return Server(x, step_counter(x))
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        x, t = server
+        (mean,) = cohort.average(self.local, x, t)
+        return Server(x + self.server_lr * (mean - x), t + self.steps)
+
+    @on_client
+    def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        lr = schedule(self.lr)
+        for i in range(self.steps):
+            (g,) = client.gradients(x)
+            x = x - lr(t + i) * g
+        return (x,)

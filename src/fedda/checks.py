@@ -1,0 +1,106 @@
+"""Checks of what users give: one message form, ``Owner: name must be ..., got ...``.
+
+A word means the same thing everywhere in fedda, so its bounds stand once, in `BOUNDS`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Bound(NamedTuple):
+    """What a number must satisfy, in words and as a test that also takes tensors."""
+
+    words: str
+    holds: Callable[[Any], Any]
+
+
+POSITIVE = Bound("> 0", lambda v: v > 0)
+AT_LEAST_ZERO = Bound(">= 0", lambda v: v >= 0)
+FRACTION = Bound("in [0, 1]", lambda v: (v >= 0) & (v <= 1))
+BELOW_ONE = Bound("in [0, 1)", lambda v: (v >= 0) & (v < 1))
+
+BOUNDS: dict[str, Bound] = {
+    "lr": POSITIVE,
+    "server_lr": POSITIVE,
+    "w": POSITIVE,
+    "c": AT_LEAST_ZERO,
+    "momentum": BELOW_ONE,
+    "beta": FRACTION,
+    "eps": POSITIVE,
+    "scale": POSITIVE,
+    "gamma": AT_LEAST_ZERO,
+    "noise": AT_LEAST_ZERO,
+    "rho": FRACTION,
+    "alpha": POSITIVE,
+}
+COUNTS = frozenset({"steps", "rounds", "cohort", "clients", "batch", "every", "chunk"})
+
+
+def check(owner: str, **values: Any) -> None:
+    """Refuse a value outside the bounds of its word; objects that check themselves (schedules) pass.
+
+    >>> check("FedAvg", lr=0.1, steps=5)
+    >>> check("FedAvg", lr=-0.1)
+    Traceback (most recent call last):
+    ValueError: FedAvg: lr must be > 0, got -0.1
+    """
+    for name, value in values.items():
+        if name in COUNTS:
+            count(owner, name, value)
+        elif name in BOUNDS and not callable(value):
+            number(owner, name, value, BOUNDS[name])
+            # A tensor of another shape would broadcast along the model and mean something else.
+            if isinstance(value, torch.Tensor) and value.dim() and name != "gamma" and value.shape[1:] != (1, 1):
+                shape = list(value.shape)
+                raise ValueError(f"{owner}: {name} must be a number or a tensor [replicas, 1, 1], got shape {shape}")
+
+
+def number(owner: str, name: str, value: Any, bound: Bound) -> None:
+    """Refuse what is not a finite number (or a tensor of them) within `bound`."""
+    if isinstance(value, torch.Tensor):
+        good = bool((torch.isfinite(value) & bound.holds(value)).all())
+    else:
+        real = isinstance(value, Real) and not isinstance(value, bool)
+        good = real and math.isfinite(value) and bool(bound.holds(value))
+    if not good:
+        raise ValueError(f"{owner}: {name} must be {bound.words}, got {shown(value)}")
+
+
+def count(owner: str, name: str, value: Any, at_most: int | None = None) -> None:
+    """Refuse what is not a whole number from 1 (to `at_most`)."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or value < 1 or (at_most is not None and value > at_most):
+        words = "a whole number >= 1" if at_most is None else f"a whole number from 1 to {at_most}"
+        raise ValueError(f"{owner}: {name} must be {words}, got {shown(value)}")
+
+
+def one_of(owner: str, name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Refuse what is not among `choices`.
+
+    >>> one_of("FedDA", "mu0", "nu", ("zero", "nu0"))
+    Traceback (most recent call last):
+    ValueError: FedDA: mu0 must be one of 'zero', 'nu0', got 'nu'
+    """
+    choices = tuple(choices)
+    if value not in choices:
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The tail of a message about an unknown word: the nearest known one, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.flatten().tolist()}" if value.numel() <= 8 else f"a tensor of shape {tuple(value.shape)}"
+    return repr(value)

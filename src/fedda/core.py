@@ -1,0 +1,119 @@
+"""The three nouns: a Client holds data and memory, an Algorithm holds rules, a Cohort runs rules on clients and averages.
+
+Axes: the last is the model (a flat vector, the paper's x in R^d), the one before it the clients; a third in front,
+the replicas, is optional. Server tensors are [1, d] or [replicas, 1, d], those of clients [clients, d] or
+[replicas, clients, d], so that everything broadcasts. Step counters are 0-d float64 tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+ClientTask = Callable[..., tuple[Tensor, ...]]
+A = TypeVar("A")
+
+
+class Client(Protocol):
+    """One client, or a stack of them: what a task may use."""
+
+    memory: dict[str, Tensor]  # vectors that stay on the client between rounds
+    count: int  # how many clients the stack holds
+
+    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
+        """One fresh mini-batch, evaluated at every point given."""
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        """The gradient over all of the client's data."""
+
+
+class Cohort(Protocol):
+    """The clients of a round (or all of them, at the start)."""
+
+    size: int  # how many take part
+    population: int  # how many there are
+
+    def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
+        """Send the tensors down, run the task on every client, give back the mean of the replies."""
+
+
+class Problem(Protocol):
+    """What a gradient is. `ids` are client numbers [..., c], `key` their random keys, of the same shape."""
+
+    clients: int
+    d: int
+    sizes: Tensor  # samples of each client, [clients]
+    max_rate: float  # the largest first effective rate that is let through (algorithms.md, N4)
+    device: torch.device
+    dtype: torch.dtype
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Problem: ...
+    def start(self, seed: int) -> Tensor: ...
+    def batch(self, ids: Tensor, key: Tensor) -> Any: ...
+    def everything(self, client: int) -> Any: ...
+    def gradient(self, x: Tensor, batch: Any) -> Tensor:
+        """One client's gradient, [d] from [d], in plain PyTorch: the truth."""
+
+    def gradients(self, x: Tensor, batch: Any) -> Tensor:
+        """The gradients of all clients at once, [..., c, d] from the same."""
+
+    def pick(self, batch: Any, index: tuple[int, ...]) -> Any: ...
+    def bytes_per_client(self) -> int: ...
+    def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        """Metrics of models [..., d], each [...], with the clients weighted as in the run."""
+
+
+class Algorithm(ABC):
+    """Rules with frozen hyper-parameters; knows no device, process or network.
+
+    A subclass is a frozen dataclass with a NamedTuple `Server` whose first field is `x`, the model that is evaluated.
+    Tensors among the hyper-parameters ([replicas, 1, 1], or bounds of a constraint) are moved with the problem.
+    """
+
+    Server: ClassVar[type]
+    memory: ClassVar[tuple[str, ...]] = ()  # client vectors it needs, zero at first
+    steps: int
+
+    @abstractmethod
+    def init(self, x: Tensor, clients: Cohort) -> Any:
+        """The first server state from the starting point, with all clients at hand."""
+
+    @abstractmethod
+    def round(self, server: Any, cohort: Cohort) -> Any:
+        """One round: the next server state."""
+
+    def first_rate(self, server: Any) -> Tensor | None:
+        """The largest effective step size of the first step, where a preconditioner can make it absurd."""
+        return None
+
+    def monitor(self, server: Any) -> dict[str, Tensor]:
+        """Numbers worth watching besides the metrics, each [..., 1]."""
+        return {}
+
+
+def on_client(task: A) -> A:
+    """Mark a method as a task for clients: an engine runs no other."""
+    task.on_client = True  # type: ignore[attr-defined]
+    return task
+
+
+def step_counter(like: Tensor) -> Tensor:
+    """t = 0. In float64, which is exact to 2^53 and does not lower the precision of a schedule."""
+    return torch.zeros((), dtype=torch.float64, device=like.device)
+
+
+def place(thing: A, like: Tensor) -> A:
+    """`thing` with every tensor in its (nested) dataclass fields on the device and in the dtype of `like`."""
+    if isinstance(thing, Tensor):
+        return thing.to(device=like.device, dtype=like.dtype) if thing.is_floating_point() else thing.to(like.device)
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        old = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
+        new = {name: place(value, like) for name, value in old.items()}
+        if any(new[name] is not old[name] for name in old):
+            return dataclasses.replace(thing, **new)
+    return thing

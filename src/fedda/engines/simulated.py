@@ -1,0 +1,115 @@
+"""All clients of a problem in one process: who takes part, what they remember, which batch each of them draws."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..core import ClientTask, Problem
+
+
+class Engine(Protocol):
+    """One way to run a task on the clients of a cohort and to average their replies."""
+
+    def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]: ...
+
+
+class Simulation:
+    """The clients of one run; `seeds` is [1], or [replicas, 1] for several runs in one program."""
+
+    def __init__(self, problem: Problem, engine: Engine, seeds: Tensor, weights: str, memory: tuple[str, ...]):
+        self.problem, self.engine = problem, engine
+        sizes = problem.sizes.to(torch.float64)
+        self.weights = sizes if weights == "samples" else torch.ones_like(sizes)
+        self.keys = {purpose: rng.key(seeds, purpose) for purpose in (rng.START, rng.COHORT, rng.BATCH)}
+        shape = (*seeds.shape[:-1], problem.clients, problem.d)
+        self.memory = {name: torch.zeros(shape, dtype=problem.dtype, device=problem.device) for name in memory}
+
+    def everyone(self) -> SimulatedCohort:
+        """All clients, for the start of a run."""
+        n = self.problem.clients
+        return SimulatedCohort(self, rng.choose(self.keys[rng.START], n, n), self.keys[rng.START])
+
+    def cohort(self, tau: int, size: int) -> SimulatedCohort:
+        """The clients of round tau, drawn without replacement."""
+        ids = rng.choose(rng.fold(self.keys[rng.COHORT], tau), self.problem.clients, size)
+        return SimulatedCohort(self, ids, rng.fold(self.keys[rng.BATCH], tau))
+
+
+class SimulatedCohort:
+    """A Cohort whose clients live in this process: ids [..., r] and their random keys."""
+
+    def __init__(self, simulation: Simulation, ids: Tensor, key: Tensor):
+        self.simulation, self.ids, self.key = simulation, ids, rng.fold(key, ids)
+        self.size, self.population = ids.shape[-1], simulation.problem.clients
+        self.drawn = self.draws = 0  # batches before and after an exchange: a second one goes on with fresh ones
+        self.dropped = torch.zeros(ids.shape[:-1], dtype=torch.int64, device=ids.device)
+        self.alive = torch.ones(ids.shape[:-1], dtype=torch.bool, device=ids.device)
+
+    def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
+        if not getattr(task, "on_client", False):
+            raise ValueError(f"{getattr(task, '__qualname__', task)} is no task for clients: mark it with @on_client")
+        before, self.drawn = self.dropped, self.draws
+        means = self.simulation.engine.average(self, task, down)
+        self.alive = self.alive & (self.dropped - before < self.size)
+        return means
+
+    def settle(self, members: Members, replies: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
+        """What the server may use of the replies, each [..., c, m] with zeros for a client with a non-finite number in
+        any reply, and the clients' weights [..., c, 1]: such a client is dropped from every mean, counted, and keeps
+        its old memory."""
+        ids = members.ids
+        full = [reply.expand(*ids.shape, reply.shape[-1]) for reply in replies]
+        finite = torch.stack([reply.isfinite().all(dim=-1) for reply in full]).all(dim=0)
+        self.dropped = self.dropped + (~finite).sum(dim=-1)
+        self.draws = max(self.draws, members.draws)
+        members.remember(finite[..., None])
+        weight = (self.simulation.weights[ids] * finite)[..., None]
+        return [torch.where(finite[..., None], reply, 0) for reply in full], weight
+
+
+class Members:
+    """Some clients of a cohort as one Client: [..., c, d] vectors, one call for all of them or a loop over each."""
+
+    def __init__(self, cohort: SimulatedCohort, part: slice, stacked: bool):
+        self.problem, self.stacked = cohort.simulation.problem, stacked
+        self.ids, self.key, self.draws = cohort.ids[..., part], cohort.key[..., part], cohort.drawn
+        self.count = self.ids.shape[-1]
+        self._kept = cohort.simulation.memory
+        self.memory = {name: kept[self._rows()] for name, kept in self._kept.items()}
+
+    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
+        batch = self.problem.batch(self.ids, rng.fold(self.key, self.draws))
+        self.draws += 1
+        if self.stacked:
+            return self.problem.gradients(torch.stack([self._spread(x) for x in points]), batch).unbind()
+        pick = self.problem.pick
+        return tuple(self._each(x, lambda at, x: self.problem.gradient(x, pick(batch, at))) for x in points)
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        everything = self.problem.everything
+        return self._each(x, lambda at, x: self.problem.gradient(x, everything(int(self.ids[at]))))
+
+    def remember(self, finite: Tensor) -> None:
+        for name, kept in self._kept.items():
+            rows = self._rows()
+            kept[rows] = torch.where(finite, self.memory[name], kept[rows])
+
+    def _rows(self) -> tuple[Tensor, ...]:
+        if self.ids.dim() == 1:
+            return (self.ids,)
+        return (torch.arange(len(self.ids), device=self.ids.device)[:, None], self.ids)
+
+    def _spread(self, x: Tensor) -> Tensor:
+        return x.expand(*self.ids.shape, self.problem.d)
+
+    def _each(self, x: Tensor, gradient) -> Tensor:  # type: ignore[no-untyped-def]
+        """One client after the other, one replica after the other."""
+        x = self._spread(x)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for at in torch.cartesian_prod(*[torch.arange(n) for n in self.ids.shape]).view(-1, self.ids.dim()).tolist():
+            out[tuple(at)] = gradient(tuple(at), x[tuple(at)])
+        return out

@@ -1,0 +1,53 @@
+"""All clients of the cohort at once, as [clients, d] or [replicas, clients, d], in chunks that fit in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..checks import POSITIVE, check, number
+from ..core import ClientTask
+from ..registry import engines
+from .simulated import Members, SimulatedCohort
+
+
+@engines.register("vectorised")
+@dataclass(frozen=True)
+class Vectorised:
+    """All clients at once on one device; `chunk` clients at a time, or as many as `memory_gb` holds."""
+
+    chunk: int | None = None
+    memory_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None:
+            check("Vectorised", chunk=self.chunk)
+        if self.memory_gb is not None:
+            number("Vectorised", "memory_gb", self.memory_gb, POSITIVE)
+
+    def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        chunk = self.chunk or self.fitting(cohort)
+        totals: list[Tensor] = []
+        weights: Tensor | float = 0.0
+        for k in range(0, cohort.size, chunk):
+            clients = Members(cohort, slice(k, k + chunk), stacked=True)
+            replies, weight = cohort.settle(clients, task(clients, *down))
+            sums = [(weight * reply).sum(dim=-2, keepdim=True) for reply in replies]
+            totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
+            weights = weights + weight.sum(dim=-2, keepdim=True)
+        return tuple((total / weights).to(reply.dtype) for total, reply in zip(totals, replies, strict=True))
+
+    def fitting(self, cohort: SimulatedCohort) -> int:
+        """How many clients' vectors and activations fit in the memory allowed (a quarter of what is free on a GPU,
+        2 GB on a CPU, where larger chunks only leave the caches)."""
+        problem = cohort.simulation.problem
+        if self.memory_gb is not None:
+            allowed = self.memory_gb * 1e9
+        elif problem.device.type == "cuda":
+            allowed = torch.cuda.mem_get_info(problem.device)[0] / 4
+        else:
+            allowed = 2e9
+        replicas = cohort.ids.shape[:-1].numel()
+        return max(1, min(cohort.size, int(allowed // (problem.bytes_per_client() * replicas))))

@@ -1,0 +1,74 @@
+"""Wrappers round a Cohort: what they add, no algorithm and no engine knows of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import wraps
+
+from torch import Tensor
+
+from ..core import Client, ClientTask, Cohort
+
+
+@dataclass
+class Counts:
+    """What has travelled and what was computed, summed over clients (for each replica)."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    gradients: int = 0  # mini-batch gradient evaluations
+    full_gradients: int = 0  # passes over all of a client's data
+
+
+@dataclass
+class Counting:
+    """Counts bytes and gradients from what really passes.
+
+    >>> import fedda
+    >>> problem = fedda.Quadratic(A=[[1.0, 1.0]], b=[[0.0, 0.0]])
+    >>> row = fedda.train(fedda.make("fedavg", steps=3), problem, rounds=1).history[-1]
+    >>> row["gradients"], row["bytes_up"], row["bytes_down"]  # x up; x and the step counter down
+    (3, 16, 24)
+    """
+
+    cohort: Cohort
+    counts: Counts
+
+    @property
+    def size(self) -> int:
+        return self.cohort.size
+
+    @property
+    def population(self) -> int:
+        return self.cohort.population
+
+    def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
+        @wraps(task)  # keeps its name and its mark
+        def counted(client: Client, *down: Tensor) -> tuple[Tensor, ...]:
+            return task(CountedClient(client, self.counts), *down)
+
+        means = self.cohort.average(counted, *down)
+        self.counts.bytes_down += self.size * sum(map(message_bytes, down))
+        self.counts.bytes_up += self.size * sum(map(message_bytes, means))
+        return means
+
+
+class CountedClient:
+    """A client whose gradient evaluations are counted."""
+
+    def __init__(self, client: Client, counts: Counts):
+        self._client, self._counts = client, counts
+        self.memory, self.count = client.memory, client.count
+
+    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
+        self._counts.gradients += len(points) * self.count
+        return self._client.gradients(*points)
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        self._counts.full_gradients += self.count
+        return self._client.full_gradient(x)
+
+
+def message_bytes(message: Tensor) -> int:
+    """Bytes of one client's message: the last axis, or a scalar; clients and replicas are other messages."""
+    return message.element_size() * (message.shape[-1] if message.dim() else 1)

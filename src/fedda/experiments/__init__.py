@@ -1,0 +1,6 @@
+"""Experiments: a problem, algorithms and seeds as data (TOML), run into a folder that can be resumed at any moment."""
+
+from .config import Experiment, builtin, find
+from .runner import Stopped, run
+
+__all__ = ["Experiment", "Stopped", "builtin", "find", "run"]

@@ -1,0 +1,56 @@
+"""Writing TOML (the standard library only reads it): tables, numbers, strings, booleans, lists."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+
+def dumps(table: dict[str, Any]) -> str:
+    """A document that `tomllib` reads back as the same table; None is left out, as TOML has none.
+
+    >>> print(dumps({"rounds": 5, "algorithms": {"fedavg": {"lr": 0.1}}}).strip())
+    rounds = 5
+    <BLANKLINE>
+    [algorithms.fedavg]
+    lr = 0.1
+    """
+    return "\n".join(_lines(table, ())).strip() + "\n"
+
+
+def _lines(table: dict[str, Any], path: tuple[str, ...]) -> list[str]:
+    plain = {k: v for k, v in table.items() if v is not None and not _is_section(v, path)}
+    lines = [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
+    if path and (lines or not table):
+        lines = ["", f"[{'.'.join(map(_key, path))}]", *lines]
+    for k, v in table.items():
+        if _is_section(v, path):
+            lines += _lines(v, (*path, k))
+    return lines
+
+
+def _is_section(value: Any, path: tuple[str, ...]) -> bool:
+    """Tables down to the second level get a heading; deeper ones (a prox) stay inline."""
+    return isinstance(value, dict) and len(path) < 2
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _string(key)
+
+
+def _string(text: str) -> str:
+    # A JSON string is a TOML string, but for DEL, which TOML wants escaped.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return repr(value)

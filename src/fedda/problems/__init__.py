@@ -1,0 +1,7 @@
+"""Problems: what a gradient is."""
+
+from .loading import load
+from .neural import Neural, problem
+from .quadratic import Quadratic
+
+__all__ = ["Neural", "Quadratic", "load", "problem"]

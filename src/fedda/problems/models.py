@@ -1,0 +1,57 @@
+"""Models for data of a given shape and number of classes; each comes with its loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..registry import models
+
+Model = tuple[nn.Module, Callable[..., Tensor]]
+
+
+@models.register("logistic")
+def logistic(shape: tuple[int, ...], classes: int) -> Model:
+    """Logistic regression: one logit for two classes, else one a class."""
+    features = math.prod(shape)
+    if classes == 2:
+        return nn.Sequential(nn.Flatten(), nn.Linear(features, 1), nn.Flatten(0)), binary_cross_entropy
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, classes)), F.cross_entropy
+
+
+@models.register("mlp")
+def mlp(shape: tuple[int, ...], classes: int, hidden: Any = (32,)) -> Model:
+    """A multi-layer perceptron with ReLU; `hidden` gives the widths of its hidden layers."""
+    widths = [math.prod(shape), *([hidden] if isinstance(hidden, int) else hidden)]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for i, o in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(i, o), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes)), F.cross_entropy
+
+
+@models.register("cnn")
+def cnn(shape: tuple[int, ...], classes: int, filters: int = 64, layers: int = 4) -> Model:
+    """The paper's network: `layers` times (3x3 convolution, ReLU, 2x2 max-pool), then linear.
+
+    The pool is left out where the image is down to one pixel (small images only).
+    """
+    if len(shape) != 3:
+        raise ValueError(f"cnn: the data must be images [channels, height, width], got samples of shape {list(shape)}")
+    channels, height, width = shape
+    body: list[nn.Module] = []
+    for _ in range(layers):
+        body += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU()]
+        channels = filters
+        if min(height, width) > 1:
+            body.append(nn.MaxPool2d(2))
+            height, width = height // 2, width // 2
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(filters * height * width, classes)), F.cross_entropy
+
+
+def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of one logit against a class 0 or 1."""
+    return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))

@@ -1,0 +1,89 @@
+"""Diagonal quadratics with known minima: f_k(x) = sum_j A_kj (x_j - b_kj)^2 / 2."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..checks import check
+
+
+class Quadratic:
+    """f_k(x) = sum A_k (x - b_k)^2 / 2 on client k; A [K, d] holds the diagonal Hessians, b [K, d] the minima.
+
+    A gradient is A_k (x - b_k) + noise xi, xi standard normal in each coordinate, the same at every point of one call.
+
+    >>> Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]]).minimum
+    tensor([3.], dtype=torch.float64)
+    """
+
+    max_rate = float("inf")  # any step size may be right for some Hessian
+
+    def __init__(self, A: Any, b: Any, noise: float = 0.0):
+        check("Quadratic", noise=noise)
+        self.A, self.b, self.noise = (*_pair(A, b), noise)
+        self.clients, self.d = self.A.shape
+        self.sizes = torch.ones(self.clients, dtype=torch.int64, device=self.A.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.A.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.A.dtype
+
+    @property
+    def minimum(self) -> Tensor:
+        """The minimiser of the mean of all f_k."""
+        return (self.A * self.b).sum(dim=0) / self.A.sum(dim=0)
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Quadratic:
+        moved = copy.copy(self)
+        moved.A, moved.b = (v.to(device=device, dtype=dtype) for v in (self.A, self.b))
+        moved.sizes = self.sizes.to(moved.device)
+        return moved
+
+    def start(self, seed: int) -> Tensor:
+        return torch.zeros(self.d, dtype=self.dtype, device=self.device)
+
+    def batch(self, ids: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Any]:
+        xi = 0.0
+        if self.noise:
+            coordinates = torch.arange(self.d, device=key.device)
+            xi = (self.noise * rng.normal(rng.fold(key[..., None], coordinates))).to(self.dtype)
+        return self.A[ids], self.b[ids], xi
+
+    def everything(self, client: int) -> tuple[Tensor, Tensor, Any]:
+        return self.A[client], self.b[client], 0.0
+
+    def gradients(self, x: Tensor, batch: tuple[Tensor, Tensor, Any]) -> Tensor:
+        A, b, xi = batch
+        return A * (x - b) + xi
+
+    gradient = gradients  # the formula is its own truth
+
+    def pick(self, batch: tuple[Tensor, Tensor, Any], index: tuple[int, ...]) -> tuple[Tensor, Tensor, Any]:
+        A, b, xi = batch
+        return A[index], b[index], xi[index] if isinstance(xi, Tensor) else xi
+
+    def bytes_per_client(self) -> int:
+        return 16 * self.d * self.A.element_size()
+
+    def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        losses = (self.A * (x[..., None, :] - self.b) ** 2).sum(dim=-1, dtype=torch.float64) / 2
+        return {"train_loss": (losses * weights).sum(dim=-1) / weights.sum()}
+
+
+def _pair(A: Any, b: Any) -> tuple[Tensor, Tensor]:
+    A, b = (v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.float64) for v in (A, b))
+    if A.shape != b.shape or A.dim() != 2 or not A.is_floating_point() or A.dtype != b.dtype:
+        raise ValueError(
+            f"Quadratic: A and b must be floating-point, of one dtype and one shape [clients, d], "
+            f"got {A.dtype} {list(A.shape)} and {b.dtype} {list(b.shape)}"
+        )
+    return A, b

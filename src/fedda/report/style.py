@@ -1,0 +1,90 @@
+"""How algorithms, metrics and axes are shown: the same in the figures and on the page."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from fedda.report.read import Run
+
+# Okabe and Ito's palette less black and yellow, which vanish on a dark and on a light page.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+# Six colours and five patterns have no common factor: thirty curves before a pair repeats.
+DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2.5), (1.5, 2), (7, 2, 1.5, 2), (12, 3))
+
+
+def pen(index: int) -> tuple[str, tuple[float, ...]]:
+    """Give the colour and the dash pattern of the curve with this index.
+
+    >>> pen(1)
+    ('#d55e00', (6, 2.5))
+    """
+    return COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric as people read it; `better` is empty where neither way is better."""
+
+    key: str
+    name: str
+    percent: bool
+    better: Literal["lower", "higher", ""]
+
+
+def metric(key: str) -> Metric:
+    """Describe a metric by the words in its name.
+
+    >>> metric("test_accuracy")
+    Metric(key='test_accuracy', name='Test accuracy', percent=True, better='higher')
+    """
+    words = key.replace("-", "_").split("_")
+    lower = not {"loss", "error", "gap", "norm", "objective", "residual"}.isdisjoint(words)
+    return Metric(
+        key=key,
+        name=" ".join(words).capitalize(),
+        percent=words[-1] in ("accuracy", "density"),
+        better="lower" if lower else "higher" if words[-1] == "accuracy" else "",
+    )
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An x axis: the field of `Curve`, its button, its label with the unit, what one unit is, its file."""
+
+    key: Literal["round", "gradients", "bytes", "seconds"]
+    name: str
+    label: str
+    scale: float
+    file: str | None = None
+
+
+_ONE = ((1, ""),)
+_COUNT = ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands"), (1, ""))
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
+_TIME = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+_AXES = (
+    (Axis("round", "Rounds", "round", 1, "curves-rounds.png"), _ONE),
+    (Axis("gradients", "Gradients", "gradient evaluations", 1, "curves-gradients.png"), _COUNT),
+    (Axis("bytes", "Bytes", "sent up and down", 1, "curves-bytes.png"), _BYTES),
+    (Axis("seconds", "Time", "time", 1), _TIME),
+)
+
+
+def axes(run: Run) -> list[Axis]:
+    """List the x axes that this run has values for, each in a unit that keeps its ticks short.
+
+    >>> from pathlib import Path
+    >>> [axis.key for axis in axes(Run(Path("a"), {}, {}, {}, [], {}, [], [], {}))]
+    ['round']
+    """
+    curves = [curve for own in run.curves.values() for curve in own.values()]
+    found = []
+    for axis, units in _AXES:
+        values = np.concatenate([np.zeros(1), *(getattr(curve, axis.key) for curve in curves)])
+        top = float(np.nanmax(values))
+        if top > 0 or axis.key == "round":
+            scale, unit = next((u for u in units if top >= 2 * u[0]), units[-1])
+            label = f"{axis.label} ({unit})" if unit else axis.label
+            found.append(replace(axis, label=label, scale=scale))
+    return found

@@ -1,0 +1,1 @@
+"""Pure maths, tensors in and tensors out: estimators U, preconditioners V, proximal maps, schedules."""

@@ -1,0 +1,86 @@
+"""Gradient estimators: the paper's rule U, from the old estimate and one fresh mini-batch to the new one.
+
+All have one shape, ``nu = estimator(nu, x, x_prev, eta, client)``; `client.gradients(*points)` evaluates one
+fresh mini-batch at every point given.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..checks import check, one_of
+
+
+class Gradients(Protocol):
+    """The part of a client that an estimator uses."""
+
+    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]: ...
+
+
+Estimator = Callable[[Tensor, Tensor, Tensor, Any, Gradients], Tensor]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """nu = g(x; B): the mini-batch gradient itself (alpha = 1)."""
+
+    def __call__(self, nu: Tensor, x: Tensor, x_prev: Tensor, eta: Any, client: Gradients) -> Tensor:
+        (g,) = client.gradients(x)
+        return g
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """nu = a g(x; B) + (1 - a) nu (equation nu-case2).
+
+    `momentum` is the weight of the HISTORY, a = 1 - momentum; with ``alpha_mode="weight"`` it is read as the
+    equation prints it, the weight of the new gradient.
+    """
+
+    momentum: float = 0.9
+    alpha_mode: str = "history"
+
+    def __post_init__(self) -> None:
+        one_of("Momentum", "alpha_mode", self.alpha_mode, ("history", "weight"))
+        check("Momentum", momentum=self.momentum)
+
+    def __call__(self, nu: Tensor, x: Tensor, x_prev: Tensor, eta: Any, client: Gradients) -> Tensor:
+        a = self.momentum if self.alpha_mode == "weight" else 1 - self.momentum
+        (g,) = client.gradients(x)
+        return a * g + (1 - a) * nu
+
+
+@dataclass(frozen=True)
+class Mvr:
+    """nu = g(x; B) + (1 - a) (nu - g(x_prev; B)), a = min(1, c eta^2) (equation nu-case1).
+
+    Momentum-based variance reduction (STORM): ONE batch for both points, so that its noise cancels in the difference.
+    """
+
+    c: float
+
+    def __post_init__(self) -> None:
+        check("Mvr", c=self.c)
+
+    def weight(self, eta: Any) -> Any:
+        a = self.c * eta**2
+        return a.clamp(max=1) if isinstance(a, Tensor) else min(1.0, a)
+
+    def warn(self, eta: Any) -> None:
+        """Say it when c eta^2 > 1: unclipped, 1 - a would turn negative and the estimate oscillate."""
+        a = float(torch.as_tensor(self.c * eta**2).max())
+        if a > 1:
+            warnings.warn(
+                f"Mvr: c eta_0^2 = {a:.3g} > 1 is clipped to 1 (a plain gradient step); a smaller c or lr avoids it",
+                stacklevel=4,
+            )
+
+    def __call__(self, nu: Tensor, x: Tensor, x_prev: Tensor, eta: Any, client: Gradients) -> Tensor:
+        g, g_prev = client.gradients(x, x_prev)
+        return g + (1 - self.weight(eta)) * (nu - g_prev)

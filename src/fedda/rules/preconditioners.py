@@ -1,0 +1,113 @@
+"""Adaptive matrices: the paper's rule V, from the averaged dual state of a round to the diagonal of H.
+
+``mu = start(s0)``; each round ``H = diagonal(mu, n)`` after n updates, and ``mu = update(mu, s)`` with
+s = z / eta, the round's sum of gradient estimates up to sign.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..checks import POSITIVE, check, number, one_of
+
+FLOOR = 1e-12  # h is never below it, whatever eps
+
+
+class Preconditioner(Protocol):
+    def start(self, s0: Tensor) -> Tensor: ...
+    def diagonal(self, mu: Tensor, n: Tensor) -> Tensor: ...
+    def update(self, mu: Tensor, s: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """H = Diag(h) for the whole run, h a number or a vector [d]."""
+
+    h: Any = 1.0
+
+    def __post_init__(self) -> None:
+        number(type(self).__name__, "h", self.h, POSITIVE)
+
+    def start(self, s0: Tensor) -> Tensor:
+        return torch.zeros_like(s0[..., :1])
+
+    def diagonal(self, mu: Tensor, n: Tensor) -> Tensor:
+        return self.h + mu
+
+    def update(self, mu: Tensor, s: Tensor) -> Tensor:
+        return mu
+
+
+@dataclass(frozen=True)
+class Identity(Fixed):
+    """H = I."""
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """mu = beta mu + (1 - beta) s^2,  h = sqrt(mu) + eps  (equation mu-case1).
+
+    `beta` is the decay; ``beta_mode="weight"`` reads the equation as printed, beta on the new term.
+    ``mu0="zero"`` is the paper's start, ``"nu0"`` starts at the first estimate; ``h0="one"`` makes the first
+    round's H the identity; `bias_correction` divides mu by 1 - beta^n as Adam does.
+    """
+
+    beta: float = 0.999
+    eps: float = 0.01
+    mu0: str = "zero"
+    beta_mode: str = "decay"
+    h0: str = "from_mu"
+    bias_correction: bool = False
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check(name, beta=self.beta, eps=self.eps)
+        one_of(name, "mu0", self.mu0, ("zero", "nu0"))
+        one_of(name, "beta_mode", self.beta_mode, ("decay", "weight"))
+        one_of(name, "h0", self.h0, ("from_mu", "one"))
+        if self.bias_correction and self.mu0 == "nu0":
+            raise ValueError(f"{name}: bias_correction must be False with mu0='nu0', which has no bias, got True")
+
+    def moment(self, s: Tensor) -> Tensor:
+        return s**2
+
+    def root(self, mu: Tensor) -> Tensor:
+        return mu.sqrt()
+
+    def start(self, s0: Tensor) -> Tensor:
+        mu = self.moment(s0)
+        return mu if self.mu0 == "nu0" else torch.zeros_like(mu)
+
+    def diagonal(self, mu: Tensor, n: Tensor) -> Tensor:
+        if self.bias_correction:
+            mu = mu / torch.where(n > 0, 1 - self.decay**n, 1.0).to(mu.dtype)
+        h = (self.root(mu) + self.eps).clamp(min=FLOOR)
+        return torch.where(n == 0, torch.ones_like(h), h) if self.h0 == "one" else h
+
+    def update(self, mu: Tensor, s: Tensor) -> Tensor:
+        return self.decay * mu + (1 - self.decay) * self.moment(s)
+
+    @property
+    def decay(self) -> Any:
+        return self.beta if self.beta_mode == "decay" else 1 - self.beta
+
+
+@dataclass(frozen=True)
+class Scalar(Diagonal):
+    """mu = beta mu + (1 - beta) ||s||,  h = mu + eps, one number for all coordinates  (equation mu-case2).
+
+    The norm itself, not its square, and no root. Started at zero, the tuned rate of FedDA-1-2 diverges in the
+    first round, hence ``mu0="nu0"``.
+    """
+
+    mu0: str = "nu0"
+
+    def moment(self, s: Tensor) -> Tensor:
+        return s.double().norm(dim=-1, keepdim=True).to(s.dtype)
+
+    def root(self, mu: Tensor) -> Tensor:
+        return mu

@@ -1,0 +1,53 @@
+"""Step sizes eta_t as functions of the global step t (a 0-d tensor that is never reset)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..checks import check
+
+Schedule = Callable[[Tensor], Any]  # t -> eta_t: a float, a 0-d tensor, or [replicas, 1, 1]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """eta_t = lr.
+
+    >>> Constant(0.1)(torch.tensor(7.0))
+    0.1
+    """
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        check("Constant", lr=self.lr)
+
+    def __call__(self, t: Tensor) -> Any:
+        return self.lr
+
+
+@dataclass(frozen=True)
+class CubeRoot:
+    """eta_t = lr / (w + t)^(1/3), the schedule of variance-reduced methods (algorithms 1-1, 1-2, STEM).
+
+    >>> CubeRoot(0.02, w=1e3)(torch.tensor(0.0)).item()  # doctest: +ELLIPSIS
+    0.00199999...
+    """
+
+    lr: float
+    w: float
+
+    def __post_init__(self) -> None:
+        check("CubeRoot", lr=self.lr, w=self.w)
+
+    def __call__(self, t: Tensor) -> Any:
+        return self.lr / (self.w + t) ** (1 / 3)
+
+
+def schedule(lr: Any) -> Schedule:
+    """A schedule from a number, a tensor of numbers (one for each replica), or a schedule."""
+    return lr if callable(lr) else Constant(lr)

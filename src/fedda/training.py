@@ -1,0 +1,246 @@
+"""A run: an algorithm on a problem, round after round. The loop is a generator, so that logging, checkpoints and early
+stopping are ordinary code in the `for` that consumes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from numbers import Integral
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from . import checks, registry
+from .core import Algorithm, Problem, place
+from .engines import Counting, Counts, Engine, Simulation
+
+PATIENCE = 3  # rounds without a single finite client before a run ends
+
+
+class Diverged(RuntimeError):
+    """Every client's reply was non-finite, several rounds in a row."""
+
+
+class Run:
+    """The state of a run and how it goes on. `seed` may be several seeds: they run as replicas of one program.
+
+    >>> import fedda
+    >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]], noise=0.1)
+    >>> run = Run(fedda.make("fedavg"), problem, seed=[0, 1, 2])
+    >>> run.step().x.shape  # [replicas, 1, d]
+    torch.Size([3, 1, 1])
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        cohort: int | None = None,
+        seed: int | Sequence[int] = 0,
+        x0: Tensor | None = None,
+        engine: str | Engine = "auto",
+        device: Any = None,
+        weights: str = "uniform",
+        force: bool = False,
+        state: dict[str, Tensor] | None = None,
+    ):
+        self.cohort = problem.clients if cohort is None else cohort
+        checks.count("train", "cohort", self.cohort, at_most=problem.clients)
+        checks.one_of("train", "weights", weights, ("uniform", "samples"))
+        self.seeds = _seeds(seed)
+        self.problem = problem if device is None else problem.to(device)
+        like = torch.empty((), dtype=self.problem.dtype, device=self.problem.device)
+        self.algorithm = place(algorithm, like)
+        seeds = torch.tensor(self.seeds, device=like.device)[:, None]
+        self.lead = () if isinstance(seed, Integral) else (len(self.seeds),)
+        self.simulation = Simulation(
+            self.problem, _engine(engine), seeds if self.lead else seeds[0], weights, algorithm.memory
+        )
+        self.counts, self.round = Counts(), 0
+        self.dropped = torch.zeros(self.lead, dtype=torch.int64, device=like.device)  # replies, not finite
+        self.silent = torch.zeros_like(self.dropped)  # rounds in a row without a finite reply
+        self.first_rate: float | None = None
+        if state is None:
+            self._start(x0, force)
+        else:
+            self._load(state)
+
+    @torch.no_grad()
+    def _start(self, x0: Tensor | None, force: bool) -> None:
+        everyone = self.simulation.everyone()
+        self.server = self.algorithm.init(self._first_point(x0), Counting(everyone, self.counts))
+        if not bool(everyone.alive.all()):
+            raise Diverged("no client gave a finite reply at the start: look at the data and at x0")
+        rate = self.algorithm.first_rate(self.server)
+        if rate is not None:
+            self.first_rate = float(torch.as_tensor(rate).max())
+            if self.first_rate > self.problem.max_rate and not force:
+                raise ValueError(
+                    f"{type(self.algorithm).__name__}: the first effective rate eta_0 / min h = {self.first_rate:.3g} must be "
+                    f"<= {self.problem.max_rate:g} on this problem: lower lr, raise eps or w, set mu0='nu0', or force it"
+                )
+
+    def _first_point(self, x0: Tensor | None) -> Tensor:
+        d, like = self.problem.d, self.simulation.weights
+        if x0 is None:
+            x = torch.stack([self.problem.start(seed) for seed in self.seeds])
+        else:
+            if x0.shape not in ((d,), (*self.lead, d)):
+                raise ValueError(f"train: x0 must be a flat vector of {d} numbers, got shape {list(x0.shape)}")
+            x = x0.to(device=like.device, dtype=self.problem.dtype).expand(len(self.seeds), d)
+        return x.clone().view(*self.lead, 1, d)
+
+    @torch.no_grad()
+    def step(self) -> Any:
+        """One round; the new server state."""
+        cohort = self.simulation.cohort(self.round, self.cohort)
+        server = self.algorithm.round(self.server, Counting(cohort, self.counts))
+        self.dropped = self.dropped + cohort.dropped
+        # A replica that has been silent too long is over: it stays where it is, and the others go on.
+        alive = cohort.alive & (self.silent < PATIENCE)
+        if not bool(alive.all()):
+            self.silent = torch.where(alive, 0, self.silent + 1)
+            server = type(server)(*(_keep(alive, new, old) for new, old in zip(server, self.server, strict=True)))
+        else:
+            self.silent = torch.zeros_like(self.silent)
+        self.server, self.round = server, self.round + 1
+        if bool((self.silent >= PATIENCE).all()):
+            raise Diverged(
+                f"{type(self.algorithm).__name__}: no client gave a finite reply in {PATIENCE} rounds in a row "
+                f"(up to round {self.round}): the run has diverged; lower lr"
+            )
+        return server
+
+    def evaluate(self) -> list[dict[str, Any]]:
+        """One row for each seed: counts so far and metrics of the model."""
+        x = self.server.x.squeeze(-2)
+        metrics = self.problem.evaluate(x, self.simulation.weights)
+        metrics |= {
+            "density": (x.abs() > 0.01).double().mean(dim=-1),
+            "nonzero": (x != 0).double().mean(dim=-1),
+            "max_x": x.abs().amax(dim=-1),
+        }
+        watched = self.algorithm.monitor(self.server)
+        columns = {k: v.expand(*self.lead, *([1] * (v.dim() - len(self.lead)))) for k, v in watched.items()}
+        columns = {k: v.reshape(-1).tolist() for k, v in (metrics | columns).items()}
+        counted = {"steps": self.round * self.algorithm.steps, **asdict(self.counts)}
+        return [
+            {"round": self.round, "seed": seed, **counted, "dropped": dropped}
+            | {name: column[i] for name, column in columns.items()}
+            for i, (seed, dropped) in enumerate(zip(self.seeds, self.dropped.reshape(-1).tolist(), strict=True))
+        ]
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a run needs to go on, as tensors."""
+        tensors = {f"server.{name}": value for name, value in self.server._asdict().items()}
+        tensors |= {f"memory.{name}": value for name, value in self.simulation.memory.items()}
+        tensors |= {f"counts.{name}": torch.tensor(value) for name, value in asdict(self.counts).items()}
+        return tensors | {"round": torch.tensor(self.round), "dropped": self.dropped, "silent": self.silent}
+
+    def _load(self, state: dict[str, Tensor]) -> None:
+        device = self.problem.device
+        Server = self.algorithm.Server
+        self.server = Server(*(state[f"server.{name}"].to(device) for name in Server._fields))  # type: ignore[attr-defined]
+        for name in self.simulation.memory:
+            self.simulation.memory[name] = state[f"memory.{name}"].to(device)
+        self.counts = Counts(**{name: int(state[f"counts.{name}"]) for name in asdict(self.counts)})
+        self.round = int(state["round"])
+        self.dropped, self.silent = state["dropped"].to(device), state["silent"].to(device)
+
+
+class How(TypedDict, total=False):
+    """How a run is made: the keywords of `Run`, `rounds` and `train`."""
+
+    cohort: int | None  # clients a round; all of them by default
+    seed: int | Sequence[int]  # several seeds run as replicas of one program
+    x0: Tensor | None  # a start of one's own, a flat vector
+    engine: str | Engine  # "auto", "sequential", "vectorised", or an engine object
+    device: Any  # where the problem is moved first
+    weights: str  # "uniform" or "samples": how clients are averaged
+    force: bool  # run in spite of an absurd first rate
+
+
+def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **how: Unpack[How]) -> Iterator[Any]:
+    """The server's state after each round.
+
+    >>> import fedda
+    >>> problem = fedda.Quadratic(A=[[1.0]], b=[[2.0]])
+    >>> for server in fedda.rounds(fedda.make("fedavg", lr=0.5, steps=1), problem, rounds=2):
+    ...     print(server.x)
+    tensor([[1.]], dtype=torch.float64)
+    tensor([[1.5000]], dtype=torch.float64)
+    """
+    checks.check("rounds", rounds=rounds)
+    run = Run(algorithm, problem, **how)
+    return (run.step() for _ in range(rounds))
+
+
+class History(list[dict[str, Any]]):
+    """Rows of a run: round, seed, steps, gradients, bytes_up, bytes_down, seconds, metrics."""
+
+    def to_pandas(self) -> Any:
+        import pandas
+
+        return pandas.DataFrame(self)
+
+
+@dataclass(frozen=True)
+class Result:
+    x: Tensor  # the model, [d], or [replicas, d] for several seeds
+    history: History
+    server: Any
+
+
+def train(
+    algorithm: Algorithm, problem: Problem, rounds: int, every: int | None = None, **how: Unpack[How]
+) -> Result:
+    """Run for `rounds` rounds, evaluating at the start, `every` so many rounds (a hundred times in all by default) and
+    at the end.
+
+    >>> import fedda
+    >>> problem = fedda.load("digits", partition="dominant_class", rho=0.8)
+    >>> result = fedda.train(fedda.make("fedavg", lr=0.1), problem, rounds=20, cohort=5, seed=0)
+    >>> result.history[-1]["test_accuracy"] > 0.5
+    True
+    """
+    every = max(1, rounds // 100) if every is None else every
+    checks.check("train", rounds=rounds, every=every)
+    run = Run(algorithm, problem, **how)
+    history = History(row | {"seconds": 0.0} for row in run.evaluate())
+    for seconds in timed(run, rounds, every):
+        history.extend(row | {"seconds": seconds} for row in run.evaluate())
+    return Result(run.server.x.squeeze(-2), history, run.server)
+
+
+def timed(run: Run, rounds: int, every: int, seconds: float = 0.0) -> Iterator[float]:
+    """Step to `rounds`, pausing to be evaluated every so many; yields the seconds spent in rounds alone."""
+    while run.round < rounds:
+        began = time.perf_counter()
+        run.step()
+        while run.round < rounds and run.round % every:
+            run.step()
+        if run.problem.device.type == "cuda":
+            torch.cuda.synchronize(run.problem.device)
+        seconds += time.perf_counter() - began
+        yield seconds
+
+
+def _keep(alive: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The new value where the replica lives; counters (0-d) go on for all."""
+    return new if new.dim() == 0 else torch.where(alive[..., None, None], new, old)
+
+
+def _seeds(seed: int | Sequence[int]) -> list[int]:
+    seeds = [seed] if isinstance(seed, Integral) else list(seed)  # type: ignore[arg-type]
+    if not seeds or not all(isinstance(s, Integral) and not isinstance(s, bool) and 0 <= s < 2**63 for s in seeds):
+        raise ValueError(f"train: seed must be a whole number >= 0, or several, got {seed!r}")
+    return [int(s) for s in seeds]
+
+
+def _engine(engine: str | Engine) -> Engine:
+    if not isinstance(engine, str):
+        return engine
+    made: Engine = registry.engines.find("vectorised" if engine == "auto" else engine)()
+    return made

@@ -1,0 +1,64 @@
+"""Shared problems and settings for the tests."""
+
+import pytest
+import torch
+
+import fedda
+from fedda import registry
+
+torch.set_num_threads(1)  # small tensors: a second thread only waits
+
+NAMES = [entry.name for entry in registry.algorithms if entry.alias_of is None]
+# Step sizes that are stable on the small problems below, for the shared table of properties.
+STABLE = {
+    "fedavg": {"lr": 0.1},
+    "fedda-mvr": {"lr": 0.1, "w": 8.0, "eps": 0.5},
+    "fedda-1-2": {"lr": 0.5, "w": 8.0, "eps": 0.5},
+    "fedda-2-1": {"lr": 0.02, "eps": 0.5},
+    "fedda-2-2": {"lr": 0.1, "eps": 0.5},
+}
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+def stable(name, **more):
+    return fedda.make(name, **STABLE.get(name, {}), **more)
+
+
+def quadratic(clients=5, d=4, noise=0.3, seed=0, common=False):
+    """Heterogeneous quadratics; with `common`, one Hessian for all clients."""
+    g = torch.Generator().manual_seed(seed)
+    A = 0.2 + torch.rand(1 if common else clients, d, generator=g, dtype=torch.float64)
+    b = torch.randn(clients, d, generator=g, dtype=torch.float64)
+    return fedda.Quadratic(A.expand(clients, d).clone(), b, noise=noise)
+
+
+def digits(clients=10, model="mlp", dtype=torch.float64, **options):
+    """Unequal clients: Dirichlet."""
+    options = {"partition": "dirichlet", "alpha": 0.5, "hidden": 8, **options}
+    if model != "mlp":
+        options.pop("hidden")
+    return fedda.load("digits", clients=clients, model=model, batch=4, dtype=dtype, **options)
+
+
+def last(algorithm, problem, rounds, **how):
+    """The server state after `rounds` rounds."""
+    for server in fedda.rounds(algorithm, problem, rounds, **how):
+        pass
+    return server
+
+
+def path(algorithm, problem, rounds, **how):
+    """The models after each round, [rounds, d]."""
+    return torch.stack([server.x.squeeze(-2) for server in fedda.rounds(algorithm, problem, rounds, **how)])
+
+
+def close(a, b, tol=1e-10):
+    """Equal to `tol`, relative to the size of the values."""
+    a, b = torch.as_tensor(a), torch.as_tensor(b)
+    assert a.shape == b.shape, (a.shape, b.shape)
+    error = float((a - b).abs().max() / (1 + b.abs().max()))
+    assert error <= tol, error

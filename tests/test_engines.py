@@ -1,0 +1,151 @@
+"""Every registered algorithm: engines, chunks, replicas and resumed runs agree; types and devices are kept."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from conftest import close, digits, last, quadratic, stable
+
+import fedda
+from fedda import registry
+from fedda.core import Algorithm, on_client
+from fedda.engines import Vectorised
+
+PROBLEMS = {
+    "quadratic": lambda: quadratic(clients=7),
+    "digits": lambda: digits(clients=7),
+}
+
+
+@dataclass(frozen=True)
+class Remembering(Algorithm):
+    """Two exchanges and client memory, which no registered algorithm may use yet: the clients' running mean."""
+
+    class Server(NamedTuple):
+        x: torch.Tensor
+        seen: torch.Tensor
+
+    memory = ("c",)
+    steps = 1
+
+    def init(self, x, clients):
+        return self.Server(x, torch.zeros_like(x))
+
+    def round(self, server, cohort):
+        (full,) = cohort.average(self.full, server.x)
+        x, seen = cohort.average(self.local, server.x, full)
+        return self.Server(x, seen)
+
+    @on_client
+    def full(self, client, x):
+        return (client.full_gradient(x),)
+
+    @on_client
+    def local(self, client, x, full):
+        (g,) = client.gradients(x)
+        client.memory["c"] = 0.5 * client.memory["c"] + g
+        return x - 0.1 * (client.memory["c"] + full), client.memory["c"]
+
+
+def algorithms():
+    return {n: lambda n=n: stable(n) for n in registry.algorithms.entries} | {"memory": Remembering}
+
+
+CASES = [(a, p) for a in algorithms() for p in PROBLEMS]
+
+
+@pytest.mark.parametrize("which,problem", CASES)
+def test_sequential_equals_vectorised_in_every_chunking(which, problem):
+    algorithm, problem = algorithms()[which](), PROBLEMS[problem]()
+    for cohort in (7, 4):
+        truth = last(algorithm, problem, 4, cohort=cohort, seed=3, engine="sequential")
+        for chunk in (None, 1, 3, cohort):
+            fast = last(algorithm, problem, 4, cohort=cohort, seed=3, engine=Vectorised(chunk=chunk))
+            for a, b in zip(fast, truth, strict=True):
+                close(a, b, 1e-12)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("which,problem", CASES)
+def test_replicas_equal_separate_runs(which, problem, engine):
+    algorithm, problem = algorithms()[which](), PROBLEMS[problem]()
+    together = last(algorithm, problem, 4, cohort=4, seed=[5, 0, 5], engine=engine)
+    for i, seed in enumerate([5, 0, 5]):
+        alone = last(algorithm, problem, 4, cohort=4, seed=seed, engine=engine)
+        for a, b in zip(together, alone, strict=True):
+            close(a[i] if a.dim() else a, b, 1e-12)
+
+
+@pytest.mark.parametrize("which", algorithms())
+def test_replicas_in_chunks(which):
+    problem = quadratic(clients=7)
+    whole = last(algorithms()[which](), problem, 4, seed=[0, 1], engine=Vectorised())
+    parts = last(algorithms()[which](), problem, 4, seed=[0, 1], engine=Vectorised(chunk=2))
+    close(whole.x, parts.x, 1e-12)
+
+
+def test_a_grid_of_hyper_parameters_equals_separate_runs(name):
+    grid = [0.01, 0.02, 0.04]
+    words = {"eps": 0.5, "prox": fedda.prox.L1(0.01)} if "fedda" in name else {}
+    words |= {"c": 3.0} if name in ("fedda-mvr", "fedda-1-2") else {}
+    together = last(
+        fedda.make(name, **words, lr=torch.tensor(grid).double().view(3, 1, 1)), quadratic(), 4, seed=[1, 1, 1]
+    )
+    for i, lr in enumerate(grid):
+        alone = last(fedda.make(name, **words, lr=torch.tensor(lr).item()), quadratic(), 4, seed=1)
+        close(together.x[i], alone.x, 1e-12)
+
+
+@pytest.mark.parametrize("which", algorithms())
+def test_same_seed_same_bits_and_a_resumed_run_goes_on_the_same(which):
+    problem = digits(clients=7, dtype=torch.float32)
+    how = {"cohort": 4, "seed": [2, 9]}
+    one, two = (fedda.Run(algorithms()[which](), problem, **how) for _ in range(2))
+    for _ in range(3):
+        one.step()
+        two.step()
+    resumed = fedda.Run(algorithms()[which](), problem, **how, state=two.state())
+    for _ in range(3):
+        one.step()
+        resumed.step()
+    assert all(torch.equal(a, b) for a, b in zip(one.server, resumed.server, strict=True))
+    assert one.evaluate() == resumed.evaluate()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_and_device_are_kept(name, dtype):
+    problem = quadratic().to(dtype=dtype)
+    start = fedda.Run(stable(name), problem).server
+    end = last(stable(name), problem, 3)
+    for before, after in zip(start, end, strict=True):
+        assert before.shape == after.shape and before.dtype == after.dtype and before.device == after.device
+    assert end.x.dtype == dtype
+
+
+def test_float32_stays_near_float64(name):
+    exact = last(stable(name), digits(), 100, seed=1).x
+    single = last(stable(name), digits(dtype=torch.float32), 100, seed=1, x0=digits().start(1)).x
+    close(single.double(), exact, 1e-3)
+
+
+def test_loss_falls(name):
+    for problem, rounds in ((quadratic(noise=0.01), 60), (digits(dtype=torch.float32), 60)):
+        history = fedda.train(stable(name), problem, rounds=rounds, cohort=5).history
+        assert history[-1]["train_loss"] < 0.7 * history[0]["train_loss"]
+
+
+def test_one_step_on_one_client(name):
+    problem = quadratic(clients=1)
+    a = last(stable(name, steps=1), problem, 3, engine="sequential")
+    b = last(stable(name, steps=1), problem, 3, engine="vectorised")
+    close(a.x, b.x, 1e-12)
+
+
+def test_a_task_must_be_marked():
+    class Sly(Remembering):
+        def full(self, client, x):
+            return (x,)
+
+    with pytest.raises(ValueError, match="Sly.full is no task for clients: mark it with @on_client"):
+        last(Sly(), quadratic(), 1)
