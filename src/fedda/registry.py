@@ -113,9 +113,9 @@ def make(name: str, **hyper: Any) -> Algorithm:
     >>> import fedda
     >>> fedda.make("fedavg", lr=0.1, steps=5).steps
     5
-    >>> fedda.make("fedavg", rl=0.1)
+    >>> fedda.make("fedavg", step=5)
     Traceback (most recent call last):
-    ValueError: fedavg: no parameter 'rl'; did you mean 'lr'?
+    ValueError: fedavg: no parameter 'step'; did you mean 'steps'?
     """
     algorithm: Algorithm = algorithms.find(name)(**hyper)
     return algorithm

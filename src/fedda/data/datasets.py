@@ -22,6 +22,12 @@ class Dataset(NamedTuple):
     classes: int
     client: Array | None = None
 
+    def validation(self) -> Dataset:
+        """The training part alone, a fifth of it in the place of the test set."""
+        train, test = held_out(len(self.y), draw=1)
+        whose = None if self.client is None else self.client[train]
+        return Dataset(self.x[train], self.y[train], self.x[test], self.y[test], self.classes, whose)
+
 
 @datasets.register("digits")
 def digits() -> Dataset:
@@ -48,8 +54,14 @@ def breast_cancer() -> Dataset:
     return data._replace(x=x, x_test=x_test)
 
 
-def hold_out(x: Array, y: Array, classes: int, fraction: float = 0.2) -> Dataset:
-    """A fixed random fraction for testing: the same on every machine."""
-    order = rng.permutation(rng.key(0, rng.SPLIT), len(y)).numpy()
-    test, train = np.split(order, [round(fraction * len(y))])
+def hold_out(x: Array, y: Array, classes: int) -> Dataset:
+    """A data set from samples that come without a test set."""
+    train, test = held_out(len(y), draw=0)
     return Dataset(x[train], y[train].astype(np.int64), x[test], y[test].astype(np.int64), classes)
+
+
+def held_out(n: int, draw: int, fraction: float = 0.2) -> tuple[Array, Array]:
+    """A fixed random split of n samples in training and held-out ones: the same on every machine."""
+    order = rng.permutation(rng.fold(rng.key(0, rng.SPLIT), draw), n).numpy()
+    test, train = np.split(order, [round(fraction * n)])
+    return train, test

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .. import checks
 from ..core import Algorithm
+from ..data.partition import GIVEN
 from ..problems import Neural, load
-from ..registry import algorithms, make, models, partitions
+from ..registry import algorithms, datasets, make, models, partitions
 from .toml import dumps
+
+SEED = 2**63  # seeds are counters of 63 bits
 
 
 class ProblemTable(BaseModel):
@@ -25,17 +30,23 @@ class ProblemTable(BaseModel):
     partition: str = "iid"
     model: str = "mlp"
     batch: int = Field(16, ge=1)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=SEED)
 
     def build(self) -> Neural:
         words = self.model_dump()
-        return load(words.pop("data"), **words)
+        with owned("problem"):
+            return load(words.pop("data"), **words)
 
     def completed(self) -> dict[str, Any]:
-        options = {}
-        for entry in (partitions.find(self.partition), models.find(self.model)):
-            given = ("labels", "clients", "seed", "client", "shape", "classes")
-            options |= {k: v for k, v in entry.defaults.items() if k not in given}
+        options: dict[str, Any] = {}
+        with owned("problem"):
+            datasets.find(self.data)
+            for entry in (partitions.find(self.partition), models.find(self.model)):
+                options |= {k: v for k, v in entry.defaults.items() if k not in (*GIVEN, "shape", "classes")}
+            for word in self.model_extra or {}:
+                if word not in options:
+                    known = {*type(self).model_fields, *options}
+                    raise ValueError(f"no key {word!r} with this partition and model; {checks.nearest(word, known)}")
         return options | self.model_dump()
 
 
@@ -43,48 +54,84 @@ class Experiment(BaseModel):
     """A whole experiment. [algorithms.LABEL] holds flat hyper-parameters; `name` says which algorithm, if not LABEL."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    name: str = Field(min_length=1)
+    name: str
     title: str = ""
     rounds: int = Field(ge=1)
     every: int | None = Field(None, ge=1)
     cohort: int | None = Field(None, ge=1)
-    seeds: list[int] = Field([0], min_length=1)
+    seeds: list[int] = [0]
     weights: Literal["uniform", "samples"] = "uniform"
     problem: ProblemTable
-    algorithms: dict[str, dict[str, Any]] = Field(min_length=1)
+    algorithms: dict[str, dict[str, Any]]
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not name.isprintable() or "/" in name or name.strip() in ("", ".", ".."):
+            raise ValueError("must be a plain name without '/': the run folder gets it")
+        return name
 
     @field_validator("seeds")
     @classmethod
     def _distinct(cls, seeds: list[int]) -> list[int]:
-        if len(set(seeds)) < len(seeds) or min(seeds) < 0:
-            raise ValueError("must be distinct whole numbers >= 0")
+        if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < SEED for seed in seeds):
+            raise ValueError("must be distinct whole numbers >= 0, at least one")
         return seeds
+
+    @model_validator(mode="after")
+    def _fits(self) -> Experiment:
+        if self.cohort is not None and self.cohort > self.problem.clients:
+            raise ValueError(f"cohort must be at most {self.problem.clients}, the number of clients, got {self.cohort}")
+        if not self.algorithms:
+            raise ValueError("algorithms must hold at least one table, such as [algorithms.fedavg]")
+        for label, words in self.algorithms.items():
+            if not label.strip() or not label.isprintable():
+                raise ValueError(f"algorithms: a label must be printable text, got {label!r}")
+            if not isinstance(words.get("name", ""), str):
+                raise ValueError(f"algorithms.{label}: name must be the name of an algorithm, got {words['name']!r}")
+        return self
 
     def build(self, label: str) -> Algorithm:
         words = dict(self.algorithms[label])
-        try:
+        with owned(f"algorithms.{label}"):
             return make(words.pop("name", label), **words)
-        except ValueError as why:
-            raise ValueError(f"algorithms.{label}: {why}") from None
 
     def completed(self) -> Experiment:
-        """The same with every default filled in."""
+        """The same with every default filled in, as it is read back from the file: what runs is what is written."""
         full = {}
-        for label, words in self.algorithms.items():
-            name = words.get("name", label)
-            rest = {k: v for k, v in words.items() if k != "name"}
-            full[label] = {"name": name} | algorithms.find(name).complete(rest)
-        return self.model_copy(
-            update={
+        with owned(self.name):
+            for label, words in self.algorithms.items():
+                with owned(f"algorithms.{label}"):
+                    entry = algorithms.find(words.get("name", label))
+                    rest = {k: v for k, v in words.items() if k != "name"}
+                    full[label] = {"name": entry.name} | entry.complete(rest)
+            table = self.model_dump() | {
                 "every": self.every or max(1, self.rounds // 100),
                 "cohort": self.cohort or self.problem.clients,
-                "problem": ProblemTable(**self.problem.completed()),
+                "problem": self.problem.completed(),
                 "algorithms": full,
             }
-        )
+            text = dumps(table)
+        return parse(text, self.name)
 
     def toml(self) -> str:
         return dumps(self.model_dump())
+
+
+@contextmanager
+def owned(owner: str) -> Iterator[None]:
+    """A mistake in a table is said with the table's name. What a builder makes of a wrong word may be any of these."""
+    try:
+        yield
+    except ValueError as why:
+        raise ValueError(f"{owner}: {why}") from None
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError) as why:
+        raise ValueError(f"{owner}: cannot be built ({type(why).__name__}: {one_line(why)})") from None
+
+
+def one_line(why: object) -> str:
+    """The first sentence of somebody else's message."""
+    return (str(why).strip().splitlines() or [""])[0][:300]
 
 
 def find(name: str) -> Experiment:
@@ -94,29 +141,36 @@ def find(name: str) -> Experiment:
     'dominant_class'
     """
     if name in builtin():
-        return parse((resources.files(__package__) / "figures" / f"{name}.toml").read_text(), name)
+        return parse((resources.files(__package__) / "figures" / f"{name}.toml").read_text(encoding="utf-8"), name)
     path = Path(name)
     if path.suffix != ".toml":
         raise ValueError(f"unknown experiment {name!r}; {checks.nearest(name, builtin())} (or give a .toml file)")
+    return read(path)
+
+
+def read(path: Path) -> Experiment:
+    """An experiment from a file."""
     try:
-        return parse(path.read_text(encoding="utf-8"), name)
+        return parse(path.read_text(encoding="utf-8-sig"), str(path))  # some editors begin a file with a mark
     except OSError as why:
-        raise ValueError(f"{name}: cannot be read: {why.strerror}") from None
+        raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{name}: is no UTF-8 text, a TOML file must be") from None
+        raise ValueError(f"{path}: is no UTF-8 text, a TOML file must be") from None
 
 
 def builtin() -> list[str]:
     """The names of the experiments that come with fedda."""
-    return sorted(p.name.removesuffix(".toml") for p in (resources.files(__package__) / "figures").iterdir())
+    names = (p.name for p in (resources.files(__package__) / "figures").iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def parse(text: str, where: str) -> Experiment:
     """An experiment from TOML text; the first mistake is said in one line that begins with `where`."""
     try:
-        return checked(tomllib.loads(text), where)
-    except tomllib.TOMLDecodeError as why:
-        raise ValueError(f"{where}: is no TOML: {why}") from None
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as why:
+        raise ValueError(f"{where}: is no TOML: {one_line(why)}") from None
+    return checked(table, where)
 
 
 def checked(table: dict[str, Any], where: str) -> Experiment:
@@ -128,11 +182,16 @@ def checked(table: dict[str, Any], where: str) -> Experiment:
 
 
 def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
+    # A key with a slip shows as a missing one and an unknown one; the unknown one says what happened.
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"no key {'.'.join(path)!r}; {checks.nearest(path[-1], Experiment.model_fields)}"
+        return f"no key {path!r}; {checks.nearest(path, Experiment.model_fields)}"
     if first["type"] == "missing":
-        return f"the key {'.'.join(path)!r} is missing"
-    message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ").removeprefix("must be ")
-    return f"{'.'.join(path)} must be {message}, got {first['input']!r}"
+        return f"the key {path!r} is missing"
+    message = first["msg"].removeprefix("Value error, ")
+    if not path:
+        return message
+    words = message.removeprefix("Input should be ").removeprefix("must be ")
+    words = words.replace("valid dictionary", "table").replace("valid integer", "whole number")
+    return f"{path} must be {words}, got {repr(first['input'])[:80]}"

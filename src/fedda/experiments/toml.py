@@ -1,9 +1,10 @@
-"""Writing TOML (the standard library only reads it): tables, numbers, strings, booleans, lists."""
+"""Writing TOML (the standard library only reads it): tables, numbers, strings, booleans, dates, lists."""
 
 from __future__ import annotations
 
 import json
 import re
+from datetime import date, time
 from typing import Any
 
 
@@ -22,11 +23,11 @@ def dumps(table: dict[str, Any]) -> str:
 def _lines(table: dict[str, Any], path: tuple[str, ...]) -> list[str]:
     plain = {k: v for k, v in table.items() if v is not None and not _is_section(v, path)}
     lines = [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
-    if path and (lines or not table):
+    sections = {k: v for k, v in table.items() if _is_section(v, path)}
+    if path and (lines or not sections):
         lines = ["", f"[{'.'.join(map(_key, path))}]", *lines]
-    for k, v in table.items():
-        if _is_section(v, path):
-            lines += _lines(v, (*path, k))
+    for k, v in sections.items():
+        lines += _lines(v, (*path, k))
     return lines
 
 
@@ -53,4 +54,8 @@ def _value(value: Any) -> str:
         return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
-    return repr(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, int | float):
+        return repr(value)
+    raise ValueError(f"TOML has no word for {value!r}")

@@ -22,12 +22,14 @@ def load(
     model: str = "mlp",
     batch: int = 16,
     seed: int = 0,
+    validation: bool = False,
     dtype: torch.dtype = torch.float32,
     device: Any = None,
     **options: Any,
 ) -> Neural:
     """A data set over clients with a model, all by name; options go to the partition (rho, alpha) and the model
-    (hidden, filters). `seed` is the partition's; a run's own seed chooses the model's first parameters.
+    (hidden, filters). `seed` is the partition's; a run's own seed chooses the model's first parameters. With `validation`,
+    a fifth of the training samples takes the place of the test set: for choosing hyper-parameters.
 
     >>> import fedda
     >>> fedda.load("digits", clients=10, partition="dominant_class", rho=0.8, model="mlp", hidden=32).d
@@ -35,6 +37,7 @@ def load(
     """
     check("load", clients=clients, batch=batch)
     data = datasets.find(name)()
+    data = data.validation() if validation else data
     sharing, building = partitions.find(partition), models.find(model)
     # What `load` itself hands on is no option: labels, clients, seed; shape, classes.
     takes = [{k for k in e.defaults if k not in (*GIVEN, "shape", "classes")} for e in (sharing, building)]

@@ -21,6 +21,7 @@ COUNTERS = frozenset(
         "bytes_up",
         "bytes_down",
         "bytes",
+        "full_gradients",
         "dropped",
         "seconds",
     )

@@ -8,6 +8,8 @@ from typing import Any
 
 from fedda.report.curves import COUNTERS, Curve, Row, Timings, aggregate, number
 
+# Kept in the rows for whoever looks for the cause of a divergence; no result, and so on no page.
+WATCHED = frozenset(("max_x", "h_min", "h_max"))
 ORDER = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
 
 
@@ -79,8 +81,14 @@ def read(folder: str | Path) -> Run:
 def _metrics(rows: list[Row]) -> list[str]:
     # A key that never holds a number (null throughout, or text) is no metric of this problem.
     found = {
-        key for row in rows for key in row if key not in COUNTERS and number(row[key]) == number(row[key])
+        key
+        for row in rows
+        for key in row
+        if key not in COUNTERS | WATCHED and number(row[key]) == number(row[key])
     }
+    # Without an exact zero anywhere there is no sparsity to show.
+    if all(number(row.get("nonzero", 1.0)) == 1.0 for row in rows):
+        found -= {"density", "nonzero"}
     known = [key for key in ORDER if key in found]
     return known + sorted(found.difference(ORDER))
 

@@ -43,7 +43,7 @@ def metric(key: str) -> Metric:
     return Metric(
         key=key,
         name=" ".join(words).capitalize(),
-        percent=words[-1] in ("accuracy", "density"),
+        percent=words[-1] in ("accuracy", "density", "nonzero"),
         better="lower" if lower else "higher" if words[-1] == "accuracy" else "",
     )
 

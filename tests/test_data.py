@@ -1,0 +1,89 @@
+"""Data sets and partitions."""
+
+import numpy as np
+import pytest
+
+import fedda
+from fedda import registry
+from fedda.data.partition import by_client, split
+
+LABELS = np.repeat(np.arange(10), 5000)
+
+
+def test_dominant_class_is_the_paper_s_cifar10_split():
+    owner = split("dominant_class", LABELS, 10, rho=0.8)
+    table = np.array([[np.sum((owner == k) & (LABELS == c)) for c in range(10)] for k in range(10)])
+    assert (np.diag(table) == 4000).all() and (table[~np.eye(10, dtype=bool)] == 111).all()
+    assert [np.sum((owner == -1) & (LABELS == c)) for c in range(10)] == [1] * 10
+
+
+@pytest.mark.parametrize("clients,rho", [(20, 0.8), (10, 1.0), (10, 0.0), (30, 0.5)])
+def test_dominant_class_elsewhere(clients, rho):
+    owner = split("dominant_class", LABELS, clients, rho=rho)
+    for k in range(clients):
+        counts = np.bincount(LABELS[owner == k], minlength=10)
+        assert counts[k % 10] == int(rho * 5000 / (clients // 10) + 1e-9)
+        assert (np.delete(counts, k % 10) == int((1 - rho) * 5000 / (clients - clients // 10) + 1e-9)).all()
+
+
+def test_iid_is_equal_up_to_one_and_shuffled():
+    owner = split("iid", LABELS[:1003], 10)
+    assert sorted(np.bincount(owner)) == [100] * 7 + [101] * 3
+    assert not np.array_equal(owner, split("iid", LABELS[:1003], 10, seed=1))
+    assert np.array_equal(owner, split("iid", LABELS[:1003], 10))
+
+
+@pytest.mark.parametrize("alpha", [0.001, 0.1, 100.0])
+@pytest.mark.parametrize("clients", [1, 10, 1000])
+def test_dirichlet_leaves_no_client_empty(alpha, clients):
+    labels = LABELS[::25]  # 2000 samples for up to 1000 clients
+    owner = split("dirichlet", labels, clients, alpha=alpha)
+    assert (owner >= 0).all() and (np.bincount(owner, minlength=clients) > 0).all()
+
+
+def test_dirichlet_alpha_is_evenness():
+    def skew(alpha):
+        owner = split("dirichlet", LABELS, 10, alpha=alpha)
+        table = np.array([np.bincount(LABELS[owner == k], minlength=10) for k in range(10)])
+        return (table.max(1) / table.sum(1)).mean()
+
+    assert skew(0.05) > 0.5 > 0.25 > skew(10.0) > 0.1
+
+
+def test_by_client_keeps_the_data_s_own_owners():
+    ids = np.array([40, 7, 7, 99, 40, 12])
+    assert by_client(ids).tolist() == [2, 0, 0, 3, 2, 1]
+    assert by_client(ids, 2).tolist() == [-1, 0, 0, 1, -1, -1]  # the first and the last
+    assert split("by_client", ids * 0, 4, client=ids).tolist() == [2, 0, 0, 3, 2, 1]
+
+
+@pytest.mark.parametrize("bad,line", [
+    (lambda: split("dominant_class", LABELS, 12), "clients must be a multiple of the number of classes, 10, got 12"),
+    (lambda: split("iid", LABELS[:3], 4), "iid: clients must be a whole number from 1 to 3, got 4"),
+    (lambda: split("dirichlet", LABELS, 4, alpha=0.0), "dirichlet: alpha must be > 0, got 0.0"),
+    (lambda: split("dirichle", LABELS, 4), "unknown partition 'dirichle'; did you mean 'dirichlet'?"),
+    (lambda: split("by_client", LABELS, 4), "by_client: this data set names no clients"),
+    (lambda: split("dominant_class", LABELS[::5000], 10, rho=0.5), "would get no sample"),
+])  # fmt: skip
+def test_bad_partitions_are_refused(bad, line):
+    with pytest.raises(ValueError, match=line):
+        bad()
+
+
+@pytest.mark.parametrize("name,samples,shape", [("digits", 1797, (1, 8, 8)), ("breast-cancer", 569, (30,))])
+def test_embedded_data(name, samples, shape):
+    data = registry.datasets.find(name)()
+    assert len(data.y) + len(data.y_test) == samples and data.x.shape[1:] == shape
+    assert len(data.y_test) == round(samples / 5) and set(np.unique(data.y)) == set(range(data.classes))
+    everything = np.concatenate([data.x, data.x_test]).reshape(samples, -1)
+    assert len(np.unique(everything, axis=0)) >= samples - 5  # train and test are disjoint
+    held = data.validation()
+    assert len(held.y) + len(held.y_test) == len(data.y)
+    problem = fedda.load(name, clients=2, model="logistic", validation=True)
+    assert len(problem.test.y) == len(held.y_test) and int(problem.sizes.sum()) == len(held.y)
+
+
+def test_breast_cancer_is_standardised_on_the_training_part():
+    data = registry.datasets.find("breast-cancer")()
+    assert abs(data.x.mean(0)).max() < 1e-5 and abs(data.x.std(0) - 1).max() < 1e-5
+    assert abs(data.x_test.mean(0)).max() > 1e-3

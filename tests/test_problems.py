@@ -1,0 +1,209 @@
+"""Problems: flat vectors, batches, unequal clients, evaluation, and the modules that are refused or fall back."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from conftest import close, digits, last, quadratic, stable
+from torch import nn
+from torch.nn import functional as F
+
+import fedda
+from fedda import registry, rng
+from fedda.problems.neural import flatten
+
+X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
+OWNER = torch.tensor([7] * 30 + [3] * 20 + [11] * 9 + [5])  # unequal, any numbers
+
+
+def make(model=None, **more):
+    return fedda.problem(model or nn.Linear(5, 3), F.cross_entropy, x=X, y=Y, client=OWNER, batch=4, **more)
+
+
+def test_gradient_is_that_of_the_module_itself():
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    problem = make(model)
+    reference = copy.deepcopy(model)
+    F.cross_entropy(reference(X[:9]), Y[:9]).backward()
+    expected = torch.cat([p.grad.flatten() for p in reference.parameters()])
+    batch = type(problem.data)(X[:9], Y[:9])
+    torch.testing.assert_close(problem.gradient(flatten(model), batch), expected)
+
+
+def test_clients_are_sorted_and_keep_their_samples():
+    problem = make()
+    assert problem.sizes.tolist() == [20, 1, 30, 9]  # owners 3, 5, 7, 11
+    torch.testing.assert_close(problem.everything(1).x, X[-1:])
+    torch.testing.assert_close(problem.everything(2).x, X[:30])
+
+
+def test_batches_are_a_client_s_own_with_replacement():
+    problem = make()
+    ids = torch.arange(4)
+    seen = [set() for _ in ids]
+    for draw in range(200):
+        batch = problem.batch(ids, rng.fold(rng.fold(rng.key(0, rng.BATCH), ids), draw))
+        assert batch.x.shape == (4, 4, 5)
+        for k, rows in enumerate(batch.x):
+            seen[k] |= {tuple(row.tolist()) for row in rows}
+    for k in range(4):
+        assert seen[k] == {tuple(row.tolist()) for row in problem.everything(k).x}
+
+
+def test_evaluation_means_over_clients_then_samples():
+    model = nn.Linear(5, 3)
+    problem = make(model, test=(X[:7], Y[:7]))
+    x = flatten(model)
+    model.requires_grad_(False)
+    losses = [float(F.cross_entropy(model(X[OWNER == k]), Y[OWNER == k])) for k in (3, 5, 7, 11)]
+    hits = [float((model(X[OWNER == k]).argmax(1) == Y[OWNER == k]).double().mean()) for k in (3, 5, 7, 11)]
+    uniform = problem.evaluate(x, torch.ones(4, dtype=torch.float64))
+    assert float(uniform["train_loss"]) == pytest.approx(np.mean(losses), rel=1e-6)
+    assert float(uniform["train_accuracy"]) == pytest.approx(np.mean(hits))
+    assert float(uniform["test_loss"]) == pytest.approx(float(F.cross_entropy(model(X[:7]), Y[:7])), rel=1e-6)
+    by_size = problem.evaluate(x, problem.sizes.double())
+    assert float(by_size["train_loss"]) == pytest.approx(float(F.cross_entropy(model(X), Y)), rel=1e-6)
+    both = problem.evaluate(torch.stack([x, 0 * x]), torch.ones(4, dtype=torch.float64))
+    assert both["train_loss"].shape == (2,) and float(both["train_loss"][0]) == float(uniform["train_loss"])
+
+
+def test_weights_by_samples():
+    problem = make()
+    g = [problem.gradient(problem.start(0), problem.everything(k)) for k in range(4)]
+
+    class Full(type(stable("fedavg"))):
+        @fedda.on_client
+        def local(self, client, x, t):
+            return (x - client.full_gradient(x),)
+
+    for weights, p in (("uniform", [0.25] * 4), ("samples", [20 / 60, 1 / 60, 0.5, 9 / 60])):
+        expected = problem.start(0) - sum(w * v for w, v in zip(p, g, strict=True))
+        for engine in ("sequential", "vectorised"):
+            got = last(Full(), problem, 1, weights=weights, engine=engine).x[0]
+            torch.testing.assert_close(got, expected)
+
+
+def test_regression_and_binary_targets():
+    values = fedda.problem(nn.Linear(5, 1), F.mse_loss, x=X.numpy(), y=X[:, :1].numpy(), client=OWNER.numpy())
+    row = fedda.train(stable("fedavg"), values, rounds=20).history
+    assert row[-1]["train_loss"] < row[0]["train_loss"] and "train_accuracy" not in row[0]
+    cancer = fedda.load("breast-cancer", clients=4, model="logistic")
+    assert cancer.d == 31
+    row = fedda.train(stable("fedavg"), cancer, rounds=20).history[-1]
+    assert row["test_accuracy"] > 0.9
+
+
+def test_a_model_starts_at_its_own_parameters_and_is_left_alone():
+    model = nn.Linear(5, 3)
+    before = flatten(model).clone()
+    problem = make(model)
+    assert torch.equal(problem.start(0), before) and torch.equal(problem.start(9), before)
+    last(stable("fedavg"), problem, 2)
+    assert torch.equal(flatten(model), before)
+
+
+def test_a_loaded_model_starts_by_the_seed():
+    problem = digits()
+    state = torch.random.get_rng_state()
+    a, b, c = problem.start(0), problem.start(0), problem.start(1)
+    assert torch.equal(a, b) and not torch.equal(a, c)
+    assert torch.equal(torch.random.get_rng_state(), state)  # the user's generator is untouched
+
+
+@pytest.mark.parametrize("shape,classes,filters,d", [
+    ((3, 28, 28), 9, 32, 28_937), ((3, 32, 32), 10, 64, 115_146), ((1, 28, 28), 62, 64, 115_454),
+])  # fmt: skip
+def test_the_paper_s_network_has_the_stated_size(shape, classes, filters, d):
+    model, _ = registry.models.find("cnn").build(shape=shape, classes=classes, filters=filters)
+    assert sum(p.numel() for p in model.parameters()) == d
+    assert model(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+def test_cnn_agrees_between_engines_and_learns():
+    problem = fedda.load("digits", clients=3, model="cnn", filters=4, batch=4, dtype=torch.float64)
+    a, b = (last(stable("fedda-mvr"), problem, 2, engine=e).x for e in ("sequential", "vectorised"))
+    close(a, b, 1e-12)
+
+
+class Branching(nn.Linear):
+    """Its control flow looks at the data, which vmap cannot take."""
+
+    def forward(self, x):
+        return super().forward(x) * (2.0 if x.sum().item() > 0 else 1.0)
+
+
+def test_what_vmap_cannot_take_runs_in_a_loop_and_says_so_once():
+    problem = make(Branching(5, 3))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fast = last(stable("fedda-mvr"), problem, 3, cohort=3, engine="vectorised")
+    assert len(seen) == 1 and str(seen[0].message).startswith("vmap cannot take this model, its clients run one by one")
+    truth = last(stable("fedda-mvr"), problem, 3, cohort=3, engine="sequential")
+    torch.testing.assert_close(fast.x, truth.x)
+
+
+def test_running_buffers_are_refused_with_the_cure():
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"changes the buffer '1.running_mean' \(BatchNorm\?\).*GroupNorm"):
+        make(model)
+    assert make(copy.deepcopy(model).eval()).d == 47  # frozen statistics are constants
+    fedda.problem(
+        nn.Sequential(nn.Linear(5, 4), nn.GroupNorm(2, 4), nn.Linear(4, 3)), F.cross_entropy, x=X, y=Y, client=OWNER
+    )
+
+
+def test_random_layers_are_refused_with_the_cure():
+    model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"two forward passes on the same input differ \(dropout\?\).*model.eval\(\)"):
+        make(model)
+    assert last(stable("fedavg"), make(model.eval()), 1).x.isfinite().all()
+
+
+@pytest.mark.parametrize("bad,line", [
+    (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y[:5]), "x and y must hold as many samples each"),
+    (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y, client=[0]), "client must be 60 whole numbers"),
+    (lambda: fedda.problem(nn.ReLU(), F.cross_entropy, x=X, y=Y), "the model must have parameters"),
+    (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y, batch=0),
+     "problem: batch must be a whole number >= 1, got 0"),
+    (lambda: fedda.load("digit"), "unknown data set 'digit'; did you mean 'digits'?"),
+    (lambda: fedda.load("digits", model="mpl"), "unknown model 'mpl'; did you mean 'mlp'?"),
+    (lambda: fedda.load("digits", roh=0.8), "load: no option 'roh'"),
+    (lambda: fedda.load("digits", partition="dominant_class", rho=1.8), r"dominant_class: rho must be in \[0, 1\], got 1.8"),
+    (lambda: fedda.load("digits", clients=0), "load: clients must be a whole number >= 1, got 0"),
+    (lambda: fedda.load("breast-cancer", model="cnn"), r"cnn: the data must be images"),
+    (lambda: fedda.Quadratic([[1.0]], [[1.0, 2.0]]), r"Quadratic: A and b must be .* got .*\[1, 1\] and .*\[1, 2\]"),
+    (lambda: fedda.Quadratic([[1.0]], [[1.0]], noise=-1), "Quadratic: noise must be >= 0, got -1"),
+])  # fmt: skip
+def test_bad_problems_are_refused(bad, line):
+    with pytest.raises(ValueError, match=line):
+        bad()
+
+
+def test_quadratic_noise_and_minimum():
+    problem = quadratic(clients=2, noise=0.5)
+    ids = torch.arange(2)
+    x = torch.ones(2, 4, dtype=torch.float64)
+    draws = torch.stack([
+        problem.gradients(x, problem.batch(ids, rng.fold(rng.fold(rng.key(0, rng.BATCH), ids), n))) for n in range(4000)
+    ])  # fmt: skip
+    noise = draws - problem.A * (x - problem.b)
+    assert abs(noise.mean()) < 4 * 0.5 / 32_000**0.5 and abs(noise.std() - 0.5) < 0.01
+    a, b = problem.gradients(torch.stack([x, 2 * x]), problem.batch(ids, rng.key(torch.tensor([0, 1]), rng.BATCH)))
+    close(b - a, problem.A)  # the noise of one batch cancels
+    g = (problem.A * (problem.minimum - problem.b)).sum(0)
+    assert g.abs().max() < 1e-14
+
+
+def test_memory_budget_makes_chunks():
+    from fedda.engines import Vectorised
+
+    problem = digits(dtype=torch.float32)
+    per_client = problem.bytes_per_client()
+    assert per_client > 16 * 4 * problem.d
+    run = fedda.Run(stable("fedavg"), problem, engine=Vectorised(memory_gb=3.5 * per_client / 1e9))
+    cohort = run.simulation.cohort(0, 10)
+    assert run.simulation.engine.fitting(cohort) == 3
+    assert Vectorised(memory_gb=1e-9).fitting(cohort) == 1  # at least one client, whatever the budget

@@ -1,0 +1,78 @@
+"""Randomness: a pure function of its counters, uniform, without replacement where it must be."""
+
+import pytest
+import torch
+
+from fedda import rng
+
+MASK = (1 << 64) - 1
+
+
+def splitmix(key, counter):
+    """The same hash in Python's own integers."""
+    z = (key + (counter + 1) * 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    z ^= z >> 31
+    return z - (1 << 64) if z >> 63 else z
+
+
+def test_fold_equals_python_integers():
+    for key in (0, 1, -1, 2**62, -(2**63)):
+        counters = torch.tensor([0, 1, 5, 10**12, 2**40])
+        got = rng.fold(torch.tensor(key), counters).tolist()
+        assert got == [splitmix(key & MASK, c) for c in counters.tolist()]
+        assert [rng.fold(torch.tensor(key), c).item() for c in counters.tolist()] == got
+
+
+def test_known_value_of_splitmix64():
+    # The first output of SplitMix64 seeded with 0, as published with the generator.
+    assert rng.fold(torch.tensor(0), 0).item() & MASK == 0xE220A8397B1DCDAF
+
+
+def test_integers_are_uniform_and_in_range():
+    key = rng.fold(rng.key(3, rng.BATCH), torch.arange(200_000))
+    draws = rng.integers(key, 7)
+    counts = torch.bincount(draws, minlength=7).double()
+    assert len(counts) == 7
+    chi2 = ((counts - 200_000 / 7) ** 2 / (200_000 / 7)).sum()
+    assert chi2 < 22.5  # 99.9 % of a chi-square with 6 degrees of freedom
+    assert rng.integers(key, 2**31 - 1).max() < 2**31 - 1
+
+
+def test_normal_has_the_moments_of_a_normal():
+    x = rng.normal(rng.fold(rng.key(1, rng.BATCH), torch.arange(400_000)))
+    for power, moment, spread in ((1, 0, 1), (2, 1, 2**0.5), (3, 0, 15**0.5), (4, 3, 96**0.5)):
+        assert abs((x**power).mean() - moment) < 4 * spread / 400_000**0.5
+
+
+def test_cohorts_are_without_replacement_and_fair():
+    key = rng.fold(rng.key(0, rng.COHORT), torch.arange(20_000))[:, None]
+    cohorts = rng.choose(key, 10, 3)
+    assert (cohorts[:, 1:] > cohorts[:, :-1]).all()  # ascending, so distinct
+    pairs = torch.zeros(10, 10)
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        pairs += torch.histogramdd(cohorts[:, [a, b]].double(), bins=[10, 10], range=[0.0, 10.0, 0.0, 10.0]).hist
+    expected = 20_000 * 3 / 45
+    upper = pairs[torch.triu(torch.ones(10, 10), diagonal=1) > 0]
+    assert ((upper - expected) ** 2 / expected).sum() < 87  # 44 degrees of freedom, 99.99 %
+
+
+def test_streams_differ():
+    keys = {
+        rng.fold(rng.key(seed, purpose), counter).item()
+        for seed in range(20)
+        for purpose in range(5)
+        for counter in range(20)
+    }
+    assert len(keys) == 20 * 5 * 20
+
+
+def test_permutation():
+    p = rng.permutation(rng.key(0, rng.SPLIT), 1000)
+    assert p.sort().values.equal(torch.arange(1000)) and not p.equal(torch.arange(1000))
+
+
+@pytest.mark.parametrize("n,r", [(5, 5), (5, 1), (1, 1)])
+def test_choose_edges(n, r):
+    assert rng.choose(rng.key(torch.tensor([0]), rng.COHORT), n, r).shape == (r,)

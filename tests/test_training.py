@@ -1,0 +1,251 @@
+"""Runs: history, traffic, the start-up guard, clients that fail, mistakes that are refused."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import digits, last, quadratic, stable
+
+import fedda
+from fedda import registry
+from fedda.training import PATIENCE
+
+# Vectors and scalars (down, up) a client and round, and gradient evaluations with I steps: the specification's section 2,
+# to which the step counter t comes on the way down.
+TRAFFIC = {
+    "fedavg": (1, 1, 1, 0, lambda steps: steps),
+    "fedda-mvr": (3, 1, 2, 0, lambda steps: 2 * steps),
+    "fedda-1-2": (2, 2, 2, 0, lambda steps: 2 * steps),
+    "fedda-2-1": (3, 1, 2, 0, lambda steps: steps),
+    "fedda-2-2": (2, 2, 2, 0, lambda steps: steps),
+}
+
+
+def test_traffic_is_as_specified(name):
+    down, scalars_down, up, scalars_up, gradients = TRAFFIC[name]
+    problem, d, clients, cohort, steps = digits(dtype=torch.float32), digits().d, 10, 4, 3
+    history = fedda.train(stable(name, steps=steps), problem, rounds=2, cohort=cohort, every=1).history
+    start, first, second = history
+    assert second["gradients"] - first["gradients"] == cohort * gradients(steps)
+    assert second["bytes_up"] - first["bytes_up"] == cohort * 4 * (up * d + scalars_up)
+    # the step counter is a float64, H of a scalar preconditioner a float32
+    assert second["bytes_down"] - first["bytes_down"] == cohort * (4 * (down * d + scalars_down - 1) + 8)
+    once = clients if name.startswith("fedda") else 0  # nu_0: every client, x down and a gradient up
+    assert (start["gradients"], start["bytes_up"], start["bytes_down"]) == (once, once * 4 * d, once * 4 * d)
+
+
+def test_history_rows():
+    problem = digits(dtype=torch.float32)
+    result = fedda.train(stable("fedda-mvr"), problem, rounds=7, cohort=3, seed=[4, 5], every=3)
+    assert [(r["round"], r["seed"]) for r in result.history] == [(r, s) for r in (0, 3, 6, 7) for s in (4, 5)]
+    row = result.history[-1]
+    assert row["steps"] == 35 and row["seconds"] > 0 and row["dropped"] == 0
+    metrics = {"train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero", "max_x", "h_min", "h_max"}
+    assert metrics <= set(row)
+    assert result.x.shape == (2, problem.d)
+    assert row["max_x"] == float(result.x[1].abs().max())
+    alone = fedda.train(stable("fedda-mvr"), problem, rounds=7, cohort=3, seed=5)
+    assert alone.x.shape == (problem.d,) and [r["round"] for r in alone.history] == list(range(8))
+
+
+def test_history_to_pandas_says_what_it_needs():
+    history = fedda.train(stable("fedavg"), quadratic(), rounds=1).history
+    try:
+        import pandas
+    except ImportError:
+        with pytest.raises(ImportError, match="pandas"):
+            history.to_pandas()
+    else:
+        assert isinstance(history.to_pandas(), pandas.DataFrame)
+
+
+def test_rounds_gives_one_state_a_round_and_takes_a_start():
+    x0 = torch.full((4,), 3.0, dtype=torch.float64)
+    states = list(fedda.rounds(stable("fedavg"), quadratic(), rounds=5, cohort=2, seed=0, x0=x0, engine="auto"))
+    assert len(states) == 5 and states[0].x.shape == (1, 4)
+    assert torch.equal(fedda.Run(stable("fedavg"), quadratic(), x0=x0).server.x[0], x0)
+    assert torch.equal(fedda.Run(stable("fedavg"), quadratic()).server.x, torch.zeros(1, 4, dtype=torch.float64))
+
+
+def test_the_same_cohorts_and_batches_for_every_algorithm():
+    """Common random numbers: what clients take part, and on which samples, depends on no algorithm."""
+    seen = {}
+
+    class Spy(type(quadratic())):
+        def batch(self, ids, key):
+            self.log.append((ids.tolist(), key.tolist()))
+            return super().batch(ids, key)
+
+    for name in registry.algorithms.entries:
+        base = quadratic(clients=9)
+        spy = Spy(base.A, base.b, noise=0.1)
+        spy.log = []
+        run = fedda.Run(stable(name, steps=2), spy, cohort=3, seed=7)
+        spy.log.clear()
+        for _ in range(3):
+            run.step()
+        seen[name] = spy.log
+    assert len(seen["fedavg"]) == 6 and len({str(ids) for ids, _ in seen["fedavg"]}) == 3
+    assert all(log == seen["fedavg"] for log in seen.values())
+
+
+# -- the start ---------------------------------------------------------------------------------------------------------
+def test_an_absurd_first_rate_is_refused_on_networks():
+    """N4: with mu_0 = 0 the paper's FedDA-1-2 starts at eta_0 / eps = 5.85."""
+    problem = digits()
+    with pytest.raises(ValueError, match=r"FedDA: the first effective rate eta_0 / min h = 5.85 must be <= 1"):
+        fedda.Run(fedda.make("fedda-1-2", mu0="zero"), problem)
+    forced = fedda.Run(fedda.make("fedda-1-2", mu0="zero"), problem, force=True)
+    assert forced.first_rate == pytest.approx(5.848, rel=1e-3)
+    assert fedda.Run(fedda.make("fedda-1-2"), problem).first_rate < 1
+    assert fedda.Run(fedda.make("fedda-mvr"), problem).first_rate == pytest.approx(0.0928, rel=1e-3)
+    assert fedda.Run(fedda.make("fedda-mvr", scale=2.0), problem).first_rate == pytest.approx(2 * 0.0928, rel=1e-3)
+    fedda.Run(fedda.make("fedda-1-2", mu0="zero"), quadratic())  # a quadratic has no such limit
+
+
+def test_an_infeasible_start_is_projected_and_said():
+    box = fedda.prox.Box(-0.5, 0.5)
+    x0 = torch.tensor([3.0, 0.1, -1.0, 0.0], dtype=torch.float64)
+    with pytest.warns(UserWarning, match=r"FedDA: x_0 lies outside Box\(.*\); projected, moved by 2.55"):
+        run = fedda.Run(stable("fedda-mvr", prox=box), quadratic(), x0=x0)
+    assert run.server.x.tolist() == [[0.5, 0.1, -0.5, 0.0]]
+
+
+# -- clients that fail -------------------------------------------------------------------------------------------------
+class Failing(fedda.Quadratic):
+    """Clients in `bad` give NaN (or infinity) from their call number `after` on."""
+
+    def __init__(self, base, bad, after=0, until=10**9, value=float("nan")):
+        super().__init__(base.A, base.b, base.noise)
+        self.bad, self.after, self.until, self.value = torch.tensor(bad), after, until, value
+        self.calls = torch.zeros(base.clients, dtype=torch.int64)
+
+    def batch(self, ids, key):
+        A, b, xi = super().batch(ids, key)
+        calls = self.calls[ids]
+        self.calls[ids] += 1
+        broken = torch.isin(ids, self.bad) & (calls >= self.after) & (calls < self.until)
+        return A, torch.where(broken[..., None], self.value, b), xi
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_client_that_fails_is_left_out_and_counted(name, engine, value):
+    base = quadratic(clients=4)
+    algorithm = stable(name, steps=2)
+    whole = fedda.Quadratic(base.A[1:], base.b[1:])
+    expected = last(algorithm, whole, 3, engine=engine)
+    base.noise = 0.0
+    history = fedda.train(algorithm, Failing(base, [0], value=value), rounds=3, engine=engine).history
+    got = last(algorithm, Failing(base, [0], value=value), 3, engine=engine)
+    torch.testing.assert_close(got.x, expected.x, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(got[1], expected[1], rtol=1e-12, atol=1e-12)  # nu too, not only x
+    assert history[-1]["dropped"] == 3
+
+
+def test_a_failed_client_keeps_its_old_memory():
+    from test_engines import Remembering
+
+    base = quadratic(clients=3)
+    run = fedda.Run(Remembering(), Failing(base, [1], after=1))
+    run.step()
+    before = run.simulation.memory["c"].clone()
+    run.step()
+    after = run.simulation.memory["c"]
+    assert torch.equal(after[1], before[1]) and not torch.equal(after[0], before[0])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_three_silent_rounds_end_the_run(name, engine):
+    problem = Failing(quadratic(clients=3), [0, 1, 2], after=7)
+    run = fedda.Run(stable(name, steps=2), problem, engine=engine)
+    rounds = 0
+    with pytest.raises(fedda.Diverged, match="no client gave a finite reply in 3 rounds in a row .* lower lr"):
+        while True:
+            server = run.server
+            run.step()
+            rounds += 1
+    assert torch.equal(run.server.x, server.x) and run.server.x.isfinite().all()  # the state was kept
+    assert run.dropped == 3 * PATIENCE
+
+
+def test_one_silent_round_keeps_the_state_and_goes_on(name):
+    problem = Failing(quadratic(clients=3), [0, 1, 2], after=3, until=4)
+    run = fedda.Run(stable(name, steps=1), problem)
+    states = [run.server]
+    for _ in range(5):
+        states.append(run.step())
+    moved = [not torch.equal(a.x, b.x) for a, b in zip(states, states[1:], strict=False)]
+    assert moved.count(False) == 1 and moved[-1]
+
+
+def test_a_replica_that_dies_does_not_take_the_others_along():
+    """lr = 1e200 blows up; its replica stays where it was, the other equals its separate run."""
+    problem = quadratic()
+    lr = torch.tensor([0.1, 1e200], dtype=torch.float64).view(2, 1, 1)
+    both = fedda.train(fedda.make("fedavg", lr=lr), problem, rounds=8, seed=[3, 3])
+    alone = fedda.train(fedda.make("fedavg", lr=0.1), problem, rounds=8, seed=3)
+    torch.testing.assert_close(both.x[0], alone.x, rtol=1e-12, atol=1e-12)
+    assert both.x.isfinite().all()
+    assert both.history[-1]["dropped"] > both.history[-2]["dropped"] == 0
+
+
+def test_nothing_finite_at_the_start_is_said():
+    with pytest.raises(fedda.Diverged, match="no client gave a finite reply at the start"):
+        fedda.Run(stable("fedda-mvr"), Failing(quadratic(), list(range(5))))
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+def test_bad_hyper_parameters_are_refused_by_name(name):
+    owner = registry.algorithms.find(name).owner
+    for word, value, words in (("lr", -0.1, "> 0"), ("lr", float("nan"), "> 0"), ("lr", "x", "> 0"), ("lr", True, "> 0"),
+                               ("steps", 0, "a whole number >= 1"), ("steps", 1.5, "a whole number >= 1")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^{owner}: {word} must be {words}, got {value!r}$"):
+            fedda.make(name, **{word: value})
+    with pytest.raises(ValueError, match=f"^{name}: no parameter 'stepz'; did you mean 'steps'"):
+        fedda.make(name, stepz=3)
+    with pytest.raises(ValueError, match=rf"^{owner}: lr must be a number or a tensor \[replicas, 1, 1\], got shape \[3\]"):
+        fedda.make(name, lr=torch.tensor([0.1, 0.2, 0.3]))
+
+
+@pytest.mark.parametrize("bad,line", [
+    (lambda: fedda.make("fedav"), "unknown algorithm 'fedav'; did you mean 'fedavg'?"),
+    (lambda: fedda.make("fedda-mvr", eps=0), "FedDA: eps must be > 0, got 0"),
+    (lambda: fedda.make("fedda-mvr", beta=2), r"FedDA: beta must be in \[0, 1\], got 2"),
+    (lambda: fedda.make("fedda-mvr", momentum=0.9), "fedda-mvr: no parameter 'momentum'"),
+    (lambda: fedda.make("fedda-2-1", w=3), "fedda-2-1: no parameter 'w'"),
+    (lambda: fedda.make("fedda-2-1", averaging="both"), "FedDA: averaging must be one of 'dual', 'primal', got 'both'"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=0), "train: rounds must be a whole number >= 1, got 0"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, cohort=6),
+     "train: cohort must be a whole number from 1 to 5, got 6"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, seed=-1), "train: seed must be a whole number >= 0"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, seed=[]), "train: seed must be a whole number >= 0"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, engine="vectorized"),
+     "unknown engine 'vectorized'; did you mean 'vectorised'?"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, weights="size"), "train: weights must be one of"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, x0=torch.zeros(3)),
+     "train: x0 must be a flat vector of 4 numbers, got shape \\[3\\]"),
+])  # fmt: skip
+def test_mistakes_are_refused(bad, line):
+    with pytest.raises(ValueError, match=line):
+        bad()
+
+
+def test_import_needs_torch_and_numpy_alone():
+    """In a process that can import nothing else but the standard library and what torch itself imports."""
+    code = """
+import sys, torch, numpy
+known = set(sys.modules) | {"fedda"}
+class Guard:
+    def find_spec(self, name, path=None, target=None):
+        top = name.split(".")[0]
+        if top in ("safetensors", "pydantic", "typer", "rich", "matplotlib", "jinja2", "sklearn", "pandas", "scipy"):
+            raise ImportError("blocked: " + name)
+sys.meta_path.insert(0, Guard())
+import fedda
+problem = fedda.Quadratic(A=[[1.0]], b=[[2.0]])
+print(fedda.train(fedda.make("fedavg"), problem, rounds=2).x.shape)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "torch.Size([1])\n", done.stderr
