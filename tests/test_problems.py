@@ -122,10 +122,28 @@ def test_the_paper_s_network_has_the_stated_size(shape, classes, filters, d):
     assert model(torch.zeros(2, *shape)).shape == (2, classes)
 
 
+def test_losses_are_those_of_torch():
+    from fedda.problems.models import binary_cross_entropy, cross_entropy
+
+    output = torch.randn(7, 3)
+    torch.testing.assert_close(cross_entropy(output, Y[:7]), F.cross_entropy(output, Y[:7]))
+    expected = F.binary_cross_entropy_with_logits(output[:, 0], (Y[:7] > 0).float())
+    torch.testing.assert_close(binary_cross_entropy(output[:, 0], Y[:7] > 0), expected)
+
+
 def test_cnn_agrees_between_engines_and_learns():
     problem = fedda.load("digits", clients=3, model="cnn", filters=4, batch=4, dtype=torch.float64)
     a, b = (last(stable("fedda-mvr"), problem, 2, engine=e).x for e in ("sequential", "vectorised"))
     close(a, b, 1e-12)
+
+
+@pytest.mark.parametrize("model,options", [("logistic", {}), ("mlp", {"hidden": [8, 8]}), ("cnn", {"filters": 2})])
+def test_our_models_are_traced_once_for_each_shape(model, options):
+    problem = fedda.load("digits", clients=5, model=model, batch=4, **options)
+    last(stable("fedda-mvr"), problem, 3, cohort=3, engine="vectorised")
+    traced = problem._stacked.traced
+    assert len(traced) == 2  # nu_0 at five clients, then two points at three
+    assert all(isinstance(graph, torch.fx.GraphModule) for graph in traced.values())
 
 
 class Branching(nn.Linear):

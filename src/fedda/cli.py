@@ -1,29 +1,36 @@
-"""The command line: `fedda run | list | report`. Exit 0 on success, 2 on a mistake of the user's, 1 on one of ours."""
+"""The command line: `fedda run | list | report`.
+
+Exit 0 on success, 2 on a mistake of the user's, 1 on a failure of ours, 128 + n when stopped by signal n.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import shlex
+import signal
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from . import __version__, checks, registry, report
-from .experiments import Experiment, Stopped, builtin, config, find
+from .experiments import Stopped, builtin, find
 from .experiments import run as run_experiment
+from .experiments.choose import choose, resumed
+from .experiments.folder import Folder
 from .progress import watcher
 
 app = typer.Typer(
     help="Federated optimisation: FedDA and the methods it is compared with.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 
 KINDS = {
@@ -37,153 +44,158 @@ KINDS = {
 
 
 def main() -> None:
-    warnings.showwarning = lambda message, *_: print(f"note: {message}", file=sys.stderr)
-    app()
-
-
-@contextmanager
-def one_line() -> Iterator[None]:
-    """A mistake of the user's, or a disk that cannot be written: one clear line, exit 2."""
+    """Whatever a user can meet ends in one line on stderr; a traceback (exit 1) is a failure of ours."""
+    warnings.showwarning = lambda message, *_: say(f"note: {message}")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # an ASCII terminal gets a substitute for what it cannot show
+            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     try:
-        yield
+        code = app(prog_name="fedda", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as why:
+        code = mistake(why.format_message())
     except ValueError as why:
-        print(f"fedda: {why}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        code = mistake(str(why))
+    except BrokenPipeError:  # `fedda list | head -1`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
     except OSError as why:
-        place = f"{why.filename}: " if why.filename else ""
-        print(f"fedda: cannot write: {place}{why.strerror or why}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        code = mistake(f"cannot write: {place_and_reason(why)}")
+    except (click.Abort, KeyboardInterrupt):
+        say("fedda: stopped by SIGINT")
+        code = 128 + signal.SIGINT
+    sys.exit(code)
 
 
-@app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    if show:
+def mistake(words: str) -> int:
+    say(f"fedda: {words}")
+    return 2
+
+
+def say(words: str) -> None:
+    print(" ".join(words.split("\n")), file=sys.stderr, flush=True)
+
+
+def place_and_reason(why: OSError) -> str:
+    return f"{why.filename}: {why.strerror}" if why.filename else f"{why.strerror or why}"
+
+
+@app.callback(invoke_without_command=True, epilog="Example: fedda run digits --rounds 50")
+def fedda(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
         print(f"fedda {__version__}")
         raise typer.Exit()
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command(epilog="Example: fedda run digits --rounds 50 --algorithms fedda-mvr,fedavg --out runs/short")
 def run(
-    experiment: Annotated[str, typer.Argument(help="A built-in experiment (`fedda list experiments`) or a .toml file.")],
+    experiment: str,  # the docstrings tell of arguments: typer 0.20 on click 8.5 drops their help
     rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the experiment's.")] = None,
-    algorithms: Annotated[str | None, typer.Option(help="Which to run, by comma: labels, or any algorithm.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, by comma; they run as replicas of one program.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder [runs/NAME].")] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(help="Which to run, by comma: labels, or any algorithm.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, by comma; they run as replicas of one program.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder, runs/NAME if left out.")] = None,
     engine: Annotated[str, typer.Option(help="auto, vectorised or sequential.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the run in the folder again.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Run in spite of an absurd first step size.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin the run in the folder again.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run in spite of an absurd first step size.")
+    ] = False,
     save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 5.0,
     summary: Annotated[bool, typer.Option(help="Print the table of final values.")] = True,
 ) -> None:
-    """Run an experiment: every algorithm, every seed, into one run folder with a report."""
-    with one_line():
-        if resume and overwrite:
-            raise ValueError("--resume and --overwrite exclude each other")
-        if engine != "auto":
-            registry.engines.find(engine)
-        wanted = choose(find(experiment), rounds, algorithms, seeds)
-        place = out or Path("runs") / wanted.name
-        check_device(device)
-        if resume:
-            wanted = resumed(wanted, place, rounds)
-        watch = watcher(list(wanted.algorithms))
-        try:
-            with watch:
-                run_experiment(wanted, place, watch, engine, device, resume, overwrite, force, save_seconds)
-        except Stopped as why:
-            again = f"fedda run {experiment} --out {place} --resume"
-            again += f" --rounds {rounds}" if rounds else ""
-            again += f" --algorithms {algorithms}" if algorithms else ""
-            again += f" --seeds {seeds}" if seeds else ""
-            print(f"fedda: {why}, saved; go on with: {again}", file=sys.stderr)
-            raise typer.Exit(128 + why.signal) from None
-        page = report.write(place)
-        if summary:
-            print_summaries([place])
-        print(f"report: {page}")
+    """Run an experiment: every algorithm, every seed, into one run folder with a report.
+
+    EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file.
+    """
+    if resume and overwrite:
+        raise ValueError("--resume and --overwrite exclude each other")
+    if not (math.isfinite(save_seconds) and save_seconds >= 0):
+        raise ValueError(f"--save-seconds must be >= 0, got {save_seconds}")
+    if engine != "auto":
+        registry.engines.find(engine)
+    wanted = choose(find(experiment), rounds, algorithms, seeds)
+    place = out or Path("runs") / wanted.name
+    check_device(device)
+    if resume:
+        wanted = resumed(wanted, place, rounds)
+    watch = watcher(list(wanted.algorithms))
+    try:
+        with watch:
+            run_experiment(wanted, place, watch, engine, device, resume, overwrite, force, save_seconds)
+    except Stopped as why:
+        say(f"fedda: {why}; go on with: {again()}")
+        raise typer.Exit(128 + why.signal) from None
+    except OSError as why:
+        if not Folder(place).holds_run:
+            raise
+        words = f"cannot write: {place_and_reason(why)}; the last checkpoint is whole"
+        raise ValueError(f"{words}, go on with: {again()}") from None
+    page = report.write(place)
+    if summary:
+        print_summaries([place])
+    print(f"report: {page}")
+
+
+def again() -> str:
+    """The command that was given, to go on with."""
+    given = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
+    return shlex.join(["fedda", *given, "--resume"])
 
 
 @app.command("list", epilog="Example: fedda list algorithms")
-def list_(
-    what: Annotated[str, typer.Argument(help=f"experiments, {', '.join(KINDS)}; all if left out.")] = "all",
-) -> None:
-    """List what there is: experiments, algorithms with their words, data sets, partitions, models, prox, engines."""
-    with one_line():
-        checks.one_of("list", "what", what, ("all", "experiments", *KINDS))
-        console = wide()
-        if what in ("all", "experiments"):
-            table = Table("experiment", "title", "algorithms", title="experiments", title_justify="left")
-            for name in builtin():
-                found = find(name)
-                table.add_row(name, found.title, ", ".join(found.algorithms))
-            console.print(table)
-        for kind, entries in KINDS.items():
-            if what in ("all", kind):
-                table = Table("name", "what it is", "words and defaults", title=kind, title_justify="left")
-                for entry in entries:
-                    words = ", ".join(f"{k}={v}" if v is not _EMPTY else k for k, v in shown_words(entry).items())
-                    summary = f"the same as {entry.alias_of}" if entry.alias_of else entry.summary
-                    table.add_row(entry.name, summary, words)
-                console.print(table)
+def list_(what: Annotated[str, typer.Argument()] = "all") -> None:
+    """List what there is, all of it or one kind.
+
+    WHAT is experiments, algorithms, data, partitions, models, prox or engines.
+    """
+    kinds = ("experiments", *KINDS)
+    if what not in ("all", *kinds):
+        raise ValueError(f"list: unknown kind {what!r}; {checks.nearest(what, ('all', *kinds))}")
+    for kind in kinds if what == "all" else (what,):
+        table = Table(title=kind, title_justify="left")
+        if kind == "experiments":
+            rows = [(name, find(name).title, ", ".join(find(name).algorithms)) for name in builtin()]
+            heads = ("experiment", "title", "algorithms")
+        else:
+            rows = [described(entry) for entry in KINDS[kind]]
+            heads = ("name", "what it is", "words and defaults")
+        for head in heads:
+            table.add_column(head, no_wrap=head == heads[0])
+        for row in rows:
+            table.add_row(*row)
+        wide().print(table)
 
 
 @app.command("report", epilog="Example: fedda report runs/digits")
-def report_(folders: Annotated[list[Path], typer.Argument(help="Run folders, as `fedda run` writes them.")]) -> None:
-    """Write report.html and its pictures into each run folder, and print one table of final values."""
-    with one_line():
-        pages = [report.write(folder) for folder in folders]
-        print_summaries(folders)
-        for page in pages:
-            print(f"report: {page}")
+def report_(folders: list[Path]) -> None:
+    """Write report.html and its pictures into each run folder, and print one table of final values.
+
+    FOLDERS are run folders, as `fedda run` writes them.
+    """
+    pages = [report.write(folder) for folder in folders]
+    print_summaries(folders)
+    for page in pages:
+        print(f"report: {page}")
 
 
-_EMPTY = registry.inspect.Parameter.empty
-
-
-def shown_words(entry: registry.Entry) -> dict[str, Any]:
-    """The words that a user gives; the samples' labels and shapes come from the data."""
+def described(entry: registry.Entry) -> tuple[str, str, str]:
+    """Name, summary and the words that a user gives (the samples' labels and shapes come from the data)."""
     given = ("labels", "client", "shape", "classes", "clients", "seed")
-    return {k: v for k, v in entry.defaults.items() if k not in given}
-
-
-def choose(experiment: Experiment, rounds: int | None, algorithms: str | None, seeds: str | None) -> Experiment:
-    """The experiment with what the command line says instead; checked like the file itself."""
-    table = experiment.model_dump()
-    if rounds is not None:
-        table["rounds"] = rounds
-    if algorithms is not None:
-        chosen = {}
-        for label in filter(None, map(str.strip, algorithms.split(","))):
-            if label not in experiment.algorithms and label not in registry.algorithms.entries:
-                known = {*experiment.algorithms, *registry.algorithms.entries}
-                raise ValueError(f"--algorithms: unknown {label!r}; {checks.nearest(label, known)}")
-            chosen[label] = experiment.algorithms.get(label, {})
-        table["algorithms"] = chosen
-    if seeds is not None:
-        try:
-            table["seeds"] = [int(seed) for seed in seeds.split(",")]
-        except ValueError:
-            raise ValueError(f"--seeds must be whole numbers by comma, such as 0,1,2, got {seeds!r}") from None
-    return config.checked(table, "command line")
-
-
-def resumed(wanted: Experiment, place: Path, rounds: int | None) -> Experiment:
-    """The experiment of the folder, if it is the one that is asked for (it may be asked to run longer)."""
-    try:
-        saved = config.parse((place / "config.toml").read_text(encoding="utf-8"), str(place / "config.toml"))
-    except OSError:
-        raise ValueError(f"{place}: holds no run to go on with; leave out --resume to begin one") from None
-    asked = wanted.completed().model_dump() | {"every": saved.every}
-    if rounds is None:
-        asked["rounds"] = saved.rounds
-    for key, value in saved.completed().model_dump().items():
-        if key not in ("rounds", "title") and asked[key] != value:
-            raise ValueError(f"{place}: was run with another {key!r}: {value}; give the same, or another --out")
-    if asked["rounds"] < saved.rounds:
-        raise ValueError(f"{place}: was begun with {saved.rounds} rounds; --rounds may raise that, not lower it")
-    return saved.model_copy(update={"rounds": asked["rounds"]})
+    empty = registry.inspect.Parameter.empty
+    words = [k if v is empty else f"{k}={v}" for k, v in entry.defaults.items() if k not in given]
+    return entry.name, f"the same as {entry.alias_of}" if entry.alias_of else entry.summary, ", ".join(words)
 
 
 def check_device(device: str | None) -> None:
@@ -192,15 +204,15 @@ def check_device(device: str | None) -> None:
     if device is None:
         return
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as why:
         reason = str(why).splitlines()[0]
         raise ValueError(f"--device {device!r} cannot be used here: {reason}") from None
 
 
 def wide() -> Console:
-    """As wide as the terminal; in a file wide enough for the tables."""
-    return Console() if sys.stdout.isatty() else Console(width=160)
+    """As wide as the terminal; in a file wide enough for the tables. "[b]" in a label is no markup."""
+    return Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False, highlight=False)
 
 
 COLUMNS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
@@ -208,19 +220,31 @@ COLUMNS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "densit
 
 def print_summaries(folders: list[Path]) -> None:
     """One table of final values: mean and standard deviation over seeds."""
-    rows = [(folder.name, row) for folder in folders for row in report.summary(folder)]
+    rows = [(folder.resolve().name, row) for folder in folders for row in report.summary(folder)]
     shown = [c for c in COLUMNS if any(row.get(c) is not None for _, row in rows)]
-    table = Table("experiment", "algorithm", "rounds", "seeds", *(c.replace("_", " ") for c in shown), "MB", "seconds")
+    table = Table(
+        "experiment", "algorithm", "rounds", "seeds", *(c.replace("_", " ") for c in shown), "sent", "seconds"
+    )
     for name, row in rows:
         cells = [
-            report.format.spread(row.get(c), row.get(f"{c}_std"), percent=c.endswith(("accuracy", "density", "nonzero")))
+            report.format.spread(
+                row.get(c), row.get(f"{c}_std"), percent=c.endswith(("accuracy", "density", "nonzero"))
+            )
             for c in shown
         ]
         seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
         seeds = f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else "")
-        cells = [name, row["label"], str(row["rounds"]), seeds, *cells, report.format.size(row["bytes"]), seconds]
+        cells = [
+            name,
+            row["label"],
+            str(row["rounds"]),
+            seeds,
+            *cells,
+            report.format.size(row["bytes"]),
+            seconds,
+        ]
         table.add_row(*cells)
     wide().print(table)
     for _, row in rows:
         if row["failure"]:
-            print(f"{row['label']}: {row['failure']}")
+            print(f"{row['label']}: failed: {row['failure']}")

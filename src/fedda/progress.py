@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import AbstractContextManager
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
+from rich.text import Text
 
 SHOWN = {"test_loss": "loss", "train_loss": "loss", "test_accuracy": "accuracy", "train_accuracy": "accuracy"}
 
 
 def watcher(labels: list[str]) -> Bars | Lines:
-    """A live display where there is a terminal, else lines."""
-    return Bars(labels) if sys.stderr.isatty() else Lines()
+    """A live display where there is a terminal that can move its cursor, else lines."""
+    console = Console(stderr=True)
+    live = sys.stderr.isatty() and not console.is_dumb_terminal
+    return Bars(labels, console) if live else Lines()
 
 
 def headline(rows: list[dict[str, Any]]) -> str:
@@ -25,7 +29,7 @@ def headline(rows: list[dict[str, Any]]) -> str:
         values = [row[key] for row in rows if row.get(key) is not None]
         if values and word not in words:
             mean = sum(values) / len(values)
-            words[word] = f"{word} {mean:.1%}" if word == "accuracy" else f"{word} {mean:.4g}"
+            words[word] = f"{word} {mean:.1%}" if word == "accuracy" else f"{word} {mean:#.4g}"
     return "  ".join(words.values())
 
 
@@ -52,33 +56,65 @@ class Lines:
             rate = (done - self.first) / (now - self.began)
             left = (self.rounds - done) / rate if rate else 0.0
             self.said = now
-            self.say(f"{label}: round {done} of {self.rounds}  {self.words}  {rate:.3g} rounds/s  {left:.0f} s left")
+            self.say(
+                f"{label}: round {done} of {self.rounds}  {self.words}  {rate:.3g} rounds/s  {left:.0f} s left"
+            )
 
     def end(self, label: str, word: str) -> None:
         self.say(f"{label}: {word} in {time.monotonic() - self.began:.1f} s  {self.words}")
 
     def say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        with suppress(OSError):  # a reader that went away does not end a run
+            print(line, file=sys.stderr, flush=True)
 
 
-class Bars(AbstractContextManager["Bars"]):
+class Left(ProgressColumn):
+    """The time left while an algorithm runs; how it ended after that."""
+
+    def render(self, task: Task) -> Text:
+        if task.fields["ended"]:
+            return Text(task.fields["ended"])
+        if not task.started or not task.fields["rate"]:
+            return Text("")
+        minutes, seconds = divmod(round((task.remaining or 0) / task.fields["rate"]), 60)
+        hours, minutes = divmod(minutes, 60)
+        return Text(f"{hours}:{minutes:02d}:{seconds:02d} left")
+
+
+class Rate(ProgressColumn):
+    """Rounds a second, since the algorithm began in this run."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.fields['rate']:.3g} rounds/s" if task.fields["rate"] else "")
+
+
+class Bars:
     """A bar for each algorithm: rounds, loss, accuracy, rounds a second, time left."""
 
-    def __init__(self, labels: list[str]):
+    def __init__(self, labels: list[str], console: Console):
+        # A narrow terminal shortens the label and the bar; the numbers stay whole.
+        short = Column(no_wrap=True, overflow="ellipsis", max_width=24)
         self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[words]}"),
-            TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), console=Console(stderr=True),
-        )  # fmt: skip
-        self.tasks = {
-            label: self.progress.add_task(label, total=None, start=False, words="", rate="") for label in labels
-        }
+            TextColumn("{task.description}", markup=False, table_column=short),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, justify="right")),
+            TextColumn("{task.fields[words]}", markup=False, table_column=Column(no_wrap=True)),
+            Rate(table_column=Column(no_wrap=True, justify="right")),
+            Left(table_column=Column(no_wrap=True)),
+            console=console,
+            expand=True,
+        )
+        fields: dict[str, Any] = {"words": "", "rate": 0.0, "ended": ""}
+        add = self.progress.add_task
+        self.tasks = {name: add(name, total=None, start=False, **fields) for name in labels}
 
     def __enter__(self) -> Bars:
         self.progress.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.progress.stop()
+        with suppress(OSError):  # the terminal may be gone
+            self.progress.stop()
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         self.first, self.began = done, time.monotonic()
@@ -87,10 +123,13 @@ class Bars(AbstractContextManager["Bars"]):
 
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None:
         rate = (done - self.first) / max(time.monotonic() - self.began, 1e-9)
-        self.progress.update(self.tasks[label], completed=done, rate=f"{rate:.3g} rounds/s")
+        self.progress.update(self.tasks[label], completed=done, rate=rate)
         if rows:
             self.progress.update(self.tasks[label], words=headline(rows))
 
     def end(self, label: str, word: str) -> None:
-        self.progress.update(self.tasks[label], rate=word)
+        state, _, reason = word.partition(": ")
+        self.progress.update(self.tasks[label], ended=state)
         self.progress.stop_task(self.tasks[label])
+        if reason:
+            self.progress.console.print(f"{label}: {word}", markup=False, highlight=False, emoji=False)

@@ -46,12 +46,14 @@ class ProblemTable(BaseModel):
             for word in self.model_extra or {}:
                 if word not in options:
                     known = {*type(self).model_fields, *options}
-                    raise ValueError(f"no key {word!r} with this partition and model; {checks.nearest(word, known)}")
+                    raise ValueError(
+                        f"no key {word!r} with this partition and model; {checks.nearest(word, known)}"
+                    )
         return options | self.model_dump()
 
 
 class Experiment(BaseModel):
-    """A whole experiment. [algorithms.LABEL] holds flat hyper-parameters; `name` says which algorithm, if not LABEL."""
+    """A whole experiment. [algorithms.LABEL] holds flat words; `name` says which algorithm, if not LABEL."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     name: str
@@ -81,14 +83,18 @@ class Experiment(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> Experiment:
         if self.cohort is not None and self.cohort > self.problem.clients:
-            raise ValueError(f"cohort must be at most {self.problem.clients}, the number of clients, got {self.cohort}")
+            raise ValueError(
+                f"cohort must be at most {self.problem.clients}, the number of clients, got {self.cohort}"
+            )
         if not self.algorithms:
             raise ValueError("algorithms must hold at least one table, such as [algorithms.fedavg]")
         for label, words in self.algorithms.items():
             if not label.strip() or not label.isprintable():
                 raise ValueError(f"algorithms: a label must be printable text, got {label!r}")
             if not isinstance(words.get("name", ""), str):
-                raise ValueError(f"algorithms.{label}: name must be the name of an algorithm, got {words['name']!r}")
+                raise ValueError(
+                    f"algorithms.{label}: name must be the name of an algorithm, got {words['name']!r}"
+                )
         return self
 
     def build(self, label: str) -> Algorithm:
@@ -97,7 +103,7 @@ class Experiment(BaseModel):
             return make(words.pop("name", label), **words)
 
     def completed(self) -> Experiment:
-        """The same with every default filled in, as it is read back from the file: what runs is what is written."""
+        """The same with every default, as it is read back from its file: what runs is what is written."""
         full = {}
         with owned(self.name):
             for label, words in self.algorithms.items():
@@ -120,7 +126,7 @@ class Experiment(BaseModel):
 
 @contextmanager
 def owned(owner: str) -> Iterator[None]:
-    """A mistake in a table is said with the table's name. What a builder makes of a wrong word may be any of these."""
+    """A mistake is said with its owner's name; a builder may fail on a wrong word in any of these ways."""
     try:
         yield
     except ValueError as why:
@@ -141,10 +147,14 @@ def find(name: str) -> Experiment:
     'dominant_class'
     """
     if name in builtin():
-        return parse((resources.files(__package__) / "figures" / f"{name}.toml").read_text(encoding="utf-8"), name)
+        return parse(
+            (resources.files(__package__) / "figures" / f"{name}.toml").read_text(encoding="utf-8"), name
+        )
     path = Path(name)
     if path.suffix != ".toml":
-        raise ValueError(f"unknown experiment {name!r}; {checks.nearest(name, builtin())} (or give a .toml file)")
+        raise ValueError(
+            f"unknown experiment {name!r}; {checks.nearest(name, builtin())} (or give a .toml file)"
+        )
     return read(path)
 
 

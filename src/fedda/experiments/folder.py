@@ -1,116 +1,225 @@
 """A run folder on disk: rows appended as they come, checkpoints that are whole or not there at all.
 
-`checkpoint/state.json` is the point of commit: it names the tensors of each algorithm and how long the row files were
-then. A run that is killed at any moment goes on from it; rows written later are cut off first.
+`checkpoint/state.json` is the point of commit: it names the tensors of each algorithm and how long the row
+files were then. A run that is killed at any moment goes on from it; rows written later are cut off first.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import re
-import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 ROWS = ("metrics.jsonl", "timings.jsonl")
-OURS = ("config.toml", "environment.json", "failures.json", "report.html", *ROWS)
+OURS = ("config.toml", "environment.json", "failures.json", "report.html", *ROWS, "checkpoint/state.json")
+PATTERNS = ("curves-*.png", "checkpoint/*.safetensors", "checkpoint/*.safetensors.tmp")
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what was written."""
 
 
 class Folder:
     def __init__(self, path: Path):
         self.path, self.checkpoints = path, path / "checkpoint"
         self.state: dict[str, Any] = {"rows": dict.fromkeys(ROWS, 0), "algorithms": {}}
+        self.handle: int | None = None
 
     @property
     def holds_run(self) -> bool:
-        return (self.path / "config.toml").exists()
+        return (self.path / "config.toml").exists() and (self.checkpoints / "state.json").exists()
+
+    def refuse_if_taken(self) -> None:
+        """Nothing of the user's is overwritten without being asked."""
+        ways = "--overwrite begins again, or give another --out"
+        if self.holds_run:
+            raise ValueError(f"{self.path}: holds a run: --resume goes on with it, {ways}")
+        taken = [name for name in (*OURS, "checkpoint") if (self.path / name).exists()]
+        if taken:
+            raise ValueError(f"{self.path}: holds {taken[0]!r} but no whole run: {ways}")
 
     def create(self, config: str, environment: dict[str, Any]) -> None:
-        """A new folder, whole or not at all."""
+        """Begin a run; a folder that was not there appears whole or not at all."""
         made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        # Built beside its place and then renamed: a kill in between leaves nothing that looks like a run.
+        stage = Folder(self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")) if made else self
         try:
-            self.checkpoints.mkdir(parents=True)
+            stage.checkpoints.mkdir(parents=True, exist_ok=True)
+            stage.lock()
+            stage.clear()
             for name in ROWS:
-                (self.path / name).touch()
-            self.write("environment.json", json.dumps(environment, indent=1) + "\n")
-            self.commit()
-            self.write("config.toml", config)
-        except OSError:
-            self.clear()
-            for parent in made:
-                shutil.rmtree(parent, ignore_errors=True)
+                (stage.path / name).touch()
+            stage.write("environment.json", json.dumps(environment, indent=1) + "\n")
+            stage.commit()
+            stage.write("config.toml", config)
+            if made:
+                os.rename(stage.path, self.path)
+        except BaseException as why:
+            with suppress(OSError):
+                if stage.handle is not None:  # else it may be another run's
+                    stage.clear()
+            for p in (stage.checkpoints, stage.path, *made):
+                with suppress(OSError):
+                    p.rmdir()
+            stage.release()
+            if isinstance(why, OSError):  # the user knows the place, not the stage
+                why.filename, why.filename2 = str(self.path), None
             raise
+        self.state, self.handle = stage.state, stage.handle
 
     def clear(self) -> None:
         """Remove what a run wrote, and nothing else."""
         for name in OURS:
             (self.path / name).unlink(missing_ok=True)
-        for picture in self.path.glob("curves-*.png"):
-            picture.unlink()
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+            (self.path / f"{name}.tmp").unlink(missing_ok=True)
+        for pattern in PATTERNS:
+            for path in self.path.glob(pattern):
+                path.unlink()
+
+    def lock(self) -> None:
+        """Keep other runs out until `release`, or until this process ends, however it ends."""
+        handle = os.open(self.checkpoints, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise ValueError(
+                f"{self.path}: another run is writing into it; wait for it, or give another --out"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        self.handle = handle
+
+    def release(self) -> None:
+        if self.handle is not None:
+            os.close(self.handle)
+            self.handle = None
 
     def open(self) -> None:
-        """Back to the last checkpoint."""
+        """Back to the last checkpoint: everything is checked, then what was written after it is removed."""
         try:
-            self.state = json.loads((self.checkpoints / "state.json").read_text())
-            for name, length in self.state["rows"].items():
-                with open(self.path / name, "r+b") as file:
-                    if file.seek(0, os.SEEK_END) < length:
-                        raise ValueError(f"{self.path / name}: is shorter than its checkpoint says")
-                    file.truncate(length)
-        except (OSError, KeyError, json.JSONDecodeError) as why:
-            raise ValueError(f"{self.path}: holds no checkpoint to go on from ({why}); run with --overwrite") from None
+            self.lock()
+            self.state = json.loads((self.checkpoints / "state.json").read_bytes())
+            for name in ROWS:
+                if (self.path / name).stat().st_size < self.state["rows"][name]:
+                    raise Damaged(f"{name} is shorter than its checkpoint says")
+            files = {facts["file"] for facts in self.state["algorithms"].values()}
+            for label in self.state["algorithms"]:
+                self.load(label)
+        except OSError as why:
+            reason = f"{Path(why.filename or self.path).name}: {why.strerror}"
+            raise ValueError(
+                f"{self.path}: has no checkpoint to go on from ({reason}); --overwrite begins again"
+            ) from None
+        except (Damaged, LookupError, TypeError, AttributeError, UnicodeError, json.JSONDecodeError) as why:
+            reason = str(why) if isinstance(why, Damaged) else "state.json is damaged"
+            raise ValueError(
+                f"{self.path}: cannot go on from its checkpoint ({reason}); --overwrite begins again"
+            ) from None
+        for name in ROWS:
+            os.truncate(self.path / name, self.state["rows"][name])
+        for path in (*self.checkpoints.glob("*.safetensors"), *self.checkpoints.glob("*.tmp")):
+            if path.name not in files:
+                path.unlink()
+        self.note_failures()
 
     def append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        with open(self.path / name, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n" for row in rows)
+        text = "".join(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n" for row in rows)
+        with _named(self.path / name), open(self.path / name, "ab") as file:
+            file.write(text.encode())
 
     def save(self, label: str, tensors: dict[str, Tensor], **facts: Any) -> None:
         """A checkpoint of one algorithm: its tensors, and where it stands."""
         old = self.state["algorithms"].get(label, {}).get("file")
         number = list(self.state["algorithms"]).index(label) if old else len(self.state["algorithms"])
-        slug = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")
+        # The slug is for people; the number tells labels apart.
+        slug = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")[:40]
         file = f"{number:02d}-{slug}-{int(tensors['round'])}.safetensors"
-        whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        temporary = self.checkpoints / f"{file}.tmp"
-        save_file(whole, temporary)
-        _settle(temporary, self.checkpoints / file)
-        self.state["algorithms"][label] = {"file": file, **facts}
+        content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        self.write(f"checkpoint/{file}", content)
+        self.state["algorithms"][label] = {"file": file, "crc32": zlib.crc32(content), **facts}
         self.commit()
         if old and old != file:
             (self.checkpoints / old).unlink(missing_ok=True)
+        if "failure" in facts:
+            self.note_failures()
 
     def load(self, label: str) -> tuple[dict[str, Tensor] | None, dict[str, Any]]:
         """The tensors of an algorithm's last checkpoint, if there is one, and its facts."""
-        facts = self.state["algorithms"].get(label, {})
-        return (load_file(self.checkpoints / facts["file"]) if facts else None), facts
+        facts = self.state["algorithms"].get(label)
+        if facts is None:
+            return None, {}
+        content = (self.checkpoints / facts["file"]).read_bytes()
+        if zlib.crc32(content) != facts["crc32"]:
+            raise Damaged(f"{facts['file']} is damaged")
+        return load(content), facts
 
-    def commit(self) -> None:
+    def note_failures(self) -> None:
+        failures = {k: v["failure"] for k, v in self.state["algorithms"].items() if "failure" in v}
+        if failures:
+            self.write("failures.json", json.dumps(failures, indent=1) + "\n")
+
+    def tidy(self, labels: list[str], every: int, rounds: int) -> None:
+        """The rows in the order and at the rounds of a run that was asked for all its rounds at once."""
+        lengths = dict(self.state["rows"])
+        for name in ROWS:
+            rows = (self.path / name).read_bytes().splitlines(keepends=True)
+            keyed = [(labels.index(row["algorithm"]), row["round"]) for row in map(json.loads, rows)]
+            due = [i for i, (_, r) in enumerate(keyed) if r % every == 0 or r == rounds]
+            keep = sorted(due, key=lambda i: (keyed[i], i))
+            content = b"".join(rows[i] for i in keep)
+            lengths[name] = len(content)
+            # As long as the checkpoint says, until it says otherwise: a kill in between harms nothing.
+            if keep != list(range(len(rows))):
+                self.write(name, content + b"\n" * (self.state["rows"][name] - len(content)))
+        if lengths != self.state["rows"]:
+            self.commit(lengths)
+            for name in ROWS:
+                os.truncate(self.path / name, lengths[name])
+
+    def commit(self, lengths: dict[str, int] | None = None) -> None:
         for name in ROWS:
             with open(self.path / name, "rb") as file:
                 os.fsync(file.fileno())
-                self.state["rows"][name] = file.seek(0, os.SEEK_END)
+                self.state["rows"][name] = lengths[name] if lengths else file.seek(0, os.SEEK_END)
         self.write("checkpoint/state.json", json.dumps(self.state, indent=1) + "\n")
 
-    def write(self, name: str, text: str) -> None:
-        temporary = self.path / f"{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        _settle(temporary, self.path / name)
-
-
-def _settle(temporary: Path, final: Path) -> None:
-    """Make a finished file durable, then give it its name."""
-    for path in (temporary, final.parent):
-        handle = os.open(path, os.O_RDONLY)
+    def write(self, name: str, content: str | bytes) -> None:
+        """The whole file or the old one, durable before it gets its name."""
+        final, temporary = self.path / name, self.path / f"{name}.tmp"
+        try:
+            with _named(final), open(temporary, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, final)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)  # on a full disk its space is wanted
+            raise
+        handle = os.open(final.parent, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
-        if path == temporary:
-            os.replace(temporary, final)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A failed write does not say by itself which file it was."""
+    try:
+        yield
+    except OSError as why:
+        why.filename = str(path)
+        raise
 
 
 def _finite(value: Any) -> Any:

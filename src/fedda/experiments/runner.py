@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ import torch
 from .. import __version__
 from ..core import Problem
 from ..training import Diverged, Run
-from .config import Experiment
+from .config import Experiment, owned
 from .folder import Folder
 
 
@@ -32,10 +32,10 @@ class Progress(Protocol):
 
 
 class Stopped(Exception):
-    """The run was asked to stop (Ctrl-C, SIGTERM) and has saved where it was."""
+    """Somebody stopped the run (Ctrl-C, SIGTERM, a closed terminal); it can go on from its checkpoint."""
 
-    def __init__(self, signal_number: int):
-        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+    def __init__(self, signal_number: int, words: str):
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}, {words}")
         self.signal = signal_number
 
 
@@ -52,39 +52,54 @@ def run(
 ) -> Folder:
     """Run every algorithm of the experiment into the folder `out`.
 
-    A mistake in the experiment (ValueError) is found before anything is written. With `resume`, the run goes on from the
-    folder's last checkpoint.
+    A mistake in the experiment (ValueError) is found before anything is written. With `resume`, the run goes on
+    from the folder's last checkpoint.
     """
     folder = Folder(out)
+    if not resume and not overwrite:
+        folder.refuse_if_taken()
     experiment = experiment.completed()
-    problem: Problem = experiment.problem.build()
+    assert experiment.every is not None
+    with owned(experiment.name):
+        problem: Problem = experiment.problem.build()
     problem = problem if device is None else problem.to(device)
 
     def start(label: str, state: dict[str, Any] | None = None) -> Run:
+        with owned(experiment.name):
+            algorithm = experiment.build(label)
         try:
             return Run(
-                experiment.build(label), problem, experiment.cohort, experiment.seeds, engine=engine,
+                algorithm, problem, experiment.cohort, experiment.seeds, engine=engine,
                 weights=experiment.weights, force=force, state=state,
             )  # fmt: skip
         except (ValueError, Diverged) as why:
             raise ValueError(f"{experiment.name}: {label}: {why}") from None
+        except KeyError as why:
+            if state is None:
+                raise
+            raise ValueError(
+                f"{out}: its checkpoint of {label} has no {why}, it is of another version of fedda"
+            ) from None
 
-    if resume:
-        folder.open()
-    else:
-        if folder.holds_run and not overwrite:
-            raise ValueError(f"{out} holds a run: --resume goes on with it, --overwrite begins again, or give another --out")
+    if not resume:
         for label in experiment.algorithms:
             start(label)
-        if overwrite:
-            folder.clear()
-        folder.create(experiment.toml(), environment(problem, engine))
-    with stop_signals() as stop:
-        for label in experiment.algorithms:
-            state, facts = folder.load(label)
-            if "failure" in facts:
-                continue
-            _one(experiment, label, start(label, state), facts.get("seconds", 0.0), folder, watch, stop, save_seconds)
+    try:
+        with stop_signals() as stop:
+            if resume:
+                folder.open()
+                folder.write("config.toml", experiment.toml())  # it may be asked for more rounds now
+            else:
+                folder.create(experiment.toml(), environment(problem, engine))
+            for label in experiment.algorithms:
+                state, facts = folder.load(label)
+                if "failure" not in facts:
+                    seconds = facts.get("seconds", 0.0)
+                    _one(experiment, label, start(label, state), seconds, folder, watch, stop, save_seconds)
+            if resume:
+                folder.tidy(list(experiment.algorithms), experiment.every, experiment.rounds)
+    finally:
+        folder.release()
     return folder
 
 
@@ -93,13 +108,14 @@ def _one(
     stop: list[int], save_seconds: float,
 ) -> None:  # fmt: skip
     """One algorithm, from where it stands to its last round."""
-    assert experiment.every is not None
     watch.begin(label, run.round, experiment.rounds)
 
     def note() -> None:
         rows = run.evaluate()
         folder.append("metrics.jsonl", [{"algorithm": label, **row} for row in rows])
-        folder.append("timings.jsonl", [{"algorithm": label, "round": run.round, "seconds": round(seconds, 6)}])
+        folder.append(
+            "timings.jsonl", [{"algorithm": label, "round": run.round, "seconds": round(seconds, 6)}]
+        )
         watch.advance(label, run.round, rows)
 
     if run.round == 0:
@@ -111,10 +127,8 @@ def _one(
             run.step()
         except Diverged as why:
             folder.save(label, run.state(), seconds=seconds, failure=str(why))
-            failures = {k: v["failure"] for k, v in folder.state["algorithms"].items() if "failure" in v}
-            folder.write("failures.json", json.dumps(failures, indent=1) + "\n")
             return watch.end(label, f"failed: {why}")
-        due = run.round % experiment.every == 0 or run.round == experiment.rounds
+        due = run.round % (experiment.every or 1) == 0 or run.round == experiment.rounds
         if due and run.problem.device.type == "cuda":
             torch.cuda.synchronize(run.problem.device)
         seconds += time.perf_counter() - began
@@ -126,33 +140,42 @@ def _one(
             folder.save(label, run.state(), seconds=seconds)
             saved = time.monotonic()
         if stop:
-            raise Stopped(stop[0])
+            raise Stopped(stop[0], "saved")
     watch.end(label, "done")
 
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """The first Ctrl-C or SIGTERM is noted, so that the round can end and be saved; a second one has its usual effect."""
+    """The first signal is noted, so that the round can end and be saved; a second one has its usual effect."""
     seen: list[int] = []
-    usual = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    usual: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+        usual = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    # What the caller ignores (nohup, a shell's background job) or has not set through Python stays as it is.
+    usual = {s: handler for s, handler in usual.items() if handler not in (signal.SIG_IGN, None)}
+
+    def back() -> None:
+        for s, handler in usual.items():
+            signal.signal(s, handler)
 
     def note(number: int, frame: Any) -> None:
         seen.append(number)
-        for s, handler in usual.items():
-            signal.signal(s, handler)
+        back()
 
     for s in usual:
         signal.signal(s, note)
     try:
         yield seen
+    except KeyboardInterrupt:
+        raise Stopped(signal.SIGINT, "at once") from None
     finally:
-        for s, handler in usual.items():
-            signal.signal(s, handler)
+        back()
 
 
 def environment(problem: Problem, engine: str) -> dict[str, Any]:
     """What a reader needs to repeat the run."""
     device = problem.device
+    cpu = f"cpu, {torch.get_num_threads()} threads"
     return {
         "command": shlex.join(["fedda", *sys.argv[1:]]),
         "fedda": __version__,
@@ -160,7 +183,7 @@ def environment(problem: Problem, engine: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "system": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
         "engine": engine,
         "clients": problem.clients,
         "parameters": problem.d,

@@ -20,7 +20,7 @@ def logistic(shape: tuple[int, ...], classes: int) -> Model:
     features = math.prod(shape)
     if classes == 2:
         return nn.Sequential(nn.Flatten(), nn.Linear(features, 1), nn.Flatten(0)), binary_cross_entropy
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, classes)), F.cross_entropy
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, classes)), cross_entropy
 
 
 @models.register("mlp")
@@ -30,7 +30,7 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: Any = (32,)) -> Model:
     layers: list[nn.Module] = [nn.Flatten()]
     for i, o in zip(widths, widths[1:], strict=False):
         layers += [nn.Linear(i, o), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], classes)), F.cross_entropy
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes)), cross_entropy
 
 
 @models.register("cnn")
@@ -49,7 +49,13 @@ def cnn(shape: tuple[int, ...], classes: int, filters: int = 64, layers: int = 4
         if min(height, width) > 1:
             body.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(filters * height * width, classes)), F.cross_entropy
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(filters * height * width, classes)), cross_entropy
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of logits against classes. As F.cross_entropy, but without its ignored class, which is a third of
+    the operations of a small model's step."""
+    return -output.log_softmax(dim=-1).gather(-1, target[..., None]).mean()
 
 
 def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:

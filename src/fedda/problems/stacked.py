@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+logger = logging.getLogger(__name__)
 Objective = Callable[..., Tensor]  # (x [d], inputs [b, ...], targets [b, ...]) -> loss []
 
 
@@ -22,8 +24,11 @@ class StackedGradient:
 
     def __init__(self, objective: Objective):
         self.objective = objective
-        self.stacked: Callable[..., Tensor] = vmap(grad(objective))
+        batched = vmap(grad(objective))
+        # A plain function of three arguments: tracing reads the signature, which vmap copies from the method.
+        self.stacked: Callable[..., Tensor] = lambda x, inputs, targets: batched(x, inputs, targets)
         self.traced: dict[Any, Callable[..., Tensor]] = {}
+        self.said = False
 
     def __call__(self, x: Tensor, *data: Tensor) -> Tensor:
         shapes = tuple((v.shape, v.dtype, v.device) for v in (x, *data))
@@ -35,21 +40,44 @@ class StackedGradient:
         try:
             self.stacked(x, *data)
         except Exception as why:  # whatever the user's module raises under vmap, the loop is right
-            if self.stacked is not self.loop:
-                self.stacked = self.loop
+            if not self.said:
+                self.said = True
                 reason = str(why).strip().splitlines()[0][:200] if str(why).strip() else type(why).__name__
                 warnings.warn(f"vmap cannot take this model, its clients run one by one: {reason}", stacklevel=2)
             return self.loop
         try:
             from torch.fx.experimental.proxy_tensor import make_fx
 
-            graph: Callable[..., Tensor] = make_fx(self.stacked)(x, *data)
-            return graph
-        except Exception:  # a module that tracing cannot take still runs under vmap, only slower
+            graph = make_fx(self.stacked)(x, *data)
+            return simplified(graph)
+        except Exception as why:  # a module that tracing cannot take still runs under vmap, only slower
+            logger.info("not traced, so slower: %s", why)
             return self.stacked
 
     def loop(self, x: Tensor, *data: Tensor) -> Tensor:
         return torch.stack([gradient(self.objective, *one) for one in zip(x, *data, strict=True)])
+
+
+def simplified(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same graph without the operations that change nothing or are done twice: on small models each costs as much
+    as the arithmetic. A graph that mutates or draws random numbers is left alone."""
+    aten = torch.ops.aten
+    calls = [node for node in graph.graph.nodes if node.op == "call_function" and hasattr(node.target, "_schema")]
+    if any(n.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in n.target.tags for n in calls):
+        return graph
+    seen: dict[Any, torch.fx.Node] = {}
+    for node in calls:
+        reshaped = node.target in (aten.expand.default, aten.view.default, aten._unsafe_view.default)
+        same = reshaped and node.meta["val"].shape == node.args[0].meta["val"].shape
+        unit = node.target is aten.mul.Scalar and node.args[1] == 1
+        # Nodes are named uniquely in the arguments' text, so equal texts mean equal arguments.
+        twin = node.args[0] if same or unit else seen.setdefault((node.target, str(node.args), str(node.kwargs)), node)
+        if twin is not node:
+            node.replace_all_uses_with(twin)
+            graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
 
 
 def gradient(objective: Objective, x: Tensor, *data: Tensor) -> Tensor:
