@@ -15,8 +15,8 @@ $(READY): requirements.lock pyproject.toml
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/fedda run digits --out $(OUT)/digits --overwrite
-	$(BIN)/fedda run breast-cancer --out $(OUT)/breast-cancer --overwrite
+	$(BIN)/fedda run digits --out $(OUT)/digits --overwrite --no-summary
+	$(BIN)/fedda run breast-cancer --out $(OUT)/breast-cancer --overwrite --no-summary
 	$(BIN)/fedda report $(OUT)/digits $(OUT)/breast-cancer
 
 test: $(READY)

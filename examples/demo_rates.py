@@ -1,6 +1,6 @@
 """How the rates of the two built-in experiments were chosen: the same budget for every method.
 
-Eight rates, each twice the one before, two seeds that the experiments do not use, the experiments' own number of rounds;
+Eight rates, each twice the one before, two seeds that the experiments do not use, the experiments' own rounds;
 the winner has the smallest loss on a fifth of the training samples, held out (never on the test set). All sixteen runs
 of a method are replicas of one program.
 

@@ -30,9 +30,7 @@ class Browser:
             ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         assert self.driver.stdout
-        port = next(
-            m[1] for line in self.driver.stdout if (m := re.search(r"successfully on port (\d+)", line))
-        )
+        port = next(m[1] for line in self.driver.stdout if (m := re.search(r"successfully on port (\d+)", line)))
         self.url = f"http://127.0.0.1:{port}/session"
         flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"
         flags += f" --disable-component-update --disable-sync --user-data-dir={self.profile.name}"
@@ -97,9 +95,7 @@ class Browser:
     def size(self, width: int, height: int) -> None:
         """Give the window another size, and the page two frames to lay itself out again."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self._send(
-            "POST", "/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
-        )
+        self._send("POST", "/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics})
         self.script("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def screenshot(self, path: Path) -> None:
@@ -112,17 +108,13 @@ class Browser:
 
     def _send(self, method: str, path: str, body: object = None) -> Any:
         content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.url + path, content, {"Content-Type": "application/json"}, method=method
-        )
+        request = urllib.request.Request(self.url + path, content, {"Content-Type": "application/json"}, method=method)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             problem = json.load(error)["value"]
-            raise RuntimeError(
-                f"{method} {path}: {problem['error']}: {problem['message'].splitlines()[0]}"
-            ) from None
+            raise RuntimeError(f"{method} {path}: {problem['error']}: {problem['message'].splitlines()[0]}") from None
 
     def _stop(self) -> None:
         self.driver.terminate()

@@ -46,9 +46,7 @@ def digits(clients=10, model="mlp", dtype=torch.float64, **options):
 
 def last(algorithm, problem, rounds, **how):
     """The server state after `rounds` rounds."""
-    for server in fedda.rounds(algorithm, problem, rounds, **how):
-        pass
-    return server
+    return list(fedda.rounds(algorithm, problem, rounds, **how))[-1]
 
 
 def path(algorithm, problem, rounds, **how):

@@ -12,9 +12,9 @@ LABELS = np.repeat(np.arange(10), 5000)
 
 def test_dominant_class_is_the_paper_s_cifar10_split():
     owner = split("dominant_class", LABELS, 10, rho=0.8)
-    table = np.array([[np.sum((owner == k) & (LABELS == c)) for c in range(10)] for k in range(10)])
+    table = np.array([[np.sum((owner == k) & (c == LABELS)) for c in range(10)] for k in range(10)])
     assert (np.diag(table) == 4000).all() and (table[~np.eye(10, dtype=bool)] == 111).all()
-    assert [np.sum((owner == -1) & (LABELS == c)) for c in range(10)] == [1] * 10
+    assert [np.sum((owner == -1) & (c == LABELS)) for c in range(10)] == [1] * 10
 
 
 @pytest.mark.parametrize("clients,rho", [(20, 0.8), (10, 1.0), (10, 0.0), (30, 0.5)])

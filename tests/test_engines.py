@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import close, digits, last, quadratic, stable
 
 import fedda
+from conftest import close, digits, last, quadratic, stable
 from fedda import registry
 from fedda.core import Algorithm, on_client
 from fedda.engines import Vectorised
@@ -90,7 +90,10 @@ def test_a_grid_of_hyper_parameters_equals_separate_runs(name):
     words = {"eps": 0.5, "prox": fedda.prox.L1(0.01)} if "fedda" in name else {}
     words |= {"c": 3.0} if name in ("fedda-mvr", "fedda-1-2") else {}
     together = last(
-        fedda.make(name, **words, lr=torch.tensor(grid).double().view(3, 1, 1)), quadratic(), 4, seed=[1, 1, 1]
+        fedda.make(name, **words, lr=torch.tensor(grid).double().view(3, 1, 1)),
+        quadratic(),
+        4,
+        seed=[1, 1, 1],
     )
     for i, lr in enumerate(grid):
         alone = last(fedda.make(name, **words, lr=torch.tensor(lr).item()), quadratic(), 4, seed=1)
@@ -147,5 +150,5 @@ def test_a_task_must_be_marked():
         def full(self, client, x):
             return (x,)
 
-    with pytest.raises(ValueError, match="Sly.full is no task for clients: mark it with @on_client"):
+    with pytest.raises(ValueError, match=r"Sly\.full is no task for clients: mark it with @on_client"):
         last(Sly(), quadratic(), 1)

@@ -9,9 +9,9 @@ import warnings
 
 import pytest
 import torch
-from conftest import close, digits, last, path, quadratic, stable
 
 import fedda
+from conftest import close, digits, last, path, quadratic, stable
 from fedda import rng
 from fedda.algorithms.fedda import FedDA
 from fedda.rules.estimators import Momentum, Mvr, Plain
@@ -176,9 +176,7 @@ def test_e14_identical_clients_are_one_client(name, engine):
 
 @pytest.mark.parametrize("prox", [Unconstrained(), L1(0.1), L1(0.1, decoupled=True), Box(-0.2, 0.2)], ids=str)
 def test_e15_only_lambda_over_h_matters(prox):
-    paths = [
-        path(fedda_of(Mvr(2.0), Fixed(c * D4), scale=c, prox=prox), quadratic(), 6, cohort=3) for c in (1.0, 7.0)
-    ]
+    paths = [path(fedda_of(Mvr(2.0), Fixed(c * D4), scale=c, prox=prox), quadratic(), 6, cohort=3) for c in (1.0, 7.0)]
     close(*paths)
 
 

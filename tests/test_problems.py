@@ -6,11 +6,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from conftest import close, digits, last, quadratic, stable
 from torch import nn
 from torch.nn import functional as F
 
 import fedda
+from conftest import close, digits, last, quadratic, stable
 from fedda import registry, rng
 from fedda.problems.neural import flatten
 
@@ -58,8 +58,8 @@ def test_evaluation_means_over_clients_then_samples():
     problem = make(model, test=(X[:7], Y[:7]))
     x = flatten(model)
     model.requires_grad_(False)
-    losses = [float(F.cross_entropy(model(X[OWNER == k]), Y[OWNER == k])) for k in (3, 5, 7, 11)]
-    hits = [float((model(X[OWNER == k]).argmax(1) == Y[OWNER == k]).double().mean()) for k in (3, 5, 7, 11)]
+    losses = [float(F.cross_entropy(model(X[k == OWNER]), Y[k == OWNER])) for k in (3, 5, 7, 11)]
+    hits = [float((model(X[k == OWNER]).argmax(1) == Y[k == OWNER]).double().mean()) for k in (3, 5, 7, 11)]
     uniform = problem.evaluate(x, torch.ones(4, dtype=torch.float64))
     assert float(uniform["train_loss"]) == pytest.approx(np.mean(losses), rel=1e-6)
     assert float(uniform["train_accuracy"]) == pytest.approx(np.mean(hits))
@@ -169,7 +169,11 @@ def test_running_buffers_are_refused_with_the_cure():
         make(model)
     assert make(copy.deepcopy(model).eval()).d == 47  # frozen statistics are constants
     fedda.problem(
-        nn.Sequential(nn.Linear(5, 4), nn.GroupNorm(2, 4), nn.Linear(4, 3)), F.cross_entropy, x=X, y=Y, client=OWNER
+        nn.Sequential(nn.Linear(5, 4), nn.GroupNorm(2, 4), nn.Linear(4, 3)),
+        F.cross_entropy,
+        x=X,
+        y=Y,
+        client=OWNER,
     )
 
 
@@ -189,7 +193,8 @@ def test_random_layers_are_refused_with_the_cure():
     (lambda: fedda.load("digit"), "unknown data set 'digit'; did you mean 'digits'?"),
     (lambda: fedda.load("digits", model="mpl"), "unknown model 'mpl'; did you mean 'mlp'?"),
     (lambda: fedda.load("digits", roh=0.8), "load: no option 'roh'"),
-    (lambda: fedda.load("digits", partition="dominant_class", rho=1.8), r"dominant_class: rho must be in \[0, 1\], got 1.8"),
+    (lambda: fedda.load("digits", partition="dominant_class", rho=1.8),
+     r"dominant_class: rho must be in \[0, 1\], got 1.8"),
     (lambda: fedda.load("digits", clients=0), "load: clients must be a whole number >= 1, got 0"),
     (lambda: fedda.load("breast-cancer", model="cnn"), r"cnn: the data must be images"),
     (lambda: fedda.Quadratic([[1.0]], [[1.0, 2.0]]), r"Quadratic: A and b must be .* got .*\[1, 1\] and .*\[1, 2\]"),

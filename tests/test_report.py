@@ -51,9 +51,7 @@ def folder(path: Path, rows: list[dict[str, Any]], **files: str) -> Path:
     config += '[problem]\ndata = "digits"\nclients = 10\npartition = "dominant_class"\nrho = 0.8\n'
     for label in labels:
         name = json.dumps(label)
-        config += (
-            f'[algorithms.{name}]\nname = "fedda-mvr"\nlr = 0.02\nprox = {{kind = "l1", gamma = 0.001}}\n'
-        )
+        config += f'[algorithms.{name}]\nname = "fedda-mvr"\nlr = 0.02\nprox = {{kind = "l1", gamma = 0.001}}\n'
     clock = [{"algorithm": lb, "round": r, "seconds": r / 40} for lb in labels for r in range(0, 101, 5)]
     (path / "config.toml").write_text(config)
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -82,14 +80,9 @@ def test_curves_are_mean_and_deviation_over_seeds(tmp_path):
 
 def test_summary_holds_final_values(tmp_path):
     rows = synthetic(["fedavg", "fedda-mvr"], [0, 1, 2])
-    first, second = report.summary(
-        folder(tmp_path / "run", rows, failures_json='{"stem": "lr must be > 0"}')
-    )[:2]
+    first, second = report.summary(folder(tmp_path / "run", rows, failures_json='{"stem": "lr must be > 0"}'))[:2]
     last = [row for row in rows if row["algorithm"] == "fedda-mvr" and row["round"] == 100]
-    best = [
-        max(r["test_accuracy"] for r in rows if (r["algorithm"], r["seed"]) == ("fedda-mvr", s))
-        for s in range(3)
-    ]
+    best = [max(r["test_accuracy"] for r in rows if (r["algorithm"], r["seed"]) == ("fedda-mvr", s)) for s in range(3)]
     assert (first["label"], second["label"]) == ("fedavg", "fedda-mvr")
     assert (second["rounds"], second["seeds"], second["diverged"], second["dropped"]) == (100, 3, 0, 10)
     assert second["train_loss"] == pytest.approx(statistics.fmean(row["train_loss"] for row in last))
@@ -201,25 +194,14 @@ STRANGE = {
     "one row": [{"algorithm": "a", "seed": 0, "round": 0, "train_loss": 2.0}],
     "constant": [{"algorithm": "a", "seed": 0, "round": r, "train_loss": 1.5} for r in range(5)],
     "zero": [{"algorithm": "a", "seed": 0, "round": r, "train_loss": 0.0} for r in range(5)],
-    "negative": [
-        {"algorithm": "a", "seed": s, "round": r, "train_loss": -(10.0**r)} for r in range(5) for s in (0, 1)
-    ],
-    "huge": [
-        {"algorithm": "a", "seed": s, "round": r, "train_loss": 1e30**r} for r in range(2) for s in (0, 1)
-    ],
-    "beyond": [
-        {"algorithm": "a", "seed": s, "round": r, "train_loss": 1.7e308} for r in range(3) for s in (0, 1)
-    ],
+    "negative": [{"algorithm": "a", "seed": s, "round": r, "train_loss": -(10.0**r)} for r in range(5) for s in (0, 1)],
+    "huge": [{"algorithm": "a", "seed": s, "round": r, "train_loss": 1e30**r} for r in range(2) for s in (0, 1)],
+    "beyond": [{"algorithm": "a", "seed": s, "round": r, "train_loss": 1.7e308} for r in range(3) for s in (0, 1)],
     "tiny": [{"algorithm": "a", "seed": 0, "round": r, "train_loss": 10.0 ** (-30 * r)} for r in range(9)],
-    "null": [
-        {"algorithm": "a", "seed": 0, "round": r, "train_loss": None if r % 2 else 1 / (r + 1)}
-        for r in range(9)
-    ],
+    "null": [{"algorithm": "a", "seed": 0, "round": r, "train_loss": None if r % 2 else 1 / (r + 1)} for r in range(9)],
     "dollar": [{"algorithm": lb, "seed": 0, "round": 1, "train_loss": 1.0} for lb in ("$x_{", "_hidden", "")],
     "all null": [{"algorithm": "a", "seed": 0, "round": 0, "train_loss": None}],
-    "other metrics": [
-        {"algorithm": "a", "seed": 0, "round": r, "gap": 3.0 - r, "note": "x"} for r in range(3)
-    ],
+    "other metrics": [{"algorithm": "a", "seed": 0, "round": r, "gap": 3.0 - r, "note": "x"} for r in range(3)],
     "twelve": synthetic([f"algorithm {i}" for i in range(12)], [0, 1, 2]),
 }
 
@@ -244,9 +226,7 @@ def test_report_imports_neither_torch_nor_other_parts():
         for node in ast.walk(ast.parse(file.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not [
-                n for n in names if n.split(".")[0] in ("torch", "fedda") and "fedda.report" not in n
-            ], file
+            assert not [n for n in names if n.split(".")[0] in ("torch", "fedda") and "fedda.report" not in n], file
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in SOURCE.glob("*.py")))
@@ -294,9 +274,7 @@ def test_the_page_works_in_a_browser(tmp_path):
         readout = browser.script("return document.querySelector('.readout').innerText")
         width = browser.script("return document.querySelector('figure svg').clientWidth")
         nearest = 5 * round(20 * (width / 2 - 50) / (width - 62))  # 50 pixels left and 12 right of the plot
-        loss = statistics.fmean(
-            r["train_loss"] for r in rows if (r["algorithm"], r["round"]) == ("fedavg", nearest)
-        )
+        loss = statistics.fmean(r["train_loss"] for r in rows if (r["algorithm"], r["round"]) == ("fedavg", nearest))
         assert f"round: {nearest}" in readout and f"{loss:.4g} ± " in readout
         for width in (360, 800, 1440):
             browser.size(width, 900)

@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 import torch
-from conftest import last, quadratic
 
 import fedda
+from conftest import last, quadratic
 from fedda.rules.estimators import Momentum, Mvr, Plain
 from fedda.rules.preconditioners import Diagonal, Fixed, Scalar
 from fedda.rules.prox import L1, Box, NonNegative, Prox, Unconstrained, prox

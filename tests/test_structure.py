@@ -55,7 +55,7 @@ def imports(path):
             full = base + (node.module.split(".") if node.module else [])
             # `from . import core, rng` names modules; `from .core import x` names a thing in one
             for alias in node.names:
-                yield (full + [alias.name] if full == ["fedda"] else full), node.lineno
+                yield ([*full, alias.name] if full == ["fedda"] else full), node.lineno
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
@@ -65,7 +65,9 @@ def test_imports_go_one_way(path):
     for name, line in imports(path):
         if name[0] == "fedda":
             other = name[1] if len(name) > 1 and name[1] in parts else "__init__"
-            assert other == part or other in ALLOWED[part], f"{path.name}:{line}: {part} must not import {'.'.join(name)}"
+            assert other == part or other in ALLOWED[part], (
+                f"{path.name}:{line}: {part} must not import {'.'.join(name)}"
+            )
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "algorithms").glob("*.py")), ids=lambda p: p.name)
@@ -93,8 +95,10 @@ def code_lines(node_or_text):
         if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(n) is not None
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.stmt | ast.expr) and id(node) not in docs and not (
-            isinstance(node, ast.Expr) and id(node.value) in docs
+        if (
+            isinstance(node, ast.stmt | ast.expr)
+            and id(node) not in docs
+            and not (isinstance(node, ast.Expr) and id(node.value) in docs)
         ):
             if isinstance(node, ast.stmt) and hasattr(node, "body"):
                 last = node.body[0].lineno - 1
@@ -125,7 +129,9 @@ def test_docstring_examples_run(name):
 
     module = importlib.import_module(name)
     results = doctest.testmod(
-        module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS, extraglobs={"torch": torch, "np": np}
+        module,
+        optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS,
+        extraglobs={"torch": torch, "np": np},
     )
     assert results.failed == 0
 
@@ -147,7 +153,14 @@ def tracked():
 
 
 def test_no_registry_host_and_no_machine_path_is_tracked():
-    hosts = ["py" + "pi.org", "python" + "hosted", "index" + "-url", "--find" + "-links", "npm" + "js", "debian" + ".org"]
+    hosts = [
+        "py" + "pi.org",
+        "python" + "hosted",
+        "index" + "-url",
+        "--find" + "-links",
+        "npm" + "js",
+        "debian" + ".org",
+    ]
     paths = ["/" + "root/", "/" + "work/", "/" + "home/", "/" + "opt/", "file:" + "//"]
     for file in tracked():
         if file.suffix in (".png",):

@@ -2,17 +2,18 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
-from conftest import digits, last, quadratic, stable
 
 import fedda
+from conftest import digits, last, quadratic, stable
 from fedda import registry
 from fedda.training import PATIENCE
 
-# Vectors and scalars (down, up) a client and round, and gradient evaluations with I steps: the specification's section 2,
-# to which the step counter t comes on the way down.
+# Vectors and scalars (down, up) a client and round, and gradient evaluations with I steps: the specification's
+# section 2, to which the step counter t comes on the way down.
 TRAFFIC = {
     "fedavg": (1, 1, 1, 0, lambda steps: steps),
     "fedda-mvr": (3, 1, 2, 0, lambda steps: 2 * steps),
@@ -41,7 +42,17 @@ def test_history_rows():
     assert [(r["round"], r["seed"]) for r in result.history] == [(r, s) for r in (0, 3, 6, 7) for s in (4, 5)]
     row = result.history[-1]
     assert row["steps"] == 35 and row["seconds"] > 0 and row["dropped"] == 0
-    metrics = {"train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero", "max_x", "h_min", "h_max"}
+    metrics = {
+        "train_loss",
+        "train_accuracy",
+        "test_loss",
+        "test_accuracy",
+        "density",
+        "nonzero",
+        "max_x",
+        "h_min",
+        "h_max",
+    }
     assert metrics <= set(row)
     assert result.x.shape == (2, problem.d)
     assert row["max_x"] == float(result.x[1].abs().max())
@@ -107,7 +118,7 @@ def test_an_absurd_first_rate_is_refused_on_networks():
 def test_an_infeasible_start_is_projected_and_said():
     box = fedda.prox.Box(-0.5, 0.5)
     x0 = torch.tensor([3.0, 0.1, -1.0, 0.0], dtype=torch.float64)
-    with pytest.warns(UserWarning, match=r"FedDA: x_0 lies outside Box\(.*\); projected, moved by 2.55"):
+    with pytest.warns(UserWarning, match=r"FedDA: x_0 lies outside the Box; projected, moved by 2.55"):
         run = fedda.Run(stable("fedda-mvr", prox=box), quadratic(), x0=x0)
     assert run.server.x.tolist() == [[0.5, 0.1, -0.5, 0.0]]
 
@@ -161,7 +172,7 @@ def test_three_silent_rounds_end_the_run(name, engine):
     problem = Failing(quadratic(clients=3), [0, 1, 2], after=7)
     run = fedda.Run(stable(name, steps=2), problem, engine=engine)
     rounds = 0
-    with pytest.raises(fedda.Diverged, match="no client gave a finite reply in 3 rounds in a row .* lower lr"):
+    with pytest.raises(fedda.Diverged, match=r"no client gave a finite reply in 3 rounds in a row .* lower lr"):
         while True:
             server = run.server
             run.step()
@@ -176,7 +187,7 @@ def test_one_silent_round_keeps_the_state_and_goes_on(name):
     states = [run.server]
     for _ in range(5):
         states.append(run.step())
-    moved = [not torch.equal(a.x, b.x) for a, b in zip(states, states[1:], strict=False)]
+    moved = [not torch.equal(a.x, b.x) for a, b in pairwise(states)]
     assert moved.count(False) == 1 and moved[-1]
 
 
@@ -199,13 +210,16 @@ def test_nothing_finite_at_the_start_is_said():
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 def test_bad_hyper_parameters_are_refused_by_name(name):
     owner = registry.algorithms.find(name).owner
-    for word, value, words in (("lr", -0.1, "> 0"), ("lr", float("nan"), "> 0"), ("lr", "x", "> 0"), ("lr", True, "> 0"),
+    for word, value, words in (("lr", -0.1, "> 0"), ("lr", float("nan"), "> 0"), ("lr", "x", "> 0"),
+                               ("lr", True, "> 0"),
                                ("steps", 0, "a whole number >= 1"), ("steps", 1.5, "a whole number >= 1")):  # fmt: skip
         with pytest.raises(ValueError, match=f"^{owner}: {word} must be {words}, got {value!r}$"):
             fedda.make(name, **{word: value})
     with pytest.raises(ValueError, match=f"^{name}: no parameter 'stepz'; did you mean 'steps'"):
         fedda.make(name, stepz=3)
-    with pytest.raises(ValueError, match=rf"^{owner}: lr must be a number or a tensor \[replicas, 1, 1\], got shape \[3\]"):
+    with pytest.raises(
+        ValueError, match=rf"^{owner}: lr must be a number or a tensor \[replicas, 1, 1\], got shape \[3\]"
+    ):
         fedda.make(name, lr=torch.tensor([0.1, 0.2, 0.3]))
 
 

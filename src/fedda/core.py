@@ -1,4 +1,4 @@
-"""The three nouns: a Client holds data and memory, an Algorithm holds rules, a Cohort runs rules on clients and averages.
+"""The three nouns: a Client holds data and memory, an Algorithm rules; a Cohort runs rules on clients and averages.
 
 Axes: the last is the model (a flat vector, the paper's x in R^d), the one before it the clients; a third in front,
 the replicas, is optional. Server tensors are [1, d] or [replicas, 1, d], those of clients [clients, d] or
@@ -35,8 +35,13 @@ class Client(Protocol):
 class Cohort(Protocol):
     """The clients of a round (or all of them, at the start)."""
 
-    size: int  # how many take part
-    population: int  # how many there are
+    @property
+    def size(self) -> int:
+        """How many take part."""
+
+    @property
+    def population(self) -> int:
+        """How many there are."""
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         """Send the tensors down, run the task on every client, give back the mean of the replies."""
@@ -92,7 +97,7 @@ class Algorithm(ABC):
         return None
 
     def monitor(self, server: Any) -> dict[str, Tensor]:
-        """Numbers worth watching besides the metrics, each [..., 1]."""
+        """Numbers worth watching besides the metrics, each [..., 1, 1]."""
         return {}
 
 
@@ -110,7 +115,9 @@ def step_counter(like: Tensor) -> Tensor:
 def place(thing: A, like: Tensor) -> A:
     """`thing` with every tensor in its (nested) dataclass fields on the device and in the dtype of `like`."""
     if isinstance(thing, Tensor):
-        return thing.to(device=like.device, dtype=like.dtype) if thing.is_floating_point() else thing.to(like.device)
+        dtype = like.dtype if thing.is_floating_point() else thing.dtype
+        moved: Any = thing.to(device=like.device, dtype=dtype)
+        return moved
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         old = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
         new = {name: place(value, like) for name, value in old.items()}

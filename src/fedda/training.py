@@ -78,8 +78,9 @@ class Run:
             self.first_rate = float(torch.as_tensor(rate).max())
             if self.first_rate > self.problem.max_rate and not force:
                 raise ValueError(
-                    f"{type(self.algorithm).__name__}: the first effective rate eta_0 / min h = {self.first_rate:.3g} must be "
-                    f"<= {self.problem.max_rate:g} on this problem: lower lr, raise eps or w, set mu0='nu0', or force it"
+                    f"{type(self.algorithm).__name__}: the first effective rate eta_0 / min h = {self.first_rate:.3g} "
+                    f"must be <= {self.problem.max_rate:g} on this problem: lower lr, raise eps or w, set mu0='nu0', "
+                    "or force it"
                 )
 
     def _first_point(self, x0: Tensor | None) -> Tensor:
@@ -122,9 +123,9 @@ class Run:
             "nonzero": (x != 0).double().mean(dim=-1),
             "max_x": x.abs().amax(dim=-1),
         }
-        watched = self.algorithm.monitor(self.server)
-        columns = {k: v.expand(*self.lead, *([1] * (v.dim() - len(self.lead)))) for k, v in watched.items()}
-        columns = {k: v.reshape(-1).tolist() for k, v in (metrics | columns).items()}
+        # What is watched is [..., 1, 1], a metric [...].
+        metrics |= {k: v.expand(*self.lead, 1, 1)[..., 0, 0] for k, v in self.algorithm.monitor(self.server).items()}
+        columns = {name: column.reshape(-1).tolist() for name, column in metrics.items()}
         counted = {"steps": self.round * self.algorithm.steps, **asdict(self.counts)}
         return [
             {"round": self.round, "seed": seed, **counted, "dropped": dropped}
@@ -193,9 +194,7 @@ class Result:
     server: Any
 
 
-def train(
-    algorithm: Algorithm, problem: Problem, rounds: int, every: int | None = None, **how: Unpack[How]
-) -> Result:
+def train(algorithm: Algorithm, problem: Problem, rounds: int, every: int | None = None, **how: Unpack[How]) -> Result:
     """Run for `rounds` rounds, evaluating at the start, `every` so many rounds (a hundred times in all by default) and
     at the end.
 
@@ -233,8 +232,8 @@ def _keep(alive: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 def _seeds(seed: int | Sequence[int]) -> list[int]:
-    seeds = [seed] if isinstance(seed, Integral) else list(seed)  # type: ignore[arg-type]
-    if not seeds or not all(isinstance(s, Integral) and not isinstance(s, bool) and 0 <= s < 2**63 for s in seeds):
+    seeds: list[Any] = [seed] if isinstance(seed, Integral) else list(seed)  # type: ignore[arg-type]
+    if not seeds or not all(isinstance(s, Integral) and not isinstance(s, bool) and 0 <= int(s) < 2**63 for s in seeds):
         raise ValueError(f"train: seed must be a whole number >= 0, or several, got {seed!r}")
     return [int(s) for s in seeds]
 

@@ -14,11 +14,6 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-class Server(NamedTuple):
-    x: Tensor
-    t: Tensor
-
-
 @algorithms.register("fedavg", reference="McMahan et al. 2017")
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
@@ -34,22 +29,24 @@ class FedAvg(Algorithm):
     tensor([1.0000], dtype=torch.float64)
     """
 
+    class Server(NamedTuple):
+        x: Tensor
+        t: Tensor
+
     lr: Any = 0.05
     steps: int = 5
     server_lr: Any = 1.0
-
-    Server = Server
 
     def __post_init__(self) -> None:
         check("FedAvg", lr=self.lr, steps=self.steps, server_lr=self.server_lr)
 
     def init(self, x: Tensor, clients: Cohort) -> Server:
-        return Server(x, step_counter(x))
+        return self.Server(x, step_counter(x))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         x, t = server
         (mean,) = cohort.average(self.local, x, t)
-        return Server(x + self.server_lr * (mean - x), t + self.steps)
+        return self.Server(x + self.server_lr * (mean - x), t + self.steps)
 
     @on_client
     def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:

@@ -3,7 +3,7 @@ arXiv 2302.06103). Line numbers are those of the paper's Algorithms 1 (server) a
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,13 +19,6 @@ from ..rules.prox import Prox, feasible_start, prox
 from ..rules.schedules import CubeRoot, Schedule, schedule
 
 PAPER = "Li, Huang, Huang 2023"
-
-
-class Server(NamedTuple):
-    x: Tensor  # the model
-    nu: Tensor  # the gradient estimate
-    mu: Tensor  # the second moment behind H
-    t: Tensor  # the global step
 
 
 @dataclass(frozen=True)
@@ -47,17 +40,21 @@ class FedDA(Algorithm):
     tensor([0.5000], dtype=torch.float64)
     """
 
+    class Server(NamedTuple):
+        x: Tensor  # the model
+        nu: Tensor  # the gradient estimate
+        mu: Tensor  # the second moment behind H
+        t: Tensor  # the global step
+
     lr: Schedule
     estimator: Estimator
     preconditioner: Preconditioner
     steps: int = 5
     scale: Any = 1.0
-    prox: Prox = Prox()
+    prox: Prox = field(default_factory=Prox)
     mu_scale: str = "sum"
     v_input: str = "z"
     averaging: str = "dual"
-
-    Server = Server
 
     def __post_init__(self) -> None:
         check("FedDA", steps=self.steps, scale=self.scale)
@@ -70,7 +67,7 @@ class FedDA(Algorithm):
     def init(self, x: Tensor, clients: Cohort) -> Server:
         x = feasible_start("FedDA", self.prox, x)
         (nu,) = clients.average(self.first, x)
-        return Server(x, nu, self.preconditioner.start(self.gain * nu), step_counter(x))
+        return self.Server(x, nu, self.preconditioner.start(self.gain * nu), step_counter(x))
 
     @on_client
     def first(self, client: Client, x: Tensor) -> tuple[Tensor, ...]:
@@ -84,7 +81,7 @@ class FedDA(Algorithm):
         x = X[0] if X else self.primal(z, x, H, sum(etas))  # line 9, with the OLD H
         s = self.gain * nu if self.v_input == "nu" else z / (etas[-1] if self.mu_scale == "sum" else sum(etas))
         mu = self.preconditioner.update(mu, s)  # line 11
-        return Server(x, nu, mu, t + self.steps)
+        return self.Server(x, nu, mu, t + self.steps)
 
     @on_client
     def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:  # Algorithm 2

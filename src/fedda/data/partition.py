@@ -63,11 +63,11 @@ def dirichlet(labels: Array, clients: int, seed: int, alpha: float = 0.5) -> Arr
         for client, part in enumerate(np.split(members, np.round(cuts * len(members)).astype(int))):
             owner[part] = client
     sizes = np.bincount(owner, minlength=clients)
-    for client in np.flatnonzero(sizes == 0):
+    for empty in np.flatnonzero(sizes == 0):
         largest = sizes.argmax()
-        owner[np.flatnonzero(owner == largest)[0]] = client
+        owner[np.flatnonzero(owner == largest)[0]] = empty
         sizes[largest] -= 1
-        sizes[client] += 1
+        sizes[empty] += 1
     return owner
 
 
@@ -89,7 +89,12 @@ def by_client(client: Any, clients: int | None = None) -> Array:
     return number[owner]
 
 
-GIVEN = ("labels", "clients", "seed", "client")  # what `split` hands on; all other words are a partition's options
+GIVEN = (
+    "labels",
+    "clients",
+    "seed",
+    "client",
+)  # what `split` hands on; all other words are a partition's options
 
 
 def split(name: str, labels: Array, clients: int, seed: int = 0, client: Any = None, **options: Any) -> Array:

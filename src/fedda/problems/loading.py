@@ -28,8 +28,8 @@ def load(
     **options: Any,
 ) -> Neural:
     """A data set over clients with a model, all by name; options go to the partition (rho, alpha) and the model
-    (hidden, filters). `seed` is the partition's; a run's own seed chooses the model's first parameters. With `validation`,
-    a fifth of the training samples takes the place of the test set: for choosing hyper-parameters.
+    (hidden, filters). `seed` is the partition's; a run's own seed chooses the model's first parameters.
+    With `validation`, a fifth of the training samples takes the place of the test set: for choosing hyper-parameters.
 
     >>> import fedda
     >>> fedda.load("digits", clients=10, partition="dominant_class", rho=0.8, model="mlp", hidden=32).d
@@ -58,6 +58,11 @@ def load(
     network, loss = build(0)
     arrays = {"x": torch.as_tensor(data.x)[keep], "y": torch.as_tensor(data.y)[keep], "client": owner[keep]}
     made = problem(
-        network, loss, **arrays, batch=batch, test=(data.x_test, data.y_test), init=lambda s: flatten(build(s)[0])
+        network,
+        loss,
+        **arrays,
+        batch=batch,
+        test=(data.x_test, data.y_test),
+        init=lambda s: flatten(build(s)[0]),
     )
     return made.to(device, dtype)

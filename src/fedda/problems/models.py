@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: Any = (32,)) -> Model:
     """A multi-layer perceptron with ReLU; `hidden` gives the widths of its hidden layers."""
     widths = [math.prod(shape), *([hidden] if isinstance(hidden, int) else hidden)]
     layers: list[nn.Module] = [nn.Flatten()]
-    for i, o in zip(widths, widths[1:], strict=False):
+    for i, o in pairwise(widths):
         layers += [nn.Linear(i, o), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes)), cross_entropy
 

@@ -211,8 +211,8 @@ def refuse_state(model: nn.Module, x: Tensor) -> None:
     changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
     if changed:
         raise ValueError(
-            f"problem: a forward pass changes the buffer {changed[0]!r} (BatchNorm?): running statistics are no parameters, "
-            "and averaging them over clients is no step of any method here; use GroupNorm, or model.eval() to freeze them"
+            f"problem: a forward pass changes the buffer {changed[0]!r} (BatchNorm?): running statistics are no "
+            "parameters, and no method here says how to average them; use GroupNorm, or model.eval() to freeze them"
         )
     if not torch.equal(*outputs):
         raise ValueError(
@@ -224,7 +224,9 @@ def refuse_state(model: nn.Module, x: Tensor) -> None:
 def _arrays(name: str, x: Any, y: Any, device: torch.device, dtype: torch.dtype) -> Batch:
     x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in (x, y))
     if x.dim() < 1 or y.dim() < 1 or len(x) != len(y) or len(x) == 0:
-        raise ValueError(f"problem: {name} must hold as many samples each, at least 1, got {list(x.shape)}, {list(y.shape)}")
+        raise ValueError(
+            f"problem: {name} must hold as many samples each, at least 1, got {list(x.shape)}, {list(y.shape)}"
+        )
     return Batch(_cast(x.to(device), dtype), _cast(y.to(device), dtype))
 
 

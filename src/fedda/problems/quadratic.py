@@ -52,7 +52,7 @@ class Quadratic:
         return torch.zeros(self.d, dtype=self.dtype, device=self.device)
 
     def batch(self, ids: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Any]:
-        xi = 0.0
+        xi: Any = 0.0
         if self.noise:
             coordinates = torch.arange(self.d, device=key.device)
             xi = (self.noise * rng.normal(rng.fold(key[..., None], coordinates))).to(self.dtype)

@@ -18,8 +18,8 @@ Objective = Callable[..., Tensor]  # (x [d], inputs [b, ...], targets [b, ...]) 
 class StackedGradient:
     """grad(objective) over a leading axis of every argument.
 
-    `vmap(grad(...))` is traced once for each shape into plain tensor operations: on small models its dispatch costs more
-    than the arithmetic. What vmap cannot take is done in a loop, which is said once.
+    `vmap(grad(...))` is traced once for each shape into plain tensor operations: on small models its dispatch costs
+    more than the arithmetic. What vmap cannot take is done in a loop, which is said once.
     """
 
     def __init__(self, objective: Objective):

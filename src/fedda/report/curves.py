@@ -86,9 +86,7 @@ def _curve(rows: list[Row], metric: str, clock: dict[int, float]) -> Curve:
     rounds = sorted(by_round)
 
     def mean(*keys: str) -> Array:
-        return np.array(
-            [np.mean([sum(number(row.get(k)) for k in keys) for row in by_round[r]]) for r in rounds]
-        )
+        return np.array([np.mean([sum(number(row.get(k)) for k in keys) for row in by_round[r]]) for r in rounds])
 
     with np.errstate(over="ignore", invalid="ignore"):  # squares of huge losses: no band then
         values = [np.array([number(row[metric]) for row in by_round[r]]) for r in rounds]

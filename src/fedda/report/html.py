@@ -63,9 +63,7 @@ def render(run: Run) -> str:
         columns=_columns(run),
         table=_table(run),
         failures=run.failures,
-        algorithms={
-            label: ", ".join(f"{k} = {v}" for k, v in _flat(own)) for label, own in algorithms.items()
-        },
+        algorithms={label: ", ".join(f"{k} = {v}" for k, v in _flat(own)) for label, own in algorithms.items()},
         config=list(_flat(config)),
         environment=list(_flat(run.environment)),
     )
@@ -123,11 +121,7 @@ def _table(run: Run) -> list[dict[str, Any]]:
                 "label": final["label"],
                 "colour": colour,
                 "dash": " ".join(map(str, dash)),
-                "rounds": "–"
-                if done is None
-                else f"{done} of {asked}"
-                if asked not in (None, done)
-                else f"{done}",
+                "rounds": "–" if done is None else f"{done} of {asked}" if asked not in (None, done) else f"{done}",
                 "seeds": f"{n} of {len(seeds)}" if isinstance(seeds, list) and len(seeds) != n else f"{n}",
                 "note": "failed" if final["failure"] else f"{lost} of {n} seeds diverged" if lost else "",
                 "cells": cells,
@@ -143,9 +137,7 @@ def _payload(run: Run, axes: list[style.Axis]) -> dict[str, Any]:
         if own:
             colour, dash = style.pen(i)
             curves = [_points(own[m], axes) if m in own else None for m in run.metrics]
-            algorithms.append(
-                {"label": label, "colour": colour, "dash": " ".join(map(str, dash)), "curves": curves}
-            )
+            algorithms.append({"label": label, "colour": colour, "dash": " ".join(map(str, dash)), "curves": curves})
     metrics = [vars(style.metric(m)) for m in run.metrics]
     return {"axes": [vars(axis) for axis in axes], "metrics": metrics, "algorithms": algorithms}
 

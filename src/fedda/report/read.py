@@ -47,9 +47,7 @@ def read(folder: str | Path) -> Run:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; give the folder that `fedda run` wrote")
     if not (folder / "metrics.jsonl").is_file():
-        raise ValueError(
-            f"{folder / 'metrics.jsonl'}: not there; give a run folder, as `fedda run` writes it"
-        )
+        raise ValueError(f"{folder / 'metrics.jsonl'}: not there; give a run folder, as `fedda run` writes it")
     config = _config(folder / "config.toml")
     rows = _rows(folder / "metrics.jsonl")
     if not rows:
@@ -81,10 +79,7 @@ def read(folder: str | Path) -> Run:
 def _metrics(rows: list[Row]) -> list[str]:
     # A key that never holds a number (null throughout, or text) is no metric of this problem.
     found = {
-        key
-        for row in rows
-        for key in row
-        if key not in COUNTERS | WATCHED and number(row[key]) == number(row[key])
+        key for row in rows for key in row if key not in COUNTERS | WATCHED and number(row[key]) == number(row[key])
     }
     # Without an exact zero anywhere there is no sparsity to show.
     if all(number(row.get("nonzero", 1.0)) == 1.0 for row in rows):
@@ -96,9 +91,7 @@ def _metrics(rows: list[Row]) -> list[str]:
 def _rows(path: Path) -> list[Row]:
     rows: dict[tuple[str, int, int], Row] = {}
     for line, row in _lines(path):
-        if not (
-            isinstance(row.get("algorithm"), str) and _whole(row.get("seed")) and _whole(row.get("round"))
-        ):
+        if not (isinstance(row.get("algorithm"), str) and _whole(row.get("seed")) and _whole(row.get("round"))):
             raise ValueError(f"{line}: a row needs algorithm (text), seed and round (whole numbers)")
         # A resumed run repeats the rounds after its checkpoint: the later row counts.
         rows[row["algorithm"], row["seed"], row["round"]] = row

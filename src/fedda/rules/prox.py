@@ -140,5 +140,5 @@ def feasible_start(owner: str, prox: Prox, x: Tensor) -> Tensor:
         return x
     projected = prox.project(x)
     moved = float((projected - x).norm(dim=-1).max())
-    warnings.warn(f"{owner}: x_0 lies outside {prox}; projected, moved by {moved:.3g}", stacklevel=4)
+    warnings.warn(f"{owner}: x_0 lies outside the {type(prox).__name__}; projected, moved by {moved:.3g}", stacklevel=4)
     return projected

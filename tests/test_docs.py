@@ -1,0 +1,120 @@
+"""Every snippet and command in the documentation is run; generated parts are up to date."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedda import registry
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+# What a test cannot run from within itself: the tests. CI does.
+NOT_HERE = {"make test"}
+
+
+def blocks(*languages):
+    for page in PAGES:
+        for i, (language, text) in enumerate(BLOCK.findall(page.read_text())):
+            if language in languages:
+                yield pytest.param(page, text, id=f"{page.name}-{i}")
+
+
+@pytest.mark.parametrize("page,text", blocks("python"))
+def test_python_snippets_run(page, text, tmp_path):
+    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the experiments that the pages show, and `fedda` on the path."""
+    folder = tmp_path_factory.mktemp("docs")
+    for page in PAGES:
+        for language, text in BLOCK.findall(page.read_text()):
+            if language == "toml":
+                name = re.search(r'^name = "(.+)"', text, re.M)[1]
+                (folder / f"{name}.toml").write_text(text)
+    tools = folder / "bin"
+    tools.mkdir()
+    command = tools / "fedda"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fedda "$@"\n')
+    command.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("page,text", blocks("sh"))
+def test_commands_run(page, text, place):
+    environment = os.environ | {"PATH": f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    for line in text.splitlines():
+        command = line.split("#")[0].strip()
+        if not command or command in NOT_HERE:
+            continue
+        where = place
+        if command.startswith("make "):  # in the checkout, its run folders elsewhere
+            if not (ROOT / ".venv" / ".ready").exists():
+                pytest.skip(f"{command}: no .venv here yet, and a test must not install one")
+            command, where = f"{command} OUT={place / 'demo'}", ROOT
+        done = subprocess.run(
+            command, shell=True, cwd=where, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}{done.stderr}"
+
+
+def test_languages_are_known():
+    """A block in a language that no test runs would rot."""
+    for page in PAGES:
+        for language, _ in BLOCK.findall(page.read_text()):
+            assert language in ("python", "sh", "toml"), f"{page.name}: {language}"
+
+
+def table():
+    rows = ["| name | what it is | reference |", "|---|---|---|"]
+    aliases = {}
+    for entry in registry.algorithms:
+        if entry.alias_of:
+            aliases.setdefault(entry.alias_of, []).append(f"`{entry.name}`")
+    for entry in registry.algorithms:
+        if not entry.alias_of:
+            names = ", ".join([f"`{entry.name}`", *aliases.get(entry.name, [])])
+            rows.append(f"| {names} | {entry.summary} | {entry.reference} |")
+    return "\n".join(rows)
+
+
+def test_the_table_of_algorithms_is_that_of_the_registry():
+    """To write it anew: python tests/test_docs.py"""
+    assert table() in (ROOT / "README.md").read_text()
+
+
+def test_the_demo_uses_the_rates_of_the_recorded_sweep():
+    from fedda.experiments import find
+
+    text = (ROOT / "docs" / "demo-rates.md").read_text()
+    for name in ("digits", "breast-cancer"):
+        section = text.split(f"## {name} ")[1].split("\n## ")[0]
+        chosen = dict(re.findall(r"^\| ([\w-]+) \|.*\*\*([\d.]+)\*\* \|$", section, re.M))
+        words = find(name).algorithms
+        assert {label: words[label]["lr"] for label in words} == {k: float(v) for k, v in chosen.items()}
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+if __name__ == "__main__":
+    page = ROOT / "README.md"
+    text = re.sub(
+        r"(<!-- algorithms:.*?-->\n).*?(<!-- end -->)",
+        lambda m: f"{m[1]}{table()}\n{m[2]}",
+        page.read_text(),
+        flags=re.S,
+    )
+    page.write_text(text)

@@ -1,0 +1,59 @@
+"""On a CUDA device: the same random bits, the same numbers as the sequential engine on the CPU, nothing left behind."""
+
+import pytest
+import torch
+
+import fedda
+from conftest import close, digits, last, quadratic, stable
+from fedda import rng
+from fedda.engines import Vectorised
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_integers_cohorts_and_permutations_have_the_same_bits():
+    for device in ("cpu", "cuda"):
+        key = rng.fold(rng.key(7, rng.BATCH).to(device), torch.arange(100_000, device=device))
+        got = rng.integers(key, 12345).cpu()
+        cohort = rng.choose(rng.fold(rng.key(torch.tensor([[3], [4]], device=device), rng.COHORT), 5), 1000, 50).cpu()
+        order = rng.permutation(rng.key(1, rng.SPLIT).to(device), 1000).cpu()
+        normal = rng.normal(key).cpu()
+        if device == "cpu":
+            expected = got, cohort, order, normal
+    assert all(torch.equal(a, b) for a, b in zip((got, cohort, order), expected[:3], strict=True))
+    torch.testing.assert_close(normal, expected[3], rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("problem", [quadratic, digits, lambda: digits(model="cnn", filters=4)])
+def test_equals_the_sequential_engine_on_the_cpu(name, problem):
+    problem = problem()
+    truth = last(stable(name), problem, 4, cohort=3, seed=2, engine="sequential")
+    for engine in ("sequential", "vectorised", Vectorised(chunk=2)):
+        fast = last(stable(name), problem, 4, cohort=3, seed=2, engine=engine, device="cuda")
+        for a, b in zip(fast, truth, strict=True):
+            assert a.device.type == "cuda"
+            close(a.cpu(), b, 1e-11)
+
+
+def test_replicas_constraints_and_resume(name):
+    problem = digits(dtype=torch.float32).to("cuda")
+    more = {"prox": fedda.prox.Box(-0.2, torch.full((problem.d,), 0.3))} if name.startswith("fedda") else {}
+    one = fedda.Run(stable(name, **more), problem, cohort=4, seed=[0, 1])
+    two = fedda.Run(stable(name, **more), problem, cohort=4, seed=[0, 1])
+    for _ in range(2):
+        one.step()
+        two.step()
+    resumed = fedda.Run(
+        stable(name, **more),
+        problem,
+        cohort=4,
+        seed=[0, 1],
+        state={k: v.cpu() for k, v in two.state().items()},
+    )
+    one.step()
+    resumed.step()
+    assert all(torch.equal(a, b) for a, b in zip(one.server, resumed.server, strict=True))
+    assert one.evaluate() == resumed.evaluate()
