@@ -11,11 +11,30 @@ torch.set_num_threads(1)  # small tensors: a second thread only waits
 NAMES = [entry.name for entry in registry.algorithms if entry.alias_of is None]
 # Step sizes that are stable on the small problems below, for the shared table of properties.
 STABLE = {
+    "fafed": {"lr": 0.02, "eps": 0.5},
     "fedavg": {"lr": 0.1},
+    "fedavgm": {"lr": 0.02},
+    "fedprox": {"lr": 0.1, "mu": 0.1},
+    "fedcm": {"lr": 0.05},
+    "fedadam": {"lr": 0.05, "server_lr": 0.05},
+    "fedyogi": {"lr": 0.05, "server_lr": 0.05},
+    "fedadagrad": {"lr": 0.05, "server_lr": 0.1},
+    "fedams": {"lr": 0.05, "server_lr": 0.05},
     "fedda-mvr": {"lr": 0.1, "w": 8.0, "eps": 0.5},
     "fedda-1-2": {"lr": 0.5, "w": 8.0, "eps": 0.5},
     "fedda-2-1": {"lr": 0.02, "eps": 0.5},
     "fedda-2-2": {"lr": 0.1, "eps": 0.5},
+    "feddyn": {"lr": 0.1, "alpha": 0.5},
+    "fedexp": {"lr": 0.1, "eps": 0.1},
+    "fedglomo": {"lr": 0.05},
+    "local-adapt": {"lr": 0.01, "server": "sgd", "server_lr": 1.0, "eps": 1e-3, "correction": "joint"},
+    "local-amsgrad": {"lr": 0.01, "eps": 1e-3},
+    "mime": {"lr": 0.1},
+    "mimelite": {"lr": 0.1},
+    "mime-mvr": {"lr": 0.2, "w": 8.0, "c": 100.0},
+    "mimelite-mvr": {"lr": 0.2, "w": 8.0, "c": 100.0},
+    "scaffold": {"lr": 0.1},
+    "stem": {"lr": 0.1, "w": 8.0},
 }
 
 

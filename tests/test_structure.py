@@ -20,7 +20,8 @@ BASE = {"checks", "registry", "rng"}
 ALLOWED = {
     "checks": set(),
     "rng": set(),
-    "registry": {"checks", "core"},  # core for types alone, see below
+    "presets": {"checks"},
+    "registry": {"checks", "presets"},
     "core": set(),
     "rules": BASE,
     "algorithms": BASE | {"core", "rules"},

@@ -39,8 +39,15 @@ BOUNDS: dict[str, Bound] = {
     "noise": AT_LEAST_ZERO,
     "rho": FRACTION,
     "alpha": POSITIVE,
+    "mu": AT_LEAST_ZERO,
+    "beta1": BELOW_ONE,
+    "beta2": FRACTION,
+    "v0": AT_LEAST_ZERO,
+    "server_eps": POSITIVE,
+    "local_momentum": FRACTION,
+    "server_beta": FRACTION,
 }
-COUNTS = frozenset({"steps", "rounds", "cohort", "clients", "batch", "every", "chunk"})
+COUNTS = frozenset({"steps", "rounds", "cohort", "clients", "batch", "every", "chunk", "filters", "layers"})
 
 
 def check(owner: str, **values: Any) -> None:
@@ -96,7 +103,7 @@ def one_of(owner: str, name: str, value: Any, choices: Iterable[Any]) -> None:
 def nearest(word: str, known: Iterable[str]) -> str:
     """The tail of a message about an unknown word: the nearest known one, or all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)  # 0.5: 'rl' is near 'lr'
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 

@@ -11,20 +11,19 @@ import shlex
 import signal
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from . import __version__, checks, registry, report
 from .experiments import Stopped, builtin, find
 from .experiments import run as run_experiment
 from .experiments.choose import choose, resumed
 from .experiments.folder import Folder
-from .progress import watcher
+from .progress import table, watcher
 
 app = typer.Typer(
     help="Federated optimisation: FedDA and the methods it is compared with.",
@@ -45,7 +44,7 @@ KINDS = {
 
 def main() -> None:
     """Whatever a user can meet ends in one line on stderr; a traceback (exit 1) is a failure of ours."""
-    warnings.showwarning = lambda message, *_: say(f"note: {message}")
+    warnings.showwarning = note
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # an ASCII terminal gets a substitute for what it cannot show
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
@@ -61,9 +60,13 @@ def main() -> None:
         code = 128 + signal.SIGPIPE
     except OSError as why:
         code = mistake(f"cannot write: {place_and_reason(why)}")
-    except (click.Abort, KeyboardInterrupt):
-        say("fedda: stopped by SIGINT")
+    except Stopped as why:
+        say(f"fedda: {why}; go on with: {again()}")
+        sys.exit(128 + why.signal)
+    except click.Abort:
         code = 128 + signal.SIGINT
+    if code == 128 + signal.SIGINT:  # typer makes this of a Ctrl-C outside the rounds, without a word
+        say("fedda: stopped by SIGINT")
     sys.exit(code)
 
 
@@ -73,7 +76,18 @@ def mistake(words: str) -> int:
 
 
 def say(words: str) -> None:
-    print(" ".join(words.split("\n")), file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody may be there to read it
+        print(" ".join(words.split("\n")), file=sys.stderr, flush=True)
+
+
+def note(message: Warning | str, *where: Any, **more: Any) -> None:
+    """A warning, once: an algorithm is built more than once in a run."""
+    if str(message) not in NOTED:
+        NOTED.add(str(message))
+        say(f"note: {message}")
+
+
+NOTED: set[str] = set()
 
 
 def place_and_reason(why: OSError) -> str:
@@ -96,22 +110,14 @@ def fedda(
 def run(
     experiment: str,  # the docstrings tell of arguments: typer 0.20 on click 8.5 drops their help
     rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the experiment's.")] = None,
-    algorithms: Annotated[
-        str | None, typer.Option(help="Which to run, by comma: labels, or any algorithm.")
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds, by comma; they run as replicas of one program.")
-    ] = None,
+    algorithms: Annotated[str | None, typer.Option(help="Which to run, by comma: labels, or any algorithm.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, by comma; they run as replicas of one program.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder, runs/NAME if left out.")] = None,
     engine: Annotated[str, typer.Option(help="auto, vectorised or sequential.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin the run in the folder again.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Run in spite of an absurd first step size.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the run in the folder again.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run in spite of an absurd first step size.")] = False,
     save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 5.0,
     summary: Annotated[bool, typer.Option(help="Print the table of final values.")] = True,
 ) -> None:
@@ -134,15 +140,16 @@ def run(
     try:
         with watch:
             run_experiment(wanted, place, watch, engine, device, resume, overwrite, force, save_seconds)
-    except Stopped as why:
-        say(f"fedda: {why}; go on with: {again()}")
-        raise typer.Exit(128 + why.signal) from None
     except OSError as why:
         if not Folder(place).holds_run:
             raise
         words = f"cannot write: {place_and_reason(why)}; the last checkpoint is whole"
         raise ValueError(f"{words}, go on with: {again()}") from None
-    page = report.write(place)
+    try:
+        page = report.write(place)
+    except OSError as why:
+        words = f"the run is whole but its report cannot be written: {place_and_reason(why)}"
+        raise ValueError(f"{words}; make room, then: {shlex.join(['fedda', 'report', str(place)])}") from None
     if summary:
         print_summaries([place])
     print(f"report: {page}")
@@ -164,18 +171,11 @@ def list_(what: Annotated[str, typer.Argument()] = "all") -> None:
     if what not in ("all", *kinds):
         raise ValueError(f"list: unknown kind {what!r}; {checks.nearest(what, ('all', *kinds))}")
     for kind in kinds if what == "all" else (what,):
-        table = Table(title=kind, title_justify="left")
         if kind == "experiments":
             rows = [(name, find(name).title, ", ".join(find(name).algorithms)) for name in builtin()]
-            heads = ("experiment", "title", "algorithms")
+            table(("experiment", "title", "algorithms"), rows, kind)
         else:
-            rows = [described(entry) for entry in KINDS[kind]]
-            heads = ("name", "what it is", "words and defaults")
-        for head in heads:
-            table.add_column(head, no_wrap=head == heads[0])
-        for row in rows:
-            table.add_row(*row)
-        wide().print(table)
+            table(("name", "what it is", "words and defaults"), map(described, KINDS[kind]), kind)
 
 
 @app.command("report", epilog="Example: fedda report runs/digits")
@@ -190,14 +190,6 @@ def report_(folders: list[Path]) -> None:
         print(f"report: {page}")
 
 
-def described(entry: registry.Entry) -> tuple[str, str, str]:
-    """Name, summary and the words that a user gives (the samples' labels and shapes come from the data)."""
-    given = ("labels", "client", "shape", "classes", "clients", "seed")
-    empty = registry.inspect.Parameter.empty
-    words = [k if v is empty else f"{k}={v}" for k, v in entry.defaults.items() if k not in given]
-    return entry.name, f"the same as {entry.alias_of}" if entry.alias_of else entry.summary, ", ".join(words)
-
-
 def check_device(device: str | None) -> None:
     import torch
 
@@ -210,9 +202,12 @@ def check_device(device: str | None) -> None:
         raise ValueError(f"--device {device!r} cannot be used here: {reason}") from None
 
 
-def wide() -> Console:
-    """As wide as the terminal; in a file wide enough for the tables. "[b]" in a label is no markup."""
-    return Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False, highlight=False)
+def described(entry: registry.Entry) -> tuple[str, str, str]:
+    """Name, summary and the words that a user gives (the samples' labels and shapes come from the data)."""
+    given = ("labels", "client", "shape", "classes", "clients", "seed")
+    empty = registry.inspect.Parameter.empty
+    words = [k if v is empty else f"{k}={v}" for k, v in entry.defaults.items() if k not in given]
+    return entry.name, f"the same as {entry.alias_of}" if entry.alias_of else entry.summary, ", ".join(words)
 
 
 COLUMNS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
@@ -220,31 +215,18 @@ COLUMNS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "densit
 
 def print_summaries(folders: list[Path]) -> None:
     """One table of final values: mean and standard deviation over seeds."""
-    rows = [(folder.resolve().name, row) for folder in folders for row in report.summary(folder)]
-    shown = [c for c in COLUMNS if any(row.get(c) is not None for _, row in rows)]
-    table = Table(
-        "experiment", "algorithm", "rounds", "seeds", *(c.replace("_", " ") for c in shown), "sent", "seconds"
-    )
-    for name, row in rows:
-        cells = [
-            report.format.spread(
-                row.get(c), row.get(f"{c}_std"), percent=c.endswith(("accuracy", "density", "nonzero"))
-            )
-            for c in shown
-        ]
-        seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
-        seeds = f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else "")
-        cells = [
-            name,
-            row["label"],
-            str(row["rounds"]),
-            seeds,
-            *cells,
-            report.format.size(row["bytes"]),
-            seconds,
-        ]
-        table.add_row(*cells)
-    wide().print(table)
-    for _, row in rows:
+    found = [(folder.resolve().name, row) for folder in folders for row in report.summary(folder)]
+    shown = [c for c in COLUMNS if any(row.get(c) is not None for _, row in found)]
+    rows = []
+    for name, row in found:
+        cells = [row["label"], *([name] if len(folders) > 1 else []), str(row["rounds"])]
+        cells.append(f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else ""))
+        for c in shown:
+            percent = c.endswith(("accuracy", "density", "nonzero"))
+            cells.append(report.format.spread(row.get(c), row.get(f"{c}_std"), percent))
+        rows.append([*cells, report.format.size(row["bytes"]), report.format.duration(row["seconds"])])
+    several = ["run"] if len(folders) > 1 else []
+    table(["algorithm", *several, "rounds", "seeds", *(c.replace("_", " ") for c in shown), "sent", "time"], rows)
+    for _, row in found:
         if row["failure"]:
             print(f"{row['label']}: failed: {row['failure']}")

@@ -81,7 +81,7 @@ class Algorithm(ABC):
     """
 
     Server: ClassVar[type]
-    memory: ClassVar[tuple[str, ...]] = ()  # client vectors it needs, zero at first
+    memory: ClassVar[tuple[str, ...]] = ()  # client vectors it needs, zero at first (a property where options decide)
     steps: int
 
     @abstractmethod

@@ -1,15 +1,16 @@
-"""Who watches a run: bars on a terminal, plain lines elsewhere."""
+"""What a terminal shows: bars while a run goes on (plain lines elsewhere), and tables."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.table import Column
+from rich.table import Column, Table
 from rich.text import Text
 
 SHOWN = {"test_loss": "loss", "train_loss": "loss", "test_accuracy": "accuracy", "train_accuracy": "accuracy"}
@@ -56,9 +57,8 @@ class Lines:
             rate = (done - self.first) / (now - self.began)
             left = (self.rounds - done) / rate if rate else 0.0
             self.said = now
-            self.say(
-                f"{label}: round {done} of {self.rounds}  {self.words}  {rate:.3g} rounds/s  {left:.0f} s left"
-            )
+            speed = f"{rate:.3g} rounds/s  {left:.0f} s left"
+            self.say(f"{label}: round {done} of {self.rounds}  {self.words}  {speed}")
 
     def end(self, label: str, word: str) -> None:
         self.say(f"{label}: {word} in {time.monotonic() - self.began:.1f} s  {self.words}")
@@ -133,3 +133,14 @@ class Bars:
         self.progress.stop_task(self.tasks[label])
         if reason:
             self.progress.console.print(f"{label}: {word}", markup=False, highlight=False, emoji=False)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """Print a table, the first column whole; as wide as the terminal, in a file wide enough."""
+    shown = Table(title=title, title_justify="left")
+    for head in heads:
+        shown.add_column(head, no_wrap=head == heads[0])
+    for row in rows:
+        shown.add_row(*row)
+    # "[b]" in a label is no markup.
+    Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False, highlight=False).print(shown)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import checks
+from . import checks, presets
 
 if TYPE_CHECKING:
     from .core import Algorithm
@@ -107,15 +107,20 @@ models = Registry("model")
 proxes = Registry("prox")
 
 
-def make(name: str, **hyper: Any) -> Algorithm:
-    """An algorithm by its name, with its hyper-parameters as flat words.
+def make(name: str, *, preset: str | None = None, **hyper: Any) -> Algorithm:
+    """An algorithm by its name, with its hyper-parameters as flat words; `preset` gives the paper's for a data set.
 
     >>> import fedda
     >>> fedda.make("fedavg", lr=0.1, steps=5).steps
     5
+    >>> fedda.make("stem", preset="cifar10", steps=10).w
+    100.0
     >>> fedda.make("fedavg", step=5)
     Traceback (most recent call last):
     ValueError: fedavg: no parameter 'step'; did you mean 'steps'?
     """
-    algorithm: Algorithm = algorithms.find(name)(**hyper)
+    entry = algorithms.find(name)
+    if preset is not None:
+        hyper = presets.preset(entry.alias_of or name, preset) | hyper
+    algorithm: Algorithm = entry(**hyper)
     return algorithm

@@ -59,7 +59,9 @@ class Run:
             self.problem, _engine(engine), seeds if self.lead else seeds[0], weights, algorithm.memory
         )
         self.counts, self.round = Counts(), 0
-        self.dropped = torch.zeros(self.lead, dtype=torch.int64, device=like.device)  # replies, not finite
+        self.dropped = torch.zeros(
+            self.lead, dtype=torch.int64, device=like.device
+        )  # clients with a reply that was not finite, summed over rounds
         self.silent = torch.zeros_like(self.dropped)  # rounds in a row without a finite reply
         self.first_rate: float | None = None
         if state is None:
@@ -71,7 +73,7 @@ class Run:
     def _start(self, x0: Tensor | None, force: bool) -> None:
         everyone = self.simulation.everyone()
         self.server = self.algorithm.init(self._first_point(x0), Counting(everyone, self.counts))
-        if not bool(everyone.alive.all()):
+        if not bool(everyone.fine.any(dim=-1).all()):
             raise Diverged("no client gave a finite reply at the start: look at the data and at x0")
         rate = self.algorithm.first_rate(self.server)
         if rate is not None:
@@ -98,9 +100,9 @@ class Run:
         """One round; the new server state."""
         cohort = self.simulation.cohort(self.round, self.cohort)
         server = self.algorithm.round(self.server, Counting(cohort, self.counts))
-        self.dropped = self.dropped + cohort.dropped
+        self.dropped = self.dropped + (~cohort.fine).sum(dim=-1)
         # A replica that has been silent too long is over: it stays where it is, and the others go on.
-        alive = cohort.alive & (self.silent < PATIENCE)
+        alive = cohort.fine.any(dim=-1) & (self.silent < PATIENCE)
         if not bool(alive.all()):
             self.silent = torch.where(alive, 0, self.silent + 1)
             server = type(server)(*(_keep(alive, new, old) for new, old in zip(server, self.server, strict=True)))

@@ -1,5 +1,39 @@
 """One paper, one file. Importing this package registers every algorithm."""
 
-from . import fedavg, fedda
+from . import (
+    fafed,
+    fedavg,
+    fedavgm,
+    fedcm,
+    fedda,
+    feddyn,
+    fedexp,
+    fedglomo,
+    fedopt,
+    fedprox,
+    local_adapt,
+    local_amsgrad,
+    mime,
+    mime_mvr,
+    scaffold,
+    stem,
+)
 
-__all__ = ["fedavg", "fedda"]
+__all__ = [
+    "fafed",
+    "fedavg",
+    "fedavgm",
+    "fedcm",
+    "fedda",
+    "feddyn",
+    "fedexp",
+    "fedglomo",
+    "fedopt",
+    "fedprox",
+    "local_adapt",
+    "local_amsgrad",
+    "mime",
+    "mime_mvr",
+    "scaffold",
+    "stem",
+]

@@ -33,6 +33,10 @@ class FedDA(Algorithm):
 
     Deviations: where the paper is ambiguous (beta, alpha, mu_0, the L1 weight) see docs/deviations.md.
 
+    Choose it for adaptive local steps, for penalties and constraints, or for both. The momentum variants (2-1, 2-2)
+    cost one gradient a step, the variance-reduced ones (1-1, 1-2) two; a diagonal H (1-1, 2-1) sends one vector more
+    down than a scalar one.
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
     >>> box = fedda.prox.Box(-0.5, 0.5)
@@ -119,8 +123,7 @@ def variant(i: int, j: int, **flat: Any) -> FedDA:
     matrix = (Diagonal, Scalar)[j - 1](**{name: words.pop(name) for name in MATRIX})
     rate = schedule(words["lr"]) if callable(words["lr"]) or i == 2 else CubeRoot(words["lr"], words["w"])
     if i == 1:
-        start = rate(torch.zeros((), dtype=torch.float64))
-        estimator: Estimator = Mvr(0.5 / start**2 if words["c"] is None else words["c"])
+        estimator: Estimator = Mvr.default(words["c"], rate)
     else:
         estimator = Momentum(words["momentum"], words["alpha_mode"])
     return FedDA(rate, estimator, matrix, **flat | {"prox": prox(flat["prox"])})

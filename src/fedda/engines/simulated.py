@@ -46,25 +46,22 @@ class SimulatedCohort:
         self.simulation, self.ids, self.key = simulation, ids, rng.fold(key, ids)
         self.size, self.population = ids.shape[-1], simulation.problem.clients
         self.drawn = self.draws = 0  # batches before and after an exchange: a second one goes on with fresh ones
-        self.dropped = torch.zeros(ids.shape[:-1], dtype=torch.int64, device=ids.device)
-        self.alive = torch.ones(ids.shape[:-1], dtype=torch.bool, device=ids.device)
+        self.fine = torch.ones_like(ids, dtype=torch.bool)  # who has sent finite numbers only, so far in this round
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         if not getattr(task, "on_client", False):
             raise ValueError(f"{getattr(task, '__qualname__', task)} is no task for clients: mark it with @on_client")
-        before, self.drawn = self.dropped, self.draws
-        means = self.simulation.engine.average(self, task, down)
-        self.alive = self.alive & (self.dropped - before < self.size)
-        return means
+        self.drawn = self.draws
+        return self.simulation.engine.average(self, task, down)
 
     def settle(self, members: Members, replies: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
         """What the server may use of the replies, each [..., c, m] with zeros for a client with a non-finite number in
-        any reply, and the clients' weights [..., c, 1]: such a client is dropped from every mean, counted, and keeps
-        its old memory."""
+        any reply, and the clients' weights [..., c, 1]: such a client is out for the rest of the round, is counted, and
+        keeps its old memory."""
         ids = members.ids
         full = [reply.expand(*ids.shape, reply.shape[-1]) for reply in replies]
-        finite = torch.stack([reply.isfinite().all(dim=-1) for reply in full]).all(dim=0)
-        self.dropped = self.dropped + (~finite).sum(dim=-1)
+        finite = torch.stack([reply.isfinite().all(dim=-1) for reply in full]).all(dim=0) & self.fine[..., members.part]
+        self.fine[..., members.part] = finite
         self.draws = max(self.draws, members.draws)
         members.remember(finite[..., None])
         weight = (self.simulation.weights[ids] * finite)[..., None]
@@ -75,7 +72,7 @@ class Members:
     """Some clients of a cohort as one Client: [..., c, d] vectors, one call for all of them or a loop over each."""
 
     def __init__(self, cohort: SimulatedCohort, part: slice, stacked: bool):
-        self.problem, self.stacked = cohort.simulation.problem, stacked
+        self.problem, self.part, self.stacked = cohort.simulation.problem, part, stacked
         self.ids, self.key, self.draws = cohort.ids[..., part], cohort.key[..., part], cohort.drawn
         self.count = self.ids.shape[-1]
         self._kept = cohort.simulation.memory

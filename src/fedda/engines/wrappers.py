@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 
 from torch import Tensor
@@ -33,6 +33,7 @@ class Counting:
 
     cohort: Cohort
     counts: Counts
+    sent: list[Tensor] = field(default_factory=list)  # in this round
 
     @property
     def size(self) -> int:
@@ -48,7 +49,10 @@ class Counting:
             return task(CountedClient(client, self.counts), *down)
 
         means = self.cohort.average(counted, *down)
-        self.counts.bytes_down += self.size * sum(map(message_bytes, down))
+        # A client keeps what it got in the round: in a second exchange (Mime's) the same tensor is not sent again.
+        news = [tensor for tensor in down if not any(tensor is old for old in self.sent)]
+        self.sent.extend(news)
+        self.counts.bytes_down += self.size * sum(map(message_bytes, news))
         self.counts.bytes_up += self.size * sum(map(message_bytes, means))
         return means
 

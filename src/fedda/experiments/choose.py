@@ -9,9 +9,7 @@ from ..registry import algorithms as known
 from .config import Experiment, checked, read
 
 
-def choose(
-    experiment: Experiment, rounds: int | None, algorithms: str | None, seeds: str | None
-) -> Experiment:
+def choose(experiment: Experiment, rounds: int | None, algorithms: str | None, seeds: str | None) -> Experiment:
     """The experiment with other rounds, algorithms (labels, or any name) or seeds; checked like a file.
 
     >>> from fedda.experiments import find
@@ -30,17 +28,13 @@ def choose(
                 raise ValueError(f"--algorithms: unknown {label!r}; {nearest}")
             chosen[label] = experiment.algorithms.get(label, {})
         if not chosen:
-            raise ValueError(
-                f"--algorithms must name some, by comma; the experiment's are {', '.join(experiment.algorithms)}"
-            )
+            raise ValueError(f"--algorithms must name some, by comma; the file has {', '.join(experiment.algorithms)}")
         table["algorithms"] = chosen
     if seeds is not None:
         try:
             table["seeds"] = [int(seed) for seed in seeds.split(",")]
         except ValueError:
-            raise ValueError(
-                f"--seeds must be whole numbers by comma, such as 0,1,2, got {seeds!r}"
-            ) from None
+            raise ValueError(f"--seeds must be whole numbers by comma, such as 0,1,2, got {seeds!r}") from None
     return checked(table, "command line")
 
 
@@ -54,11 +48,7 @@ def resumed(wanted: Experiment, place: Path, rounds: int | None) -> Experiment:
         if key in ("rounds", "title") or (key == "every" and wanted.every is None):
             continue
         if getattr(asked, key) != getattr(saved, key):
-            raise ValueError(
-                f"{place}: was run with another {key!r}: {value}; give the same, or another --out"
-            )
+            raise ValueError(f"{place}: was run with another {key!r}: {value}; give the same, or another --out")
     if rounds is not None and rounds < saved.rounds:
-        raise ValueError(
-            f"{place}: was begun with {saved.rounds} rounds; --rounds may raise that, not lower it"
-        )
+        raise ValueError(f"{place}: was begun with {saved.rounds} rounds; --rounds may raise that, not lower it")
     return saved.model_copy(update={"rounds": rounds or saved.rounds})

@@ -46,9 +46,7 @@ class ProblemTable(BaseModel):
             for word in self.model_extra or {}:
                 if word not in options:
                     known = {*type(self).model_fields, *options}
-                    raise ValueError(
-                        f"no key {word!r} with this partition and model; {checks.nearest(word, known)}"
-                    )
+                    raise ValueError(f"no key {word!r} with this partition and model; {checks.nearest(word, known)}")
         return options | self.model_dump()
 
 
@@ -83,18 +81,14 @@ class Experiment(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> Experiment:
         if self.cohort is not None and self.cohort > self.problem.clients:
-            raise ValueError(
-                f"cohort must be at most {self.problem.clients}, the number of clients, got {self.cohort}"
-            )
+            raise ValueError(f"cohort must be at most {self.problem.clients}, the number of clients, got {self.cohort}")
         if not self.algorithms:
             raise ValueError("algorithms must hold at least one table, such as [algorithms.fedavg]")
         for label, words in self.algorithms.items():
             if not label.strip() or not label.isprintable():
                 raise ValueError(f"algorithms: a label must be printable text, got {label!r}")
             if not isinstance(words.get("name", ""), str):
-                raise ValueError(
-                    f"algorithms.{label}: name must be the name of an algorithm, got {words['name']!r}"
-                )
+                raise ValueError(f"algorithms.{label}: name must be the name of an algorithm, got {words['name']!r}")
         return self
 
     def build(self, label: str) -> Algorithm:
@@ -147,14 +141,10 @@ def find(name: str) -> Experiment:
     'dominant_class'
     """
     if name in builtin():
-        return parse(
-            (resources.files(__package__) / "figures" / f"{name}.toml").read_text(encoding="utf-8"), name
-        )
+        return parse((resources.files(__package__) / "figures" / f"{name}.toml").read_text(encoding="utf-8"), name)
     path = Path(name)
     if path.suffix != ".toml":
-        raise ValueError(
-            f"unknown experiment {name!r}; {checks.nearest(name, builtin())} (or give a .toml file)"
-        )
+        raise ValueError(f"unknown experiment {name!r}; {checks.nearest(name, builtin())} (or give a .toml file)")
     return read(path)
 
 

@@ -23,6 +23,11 @@ from .config import Experiment, owned
 from .folder import Folder
 
 
+# Below so many numbers in a stack of vectors a second thread only waits, and stalls when the machine is busy. A fixed
+# rule and not a measurement: the number of threads changes the rounding, and a run must repeat to the bit.
+SMALL = 500_000
+
+
 class Progress(Protocol):
     """Who watches: a live display, plain lines, or nobody."""
 
@@ -52,8 +57,8 @@ def run(
 ) -> Folder:
     """Run every algorithm of the experiment into the folder `out`.
 
-    A mistake in the experiment (ValueError) is found before anything is written. With `resume`, the run goes on
-    from the folder's last checkpoint.
+    A mistake in the experiment (ValueError) is found before anything is written. With `resume`, the run goes
+    on from the folder's last checkpoint.
     """
     folder = Folder(out)
     if not resume and not overwrite:
@@ -61,8 +66,10 @@ def run(
     experiment = experiment.completed()
     assert experiment.every is not None
     with owned(experiment.name):
-        problem: Problem = experiment.problem.build()
+        problem: Any = experiment.problem.build()
     problem = problem if device is None else problem.to(device)
+    if problem.d * (experiment.cohort or 1) * len(experiment.seeds) < SMALL:
+        torch.set_num_threads(1)
 
     def start(label: str, state: dict[str, Any] | None = None) -> Run:
         with owned(experiment.name):
@@ -77,9 +84,7 @@ def run(
         except KeyError as why:
             if state is None:
                 raise
-            raise ValueError(
-                f"{out}: its checkpoint of {label} has no {why}, it is of another version of fedda"
-            ) from None
+            raise ValueError(f"{out}: {label}: the checkpoint, of another version, has no {why}") from None
 
     if not resume:
         for label in experiment.algorithms:
@@ -113,9 +118,7 @@ def _one(
     def note() -> None:
         rows = run.evaluate()
         folder.append("metrics.jsonl", [{"algorithm": label, **row} for row in rows])
-        folder.append(
-            "timings.jsonl", [{"algorithm": label, "round": run.round, "seconds": round(seconds, 6)}]
-        )
+        folder.append("timings.jsonl", [{"algorithm": label, "round": run.round, "seconds": round(seconds, 6)}])
         watch.advance(label, run.round, rows)
 
     if run.round == 0:
@@ -146,7 +149,7 @@ def _one(
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """The first signal is noted, so that the round can end and be saved; a second one has its usual effect."""
+    """The first signal is noted, so that the round can end and be saved; a second has its usual effect."""
     seen: list[int] = []
     usual: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # no other thread may set handlers

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..checks import count
 from ..registry import models
 
 Model = tuple[nn.Module, Callable[..., Tensor]]
@@ -27,7 +28,12 @@ def logistic(shape: tuple[int, ...], classes: int) -> Model:
 @models.register("mlp")
 def mlp(shape: tuple[int, ...], classes: int, hidden: Any = (32,)) -> Model:
     """A multi-layer perceptron with ReLU; `hidden` gives the widths of its hidden layers."""
-    widths = [math.prod(shape), *([hidden] if isinstance(hidden, int) else hidden)]
+    inner = [hidden] if isinstance(hidden, int) else hidden
+    if not isinstance(inner, list | tuple):
+        raise ValueError(f"mlp: hidden must be a whole number >= 1, or a list of them, got {hidden!r}")
+    for width in inner:
+        count("mlp", "hidden", width)
+    widths = [math.prod(shape), *inner]
     layers: list[nn.Module] = [nn.Flatten()]
     for i, o in pairwise(widths):
         layers += [nn.Linear(i, o), nn.ReLU()]

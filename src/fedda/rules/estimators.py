@@ -68,6 +68,11 @@ class Mvr:
     def __post_init__(self) -> None:
         check("Mvr", c=self.c)
 
+    @classmethod
+    def default(cls, c: Any, rate: Callable[[Tensor], Any]) -> Mvr:
+        """With c as given, or 0.5 / eta_0^2: the first weight is then a half."""
+        return cls(0.5 / rate(torch.zeros((), dtype=torch.float64)) ** 2 if c is None else c)
+
     def weight(self, eta: Any) -> Any:
         a = self.c * eta**2
         return a.clamp(max=1) if isinstance(a, Tensor) else min(1.0, a)

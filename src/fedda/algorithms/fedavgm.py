@@ -1,0 +1,53 @@
+"""FedAvgM (Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification, 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..checks import check
+from ..core import Cohort, step_counter
+from ..registry import algorithms
+from .fedavg import FedAvg
+
+
+@algorithms.register("fedavgm", reference="Hsu et al. 2019")
+@dataclass(frozen=True)
+class FedAvgM(FedAvg):
+    """FedAvg with momentum on the server.
+
+        delta = mean_k X - x;     m <- momentum m + delta;     x <- x + server_lr m
+
+    Deviations: none; there is no dampening, so a momentum of 0.9 makes the server's step ten times longer in the end.
+
+    Choose it where few clients take part in a round and the averages jump about.
+
+    >>> import fedda
+    >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
+    >>> fedda.train(fedda.make("fedavgm", lr=0.1, steps=1, momentum=0.5), problem, rounds=100).x
+    tensor([1.0000], dtype=torch.float64)
+    """
+
+    class Server(NamedTuple):
+        x: Tensor
+        m: Tensor
+        t: Tensor
+
+    momentum: Any = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check("FedAvgM", momentum=self.momentum)
+
+    def init(self, x: Tensor, clients: Cohort) -> Any:
+        return self.Server(x, torch.zeros_like(x), step_counter(x))
+
+    def round(self, server: Any, cohort: Cohort) -> Any:
+        x, m, t = server
+        (mean,) = cohort.average(self.local, x, t)
+        m = self.momentum * m + (mean - x)
+        return self.Server(x + self.server_lr * m, m, t + self.steps)

@@ -1,0 +1,68 @@
+"""FedDyn (Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization,
+ICLR 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..checks import check
+from ..core import Algorithm, Client, Cohort, on_client, step_counter
+from ..registry import algorithms
+from ..rules.schedules import schedule
+
+
+@algorithms.register("feddyn", reference="Acar et al. 2021")
+@dataclass(frozen=True)
+class FedDyn(Algorithm):
+    """Each client minimises its loss plus a linear and a quadratic term that align its minimum with the global one.
+
+        y_k ~ argmin f_k(y) - <g_k, y> + (alpha / 2) ||y - x||^2  (steps of SGD);     g_k <- g_k - alpha (y_k - x)
+        h <- h - alpha (r / K) mean_k (y_k - x);     x <- mean_k y_k - h / alpha
+
+    Deviations: the local problem is solved by `steps` gradient steps, inexactly. g_k stays on the client. `server_lr`
+    shortens the server's whole step.
+
+    Choose it where clients differ much and return often, as SCAFFOLD, when only one vector may go up.
+
+    >>> import fedda
+    >>> problem = fedda.Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]])
+    >>> fedda.train(fedda.make("feddyn", lr=0.1, alpha=1.0, steps=20), problem, rounds=100).x
+    tensor([3.0000], dtype=torch.float64)
+    """
+
+    class Server(NamedTuple):
+        x: Tensor
+        h: Tensor
+        t: Tensor
+
+    memory = ("g",)
+
+    lr: Any = 0.05
+    alpha: Any = 0.1
+    steps: int = 5
+    server_lr: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check("FedDyn", lr=self.lr, alpha=self.alpha, steps=self.steps, server_lr=self.server_lr)
+
+    def init(self, x: Tensor, clients: Cohort) -> Any:
+        return self.Server(x, torch.zeros_like(x), step_counter(x))
+
+    def round(self, server: Any, cohort: Cohort) -> Any:
+        x, h, t = server
+        (mean,) = cohort.average(self.local, x, t)
+        h = h - self.alpha * cohort.size / cohort.population * (mean - x)
+        return self.Server(x + self.server_lr * (mean - h / self.alpha - x), h, t + self.steps)
+
+    @on_client
+    def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        lr, y, own = schedule(self.lr), x, client.memory["g"]
+        for i in range(self.steps):
+            (g,) = client.gradients(y)
+            y = y - lr(t + i) * (g - own + self.alpha * (y - x))
+        client.memory["g"] = own - self.alpha * (y - x)
+        return (y,)

@@ -1,0 +1,120 @@
+"""FedAdam, FedYogi, FedAdagrad (Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated
+Optimization, ICLR 2021) and FedAMS (Wang, Lin, Chen: Communication-Efficient Adaptive Federated Learning,
+ICML 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..checks import check
+from ..core import Cohort, step_counter
+from ..registry import algorithms
+from ..rules.moments import debiased, second_moment
+from .fedavg import FedAvg
+
+
+@algorithms.register("fedadam", reference="Reddi et al. 2021")
+@dataclass(frozen=True)
+class FedAdam(FedAvg):
+    """FedAvg on the clients, Adam on the server, fed with the mean change of the model.
+
+        D = mean_k X - x;     m <- beta1 m + (1 - beta1) D;     v <- beta2 v + (1 - beta2) D^2
+        x <- x + server_lr m / (sqrt(v) + eps)
+
+    Deviations: none. What papers and libraries disagree about is explicit: `eps` (1e-3 here, 1e-9 elsewhere), the
+    start `v0` (at least eps^2 in the paper) and `bias_correction` (off in the paper's pseudo-code, on in its
+    experiments).
+
+    Choose it where coordinates of the model change at very different scales and clients must stay plain SGD.
+
+    >>> import fedda
+    >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
+    >>> fedda.train(fedda.make("fedadam", lr=0.1, server_lr=0.1, eps=0.1), problem, rounds=200).x
+    tensor([1.0000], dtype=torch.float64)
+    """
+
+    class Server(NamedTuple):
+        x: Tensor
+        m: Tensor
+        v: Tensor
+        v_max: Tensor  # the largest v so far: FedAMS steps by it
+        t: Tensor
+
+    kind: ClassVar[str] = "adam"
+    server_lr: Any = 0.01
+    beta1: Any = 0.9
+    beta2: Any = 0.99
+    eps: Any = 1e-3
+    v0: Any = 1e-6
+    bias_correction: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(type(self).__name__, beta1=self.beta1, beta2=self.beta2, eps=self.eps, v0=self.v0)
+
+    def init(self, x: Tensor, clients: Cohort) -> Any:
+        v = torch.zeros_like(x) + self.v0
+        return self.Server(x, torch.zeros_like(x), v, v, step_counter(x))
+
+    def round(self, server: Any, cohort: Cohort) -> Any:
+        x, m, v, v_max, t = server
+        (mean,) = cohort.average(self.local, x, t)
+        m = self.beta1 * m + (1 - self.beta1) * (mean - x)
+        v = second_moment(self.kind, v, mean - x, self.beta2)
+        v_max = torch.maximum(v_max, v)
+        n = t / self.steps + 1
+        first = debiased(m, self.beta1, n) if self.bias_correction else m
+        second = self.denominator(v, v_max)
+        second = debiased(second, self.beta2, n) if self.bias_correction and self.kind != "adagrad" else second
+        x = x + self.server_lr * first / (second.sqrt() + self.eps)
+        return self.Server(x, m, v, v_max, t + self.steps)
+
+    def denominator(self, v: Tensor, v_max: Tensor) -> Tensor:
+        return v
+
+
+@algorithms.register("fedyogi", reference="Reddi et al. 2021")
+@dataclass(frozen=True)
+class FedYogi(FedAdam):
+    """FedAdam with Yogi's second moment, which changes additively.
+
+        v <- v - (1 - beta2) D^2 sign(v - D^2)
+
+    Choose it instead of FedAdam where sudden large changes must not shrink the step at once.
+    """
+
+    kind: ClassVar[str] = "yogi"
+
+
+@algorithms.register("fedadagrad", reference="Reddi et al. 2021")
+@dataclass(frozen=True)
+class FedAdagrad(FedAdam):
+    """FedAdam with a second moment that only grows, and no momentum by default.
+
+        v <- v + D^2
+
+    Choose it where the step should die out by itself; its rate wants tuning more than FedAdam's.
+    """
+
+    kind: ClassVar[str] = "adagrad"
+    beta1: Any = 0.0
+
+
+@algorithms.register("fedams", reference="Wang et al. 2022")
+@dataclass(frozen=True)
+class FedAMS(FedAdam):
+    """FedAdam stepping by the largest second moment so far (AMSGrad on the server).
+
+        v_max <- max(v_max, v);     x <- x + server_lr m / (sqrt(v_max) + eps)
+
+    Deviations: the paper's option 2 (eps outside the maximum).
+
+    Choose it where FedAdam's step grows back too fast; one bad round slows it for good.
+    """
+
+    def denominator(self, v: Tensor, v_max: Tensor) -> Tensor:
+        return v_max

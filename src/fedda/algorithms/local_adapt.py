@@ -1,0 +1,98 @@
+"""Local-Adapt (Wang, Xu, Garrett, Charles, Liu, Joshi: Local Adaptivity in Federated Learning: Convergence and
+Consistency, 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..checks import check, one_of
+from ..core import Algorithm, Client, Cohort, on_client, step_counter
+from ..registry import algorithms
+from ..rules.moments import KINDS, debiased, second_moment
+from ..rules.schedules import schedule
+
+
+@algorithms.register("local-adapt", reference="Wang et al. 2021")
+@dataclass(frozen=True)
+class LocalAdapt(Algorithm):
+    """Clients run an adaptive optimiser of their own, begun anew every round; the server another on the mean change.
+
+        m <- beta1 m + (1 - beta1) g;     v <- second moment (client = adam, yogi, adagrad; sgd has none)
+        X <- X - eta_t m / (sqrt(v) + eps)
+        P = 1 / (sqrt(v) + eps);     A <- beta1 A + (1 - beta1) P;     C <- C + A
+        D = mean dX  (correction none),   mean(dX / C)  (local),   mean(dX / C) / mean(1 / C)  (joint)
+        x <- x + server_lr D  (server = sgd), or Adam's step on D
+
+    Deviations: momentum only for client adam and yogi. `bias_correction` is on (also for A), because clients begin at
+    zero every round: without it the first step is 3.2 times too long. `server_eps` and `v0` are the server Adam's.
+
+    Choose it with a correction where clients are adaptive and must not pull the average towards their own optimum.
+
+    >>> import fedda
+    >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
+    >>> algorithm = fedda.make("local-adapt", lr=0.01, correction="joint", server="sgd", server_lr=1.0)
+    >>> fedda.train(algorithm, problem, rounds=300).x
+    tensor([1.0000], dtype=torch.float64)
+    """
+
+    class Server(NamedTuple):
+        x: Tensor
+        m: Tensor
+        v: Tensor
+        t: Tensor
+
+    lr: Any = 0.001
+    server_lr: Any = 0.002
+    steps: int = 5
+    client: str = "adam"
+    server: str = "adam"
+    correction: str = "none"
+    beta1: Any = 0.9
+    beta2: Any = 0.999
+    eps: Any = 1e-8
+    server_eps: Any = 1e-8
+    v0: Any = 0.0
+    bias_correction: bool = True
+
+    def __post_init__(self) -> None:
+        check("LocalAdapt", lr=self.lr, server_lr=self.server_lr, steps=self.steps, beta1=self.beta1, beta2=self.beta2)
+        check("LocalAdapt", eps=self.eps, server_eps=self.server_eps, v0=self.v0)
+        one_of("LocalAdapt", "client", self.client, (*KINDS, "sgd"))
+        one_of("LocalAdapt", "server", self.server, ("adam", "sgd"))
+        one_of("LocalAdapt", "correction", self.correction, ("none", "local", "joint"))
+
+    def init(self, x: Tensor, clients: Cohort) -> Any:
+        return self.Server(x, torch.zeros_like(x), torch.zeros_like(x) + self.v0, step_counter(x))
+
+    def round(self, server: Any, cohort: Cohort) -> Any:
+        x, m, v, t = server
+        D, *inverse = cohort.average(self.local, x, t)
+        D = D / inverse[0] if inverse else D
+        if self.server == "adam":
+            m, v, n = self.beta1 * m + (1 - self.beta1) * D, second_moment("adam", v, D, self.beta2), t / self.steps + 1
+            D = self.corrected(m, self.beta1, n) / (self.corrected(v, self.beta2, n).sqrt() + self.server_eps)
+        return self.Server(x + self.server_lr * D, m, v, t + self.steps)
+
+    @on_client
+    def local(self, client: Client, x0: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        lr, x, b1 = schedule(self.lr), x0, self.beta1 if self.client in ("adam", "yogi") else 0.0
+        m, v, A, C = (torch.zeros_like(x0) for _ in range(4))
+        for i in range(self.steps):
+            (g,) = client.gradients(x)
+            m, P = b1 * m + (1 - b1) * g, torch.ones_like(x0)
+            if self.client != "sgd":
+                v = second_moment(self.client, v, g, self.beta2)
+                decays = self.client != "adagrad"
+                P = 1 / ((self.corrected(v, self.beta2, i + 1) if decays else v).sqrt() + self.eps)
+            x = x - lr(t + i) * self.corrected(m, b1, i + 1) * P
+            A = b1 * A + (1 - b1) * P
+            C = C + self.corrected(A, b1, i + 1)
+        dx = x - x0
+        return {"none": (dx,), "local": (dx / C,), "joint": (dx / C, 1 / C)}[self.correction]
+
+    def corrected(self, moment: Tensor, beta: Any, n: Any) -> Tensor:
+        return debiased(moment, beta, n) if self.bias_correction else moment

@@ -1,0 +1,79 @@
+"""STEM (Khanduri, Sharma, Yang, Hong, Liu, Rajawat, Varshney: STEM: A Stochastic Two-Sided Momentum Algorithm Achieving
+Near-Optimal Sample and Communication Complexities for Federated Learning, NeurIPS 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..checks import check
+from ..core import Algorithm, Client, Cohort, on_client, step_counter
+from ..registry import algorithms
+from ..rules.estimators import Mvr
+from ..rules.schedules import CubeRoot, Schedule
+
+
+@algorithms.register("stem", reference="Khanduri et al. 2021")
+@dataclass(frozen=True)
+class Stem(Algorithm):
+    """Variance-reduced momentum on clients and server: FedDA-MVR without the adaptive metric.
+
+        X <- X - eta_t nu;     nu <- g(X; B) + (1 - a_t) (nu - g(X_old; B));     x <- mean_k X;     nu <- mean_k nu
+        eta_t = lr / (w + t)^(1/3),   a_t = min(1, c eta_t^2)
+
+    Deviations: nu_0 is one batch of the ordinary size from every client; c = None is 0.5 / eta_0^2.
+
+    Choose it as the control for FedDA-MVR: the difference between the two is the metric.
+
+    >>> import fedda
+    >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
+    >>> fedda.train(fedda.make("stem", lr=0.5, w=8.0), problem, rounds=60).x
+    tensor([1.0000], dtype=torch.float64)
+    """
+
+    class Server(NamedTuple):
+        x: Tensor
+        nu: Tensor
+        t: Tensor
+
+    lr: Any = 0.1
+    w: Any = 100.0
+    c: Any = None
+    steps: int = 5
+
+    def __post_init__(self) -> None:
+        check("Stem", lr=self.lr, w=self.w, steps=self.steps, **({} if self.c is None else {"c": self.c}))
+        self.estimator.warn(self.rate(torch.zeros((), dtype=torch.float64)))
+
+    @property
+    def rate(self) -> Schedule:
+        return self.lr if callable(self.lr) else CubeRoot(self.lr, self.w)
+
+    @property
+    def estimator(self) -> Mvr:
+        return Mvr.default(self.c, self.rate)
+
+    def init(self, x: Tensor, clients: Cohort) -> Any:
+        (nu,) = clients.average(self.first, x)
+        return self.Server(x, nu, step_counter(x))
+
+    @on_client
+    def first(self, client: Client, x: Tensor) -> tuple[Tensor, ...]:
+        return client.gradients(x)
+
+    def round(self, server: Any, cohort: Cohort) -> Any:
+        x, nu, t = server
+        x, nu = cohort.average(self.local, x, nu, t)
+        return self.Server(x, nu, t + self.steps)
+
+    @on_client
+    def local(self, client: Client, x: Tensor, nu: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        rate, estimator = self.rate, self.estimator
+        for i in range(self.steps):
+            eta = rate(t + i)
+            x, x_old = x - eta * nu, x
+            nu = estimator(nu, x, x_old, eta, client)
+        return x, nu

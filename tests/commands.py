@@ -1,0 +1,73 @@
+"""The command line as a user starts it, and experiments small enough to run in a second."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from fedda import cli
+from fedda.experiments.toml import dumps
+
+SOURCE = Path(__file__).parents[1] / "src"
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": str(SOURCE),
+    "OMP_NUM_THREADS": "1",
+    "TERM": "xterm",
+    "COLUMNS": "100",
+}
+
+
+def tiny(**changes):
+    """A valid experiment as a table: two algorithms, two seeds, logistic regression."""
+    table = {
+        "name": "tiny",
+        "rounds": 6,
+        "every": 2,
+        "seeds": [0, 1],
+        "problem": {"data": "breast-cancer", "clients": 4, "model": "logistic", "batch": 4},
+        "algorithms": {"fedavg": {"lr": 0.1}, "fedda-mvr": {"lr": 0.1, "w": 1000.0}},
+    }
+    return table | changes
+
+
+def write(path, **changes):
+    path.write_text(dumps(tiny(**changes)), encoding="utf-8")
+    return path
+
+
+def command(*words):
+    return [sys.executable, "-m", "fedda", *map(str, words)]
+
+
+def fedda(*words, **how):
+    """Run to the end in a process of its own."""
+    how = {"capture_output": True, "text": True, "timeout": 120, "env": ENVIRONMENT} | how
+    return subprocess.run(command(*words), **how)
+
+
+def begin(*words, **how):
+    """Start a process of its own."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENVIRONMENT} | how
+    return subprocess.Popen(command(*words), **how)
+
+
+def is_one_line(stderr, *fragments):
+    """One clear line, with these words in it."""
+    assert stderr.startswith("fedda: ") and stderr.endswith("\n") and stderr.count("\n") == 1, stderr
+    for fragment in fragments:
+        assert fragment in stderr, stderr
+
+
+def inside(capsys, monkeypatch, *words):
+    """The same in this process, for what needs none of its own: exit status, stdout, stderr."""
+    monkeypatch.setattr(sys, "argv", ["fedda", *map(str, words)])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main sets its own
+    monkeypatch.setattr(cli, "NOTED", set())
+    capsys.readouterr()
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as end:
+        warnings.simplefilter("always")
+        cli.main()
+    return end.value.code or 0, *capsys.readouterr()

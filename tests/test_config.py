@@ -1,0 +1,242 @@
+"""Experiments as data: what is written is what is read back, and mistakes are said in one line."""
+
+import copy
+import math
+import random
+import tomllib
+
+import pytest
+
+from commands import tiny
+from fedda import registry
+from fedda.experiments import Experiment, builtin, config, find
+from fedda.experiments.choose import choose
+from fedda.experiments.toml import dumps
+
+ALGORITHMS = list(registry.algorithms.entries)
+
+
+def experiment(**changes):
+    return config.parse(dumps(tiny(**changes)), "tiny.toml")
+
+
+def test_toml_is_read_back_as_it_was_written():
+    rng = random.Random(0)
+    texts = ["", " ", 'a"b', "a\\b", "a\nb", "ü/[x].y = #", "\x7f\t\x00", "'", "日本"]
+
+    def value(depth):
+        kinds = ["int", "float", "bool", "text", "list"] + ["table"] * (depth < 3)
+        match rng.choice(kinds):
+            case "int":
+                return rng.choice([0, -5, 2**63, 10**30])
+            case "float":
+                return rng.choice([0.1, 1e-300, 1e22, -0.0, math.inf, rng.random()])
+            case "bool":
+                return rng.random() < 0.5
+            case "text":
+                return rng.choice(texts)
+            case "list":
+                return [value(3) for _ in range(rng.randrange(3))]
+            case _:
+                return {rng.choice([*texts, "key", "k-1"]): value(depth + 1) for _ in range(rng.randrange(4))}
+
+    for _ in range(300):
+        table = {rng.choice([*texts, "key", "k-1"]): value(0) for _ in range(4)}
+        assert tomllib.loads(dumps(table)) == table
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_default_survives_the_file(name):
+    """Also those that are None, which TOML cannot say."""
+    given = experiment(algorithms={"label": {"name": name}})
+    full = given.completed()
+    again = config.parse(full.toml(), "config.toml")
+    assert again == full == again.completed()
+    known = {k for k, v in registry.algorithms.find(name).defaults.items() if v is not None}
+    assert set(full.algorithms["label"]) == known | {"name"}
+    assert again.build("label") == given.build("label")
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if "prox" in registry.algorithms.find(n).defaults])
+def test_nested_words_survive_the_file(name):
+    given = experiment(algorithms={name: {"prox": {"kind": "box", "lower": -1, "upper": 1e-05}}})
+    assert given.completed().build(name) == given.build(name)
+
+
+def test_the_options_of_the_problem_are_completed():
+    full = experiment(problem={"data": "digits", "model": "mlp", "partition": "dirichlet"}).completed()
+    words = full.problem.model_dump()
+    assert words["alpha"] == registry.partitions.find("dirichlet").defaults["alpha"]
+    assert words["hidden"] == [32] and words["clients"] == 10 and full.cohort == 10
+    assert full == full.completed()
+
+
+@pytest.mark.parametrize("name", builtin())
+def test_the_built_in_experiments_are_whole(name):
+    full = find(name).completed()
+    assert full.name == name and full.title
+    for label in full.algorithms:
+        full.build(label)
+
+
+def test_the_command_line_changes_an_experiment():
+    chosen = choose(experiment(), 3, " fedda-mvr ,fedda-2-1", "5,7")
+    assert chosen.rounds == 3 and chosen.seeds == [5, 7]
+    assert chosen.algorithms == {"fedda-mvr": tiny()["algorithms"]["fedda-mvr"], "fedda-2-1": {}}
+
+
+PROBLEM = tiny()["problem"]
+MISTAKES = {
+    "unknown key": (tiny(round=5), ["no key 'round'", "did you mean 'rounds'?"]),
+    "missing key": ({k: v for k, v in tiny().items() if k != "rounds"}, ["'rounds' is missing"]),
+    "missing table": ({k: v for k, v in tiny().items() if k != "problem"}, ["'problem' is missing"]),
+    "missing data": (tiny(problem={"clients": 4}), ["'problem.data' is missing"]),
+    "text for a number": (tiny(rounds="many"), ["rounds must be a whole number, got 'many'"]),
+    "a part of a round": (tiny(rounds=2.5), ["rounds must be a whole number, got 2.5"]),
+    "a truth for a number": (tiny(rounds=True), ["rounds must be a whole number, got True"]),
+    "no rounds": (tiny(rounds=0), ["rounds must be greater than or equal to 1, got 0"]),
+    "every": (tiny(every=0), ["every must be greater", "got 0"]),
+    "cohort": (tiny(cohort=9), ["cohort must be at most 4", "got 9"]),
+    "no seeds": (tiny(seeds=[]), ["seeds must be distinct", "got []"]),
+    "seeds repeated": (tiny(seeds=[1, 1]), ["seeds must be distinct", "got [1, 1]"]),
+    "a negative seed": (tiny(seeds=[-1]), ["seeds must be", "got [-1]"]),
+    "a huge seed": (tiny(seeds=[2**63]), ["seeds must be"]),
+    "weights": (tiny(weights="equal"), ["weights must be 'uniform' or 'samples', got 'equal'"]),
+    "name": (tiny(name="../up"), ["name must be a plain name", "'../up'"]),
+    "empty name": (tiny(name=""), ["name must be a plain name"]),
+    "no algorithms": (tiny(algorithms={}), ["algorithms must hold at least one"]),
+    "a number for a table": (tiny(algorithms={"fedavg": 3}), ["algorithms.fedavg must be a table, got 3"]),
+    "a label of two lines": (tiny(algorithms={"a\nb": {"name": "fedavg"}}), ["label", "'a\\nb'"]),
+    "an empty label": (tiny(algorithms={"": {"name": "fedavg"}}), ["label"]),
+    "algorithm": (tiny(algorithms={"fedavgg": {}}), ["algorithms.fedavgg", "did you mean 'fedavg'?"]),
+    "algorithm by name": (tiny(algorithms={"a": {"name": "fedd-mvr"}}), ["did you mean 'fedda-mvr'?"]),
+    "a list for a name": (tiny(algorithms={"a": {"name": ["x"]}}), ["algorithms.a: name must be", "['x']"]),
+    "word": (tiny(algorithms={"fedavg": {"rl": 0.1}}), ["no parameter 'rl'", "lr"]),
+    "rate": (tiny(algorithms={"fedavg": {"lr": -0.1}}), ["algorithms.fedavg", "lr must be > 0, got -0.1"]),
+    "rate as text": (tiny(algorithms={"fedavg": {"lr": "0.1"}}), ["lr must be > 0, got '0.1'"]),
+    "steps": (tiny(algorithms={"fedavg": {"steps": 0}}), ["steps must be a whole number >= 1, got 0"]),
+    "prox": (tiny(algorithms={"fedda-mvr": {"prox": {"kind": "l2"}}}), ["unknown prox 'l2'", "l1"]),
+    "prox without kind": (tiny(algorithms={"fedda-mvr": {"prox": {"gamma": 1.0}}}), ["prox", "'kind'"]),
+    "a list for a kind": (tiny(algorithms={"fedda-mvr": {"prox": {"kind": ["l1"]}}}), ["fedda-mvr"]),
+    "gamma": (tiny(algorithms={"fedda-mvr": {"prox": {"kind": "l1"}}}), ["gamma is missing"]),
+    "data": (tiny(problem=PROBLEM | {"data": "digit"}), ["unknown data set 'digit'", "'digits'"]),
+    "partition": (tiny(problem=PROBLEM | {"partition": "dirichlt"}), ["partition", "'dirichlet'"]),
+    "model": (tiny(problem=PROBLEM | {"model": "mpl"}), ["unknown model 'mpl'", "did you mean 'mlp'?"]),
+    "key of the problem": (tiny(problem=PROBLEM | {"batchs": 4}), ["no key 'batchs'", "mean 'batch'?"]),
+    "option of another": (tiny(problem=PROBLEM | {"rho": 0.8}), ["no key 'rho'"]),
+    "what load hands on": (tiny(problem=PROBLEM | {"shape": 3, "dtype": "x"}), ["no key 'shape'"]),
+    "clients": (tiny(problem=PROBLEM | {"clients": 10**6}), ["clients must be", "got 1000000"]),
+    "alpha": (tiny(problem=PROBLEM | {"partition": "dirichlet", "alpha": -1}), ["alpha must be > 0, got -1"]),
+    "by_client": (tiny(problem=PROBLEM | {"partition": "by_client"}), ["names no clients"]),
+    "cnn without images": (tiny(problem=PROBLEM | {"model": "cnn"}), ["must be images"]),
+    "hidden": (tiny(problem=PROBLEM | {"model": "mlp", "hidden": "wide"}), ["problem"]),
+}  # fmt: skip
+
+
+def whole(text):
+    """All that is checked before a run."""
+    full = config.parse(text, "tiny.toml").completed()
+    full.problem.build()
+    for label in full.algorithms:
+        full.build(label)
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_is_one_line(kind):
+    table, fragments = MISTAKES[kind]
+    with pytest.raises(ValueError) as why:
+        whole(dumps(table))
+    assert "\n" not in str(why.value)
+    for fragment in fragments:
+        assert fragment in str(why.value)
+    assert str(why.value).startswith(("tiny.toml: ", "tiny: ", "problem: ", "algorithms."))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rounds =",
+        "rounds = 5\nrounds = 6",
+        "= 3",
+        "[a",
+        "\ufeff\ufeff",
+        "x = " + "[" * 5000,
+        "x = " + "9" * 5000,
+    ],
+)
+def test_what_is_no_toml(text):
+    with pytest.raises(ValueError, match=r"^tiny.toml: is no TOML: .*\S$"):
+        config.parse(text, "tiny.toml")
+
+
+def test_a_fuzzed_file_is_refused_in_one_line_or_good():
+    rng = random.Random(1)
+    values = [
+        0,
+        -1,
+        3,
+        10**30,
+        0.5,
+        -2.0,
+        math.inf,
+        math.nan,
+        True,
+        "",
+        "x",
+        "fedavg",
+        [],
+        [1],
+        ["x"],
+        {},
+        {"a": 1},
+    ]
+    bases = [
+        tiny(problem={"data": "digits", "clients": 4, "partition": "dirichlet", "alpha": 0.5, "batch": 4}),
+        tiny(algorithms={"a": {"name": "fedda-2-1", "prox": {"kind": "l1", "gamma": 0.01}}, "fedavg": {}}),
+    ]  # fmt: skip
+    refused = 0
+    for case in range(200):
+        table = copy.deepcopy(rng.choice(bases))
+        for _ in range(rng.choice([1, 1, 2])):
+            place = table
+            while isinstance(inner := place.get(rng.choice([*place, ""])), dict) and inner:
+                place = inner
+            key = rng.choice(list(place))
+            match rng.randrange(4):
+                case 0:
+                    del place[key]
+                    place["spare"] = 1  # a table never gets empty by itself
+                case 1:
+                    place[key + rng.choice("sx_")] = place.pop(key)
+                case _:
+                    place[key] = rng.choice(values)
+        text = dumps(table)
+        if rng.random() < 0.2:  # a slip in the text itself
+            at = rng.randrange(len(text))
+            text = text[:at] + rng.choice('"=[]{}#\n.x\x00') + text[at + rng.randrange(3) :]
+        try:
+            whole(text)
+        except ValueError as why:
+            assert str(why) and "\n" not in str(why), (case, text)
+            refused += 1
+    assert 100 < refused < 200
+
+
+def test_what_can_be_read(tmp_path):
+    good = tmp_path / "good.toml"
+    good.write_bytes(b"\xef\xbb\xbf" + dumps(tiny()).encode())  # as some editors write it
+    assert isinstance(find(str(good)), Experiment)
+    for content, words in ((b'title = "\xff"', "UTF-8"), (b"", "'name' is missing")):
+        (tmp_path / "bad.toml").write_bytes(content)
+        with pytest.raises(ValueError, match=words):
+            find(str(tmp_path / "bad.toml"))
+    (tmp_path / "folder.toml").mkdir()
+    for name, words in (
+        ("folder.toml", "Is a directory"),
+        ("none.toml", "No such file"),
+        ("good.toml/x.toml", "Not a"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            find(str(tmp_path / name))
+    with pytest.raises(ValueError, match="did you mean 'digits'"):
+        find("digit")

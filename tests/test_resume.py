@@ -1,0 +1,227 @@
+"""A run that was stopped, killed or ran out of disk goes on to the same bytes."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+from safetensors.torch import load_file
+
+from commands import ENVIRONMENT, begin, command, fedda, inside, is_one_line, write
+
+ROUNDS = 168
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nothing happened to: its file and its folder."""
+    place = tmp_path_factory.mktemp("whole")
+    file = write(place / "tiny.toml", rounds=ROUNDS, every=7)
+    done = fedda("run", file, "--out", place / "run")
+    assert done.returncode == 0, done.stderr
+    return file, place / "run"
+
+
+@pytest.fixture
+def fedda_inside(capsys, monkeypatch):
+    return partial(inside, capsys, monkeypatch)
+
+
+def same(folder, other):
+    """Byte for byte the same metrics and configuration, bit for bit the same final tensors."""
+    for name in ("metrics.jsonl", "config.toml"):
+        assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+    states = [json.loads((f / "checkpoint/state.json").read_text())["algorithms"] for f in (folder, other)]
+    assert list(states[0]) == list(states[1])
+    for label in states[0]:
+        assert states[0][label]["crc32"] == states[1][label]["crc32"]
+        ours, theirs = (
+            load_file(f / "checkpoint" / s[label]["file"]) for f, s in zip((folder, other), states, strict=True)
+        )
+        assert ours.keys() == theirs.keys() and all(ours[k].equal(theirs[k]) for k in ours)
+    assert len(os.listdir(folder / "checkpoint")) == len(states[0]) + 1  # nothing is left lying about
+
+
+def reached(folder):
+    """Rows so far; -1 before there is a run."""
+    try:
+        return (folder / "metrics.jsonl").read_bytes().count(b"\n")
+    except OSError:
+        return -1
+
+
+def wait(process, condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_killed_at_random_moments(whole, tmp_path):
+    file, reference = whole
+    total = reached(reference)
+    seed = random.SystemRandom().randrange(10**6)
+    rng = random.Random(seed)
+    out = tmp_path / "run"
+    targets = sorted(rng.uniform(0, 0.9) * total for _ in range(3))
+    # Saving after every round, a process spends most of its time in the writing of checkpoints.
+    pauses = ["0", "0.2", "0"]
+    print("seed", seed, "rows", targets)
+    for target, pause in zip(targets, pauses, strict=True):
+        go_on = ["--resume"] if out.exists() else []
+        process = begin("run", file, "--out", out, "--save-seconds", pause, *go_on)
+        wait(process, lambda target=target: reached(out) >= target)
+        time.sleep(rng.uniform(0, 0.02))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert 0 <= reached(out) < total
+    done = fedda("run", file, "--out", out, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "(resumed)" in done.stderr
+    same(out, reference)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_stopped_and_told_how_to_go_on(whole, tmp_path):
+    """The line that is printed is pasted into a shell; the place has a space and a quote in its name."""
+    file, reference = whole
+    shutil.copy(file, tmp_path / "my tiny.toml")
+    words = ["run", "my tiny.toml", "--out", "it's a run", "--rounds", ROUNDS, "--overwrite"]
+    process = begin(*words, cwd=tmp_path)
+    out = tmp_path / "it's a run"
+    wait(process, lambda: reached(out) >= 8)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    line = stderr.splitlines()[-1]
+    assert line.startswith("fedda: stopped by SIGINT, saved; go on with: fedda run "), stderr
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "fedda"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fedda "$@"\n')
+    script.chmod(0o755)
+    environment = ENVIRONMENT | {"PATH": f"{script.parent}:{os.environ['PATH']}"}
+    pasted = line.partition("go on with: ")[2]
+    done = subprocess.run(
+        pasted, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    same(out, reference)
+
+
+def test_run_longer(whole, tmp_path, fedda_inside):
+    """Stopped on the way to 100 rounds (no multiple of 7), finished, then asked for more: the bytes of a run that
+    was asked for all of them at once."""
+    file, reference = whole
+    out = tmp_path / "run"
+    process = begin("run", file, "--out", out, "--rounds", 100, "--save-seconds", 0)
+    wait(process, lambda: reached(out) >= 4)
+    process.terminate()
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 143 and "stopped by SIGTERM, saved" in stderr
+    assert fedda_inside("run", file, "--out", out, "--rounds", 100, "--resume")[0] == 0
+    assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["round"] == 100
+    code, _, stderr = fedda_inside("run", file, "--out", out, "--rounds", 50, "--resume")
+    assert code == 2
+    is_one_line(stderr, "begun with 100 rounds", "not lower")
+    assert fedda_inside("run", file, "--out", out, "--rounds", ROUNDS, "--resume")[0] == 0
+    same(out, reference)
+
+
+def test_a_disk_that_fills_up(whole, tmp_path, fedda_inside):
+    """A real small disk where one may be mounted, else the kernel's limit on the size of a file."""
+    file, reference = whole
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    out = disk / "run"
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "none", disk]
+    mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    limit = (reference / "metrics.jsonl").stat().st_size // 2
+
+    def limited():
+        if not mounted:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    try:
+        (disk / "ballast").write_bytes(bytes(262_000))
+        stopped = fedda("run", file, "--out", out, "--save-seconds", 0, preexec_fn=limited)
+        assert stopped.returncode == 2, stopped.stderr
+        line = stopped.stderr.splitlines()[-1]
+        assert line.startswith(f"fedda: cannot write: {out}") and "go on with: fedda run" in line
+        assert ("No space left on device" if mounted else "File too large") in line
+        assert "Traceback" not in stopped.stderr
+        assert 0 < reached(out) < reached(reference) and not list(out.rglob("*.tmp"))
+        if mounted:
+            subprocess.run(["mount", "-o", "remount,size=4m", disk], check=True)
+        assert fedda_inside("run", file, "--out", out, "--resume")[0] == 0
+        same(out, reference)
+    finally:
+        if mounted:
+            subprocess.run(["umount", disk], check=True)
+
+
+def test_two_at_once(whole, tmp_path, fedda_inside):
+    file, _ = whole
+    out = tmp_path / "run"
+    process = begin("run", file, "--out", out, "--rounds", 100_000)
+    wait(process, lambda: reached(out) >= 0)
+    try:
+        for words in (["--resume", "--rounds", 100_000], ["--overwrite"]):
+            code, _, stderr = fedda_inside("run", file, "--out", out, *words)
+            assert code == 2
+            is_one_line(stderr, "another run is writing into it")
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_reader_went_away(tmp_path):
+    """`fedda run ... 2>&1 | head -1` does not end the run."""
+    file = write(tmp_path / "tiny.toml")
+    line = subprocess.list2cmdline(command("run", file, "--out", tmp_path / "run"))
+    done = subprocess.run(f"{line} 2>&1 | head -1", shell=True, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.stdout.count("\n") == 1 and not done.stderr
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+DAMAGE = {
+    "state.json cut short": lambda c: os.truncate(c / "state.json", 100),
+    "state.json empty": lambda c: os.truncate(c / "state.json", 0),
+    "state.json of something else": lambda c: (c / "state.json").write_text('["rows"]'),
+    "state.json without its rows": lambda c: (c / "state.json").write_text('{"algorithms": {}}'),
+    "state.json as bytes": lambda c: (c / "state.json").write_bytes(bytes(range(256))),
+    "state.json gone": lambda c: (c / "state.json").unlink(),
+    "checkpoint gone": lambda c: shutil.rmtree(c),
+    "tensors gone": lambda c: next(c.glob("01-*.safetensors")).unlink(),
+    "tensors cut short": lambda c: os.truncate(next(c.glob("01-*.safetensors")), 200),
+    "tensors garbage": lambda c: next(c.glob("00-*.safetensors")).write_bytes(os.urandom(500)),
+    "rows gone": lambda c: (c.parent / "metrics.jsonl").unlink(),
+    "rows cut short": lambda c: os.truncate(c.parent / "metrics.jsonl", 1000),
+    "config.toml garbage": lambda c: (c.parent / "config.toml").write_text("name ="),
+    "config.toml of another": lambda c: write(c.parent / "config.toml", seeds=[5]),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint(whole, tmp_path, fedda_inside, kind):
+    file, reference = whole
+    out = tmp_path / "run"
+    shutil.copytree(reference, out)
+    DAMAGE[kind](out / "checkpoint")
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    code, _, stderr = fedda_inside("run", file, "--out", out, "--resume")
+    assert code == 2
+    is_one_line(stderr, str(out))
+    assert before == {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}  # nothing more is lost
+    code, _, stderr = fedda_inside("run", file, "--out", out)
+    assert code == 2
+    is_one_line(stderr, "--overwrite")
