@@ -1,10 +1,15 @@
 """Shared problems and settings for the tests."""
 
+import os
+
 import pytest
 import torch
 
 import fedda
-from fedda import registry
+from fedda import plugins, registry
+
+if "FEDDA_TEST_PLUGIN" in os.environ:  # the shared table of properties on an algorithm that lives elsewhere
+    plugins.load(os.environ["FEDDA_TEST_PLUGIN"])
 
 torch.set_num_threads(1)  # small tensors: a second thread only waits
 

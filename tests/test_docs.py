@@ -1,5 +1,6 @@
 """Every snippet and command in the documentation is run; generated parts are up to date."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -24,7 +25,7 @@ def blocks(*languages):
                 yield pytest.param(page, text, id=f"{page.name}-{i}")
 
 
-@pytest.mark.parametrize("page,text", blocks("python"))
+@pytest.mark.parametrize("page,text", list(blocks("python")))
 def test_python_snippets_run(page, text, tmp_path):
     done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -40,6 +41,8 @@ def place(tmp_path_factory):
             if language == "toml":
                 name = re.search(r'^name = "(.+)"', text, re.M)[1]
                 (folder / f"{name}.toml").write_text(text)
+    walk = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
+    (folder / "clipped.py").write_text(dict(BLOCK.findall(walk))["python"])
     tools = folder / "bin"
     tools.mkdir()
     command = tools / "fedda"
@@ -48,7 +51,7 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("page,text", blocks("sh"))
+@pytest.mark.parametrize("page,text", list(blocks("sh")))
 def test_commands_run(page, text, place):
     environment = os.environ | {"PATH": f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     for line in text.splitlines():
@@ -73,22 +76,18 @@ def test_languages_are_known():
             assert language in ("python", "sh", "toml"), f"{page.name}: {language}"
 
 
-def table():
-    rows = ["| name | what it is | reference |", "|---|---|---|"]
-    aliases = {}
+def test_generated_pages_are_up_to_date():
+    """To write them anew: python docs/generate.py"""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    wanted = dict(generate.pages())
+    for path, text in wanted.items():
+        assert path.read_text() == text, f"{path.relative_to(ROOT)}: run python docs/generate.py"
+    assert set((ROOT / "docs" / "algorithms").glob("*.md")) <= set(wanted)
     for entry in registry.algorithms:
-        if entry.alias_of:
-            aliases.setdefault(entry.alias_of, []).append(f"`{entry.name}`")
-    for entry in registry.algorithms:
-        if not entry.alias_of:
-            names = ", ".join([f"`{entry.name}`", *aliases.get(entry.name, [])])
-            rows.append(f"| {names} | {entry.summary} | {entry.reference} |")
-    return "\n".join(rows)
-
-
-def test_the_table_of_algorithms_is_that_of_the_registry():
-    """To write it anew: python tests/test_docs.py"""
-    assert table() in (ROOT / "README.md").read_text()
+        text = wanted.get(ROOT / "docs" / "algorithms" / f"{entry.name}.md", "")
+        assert entry.alias_of or all(part in text for part in ("**Reference.**", "**Cost**", "Choose it")), entry.name
 
 
 def test_the_demo_uses_the_rates_of_the_recorded_sweep():
@@ -107,14 +106,3 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
-
-
-if __name__ == "__main__":
-    page = ROOT / "README.md"
-    text = re.sub(
-        r"(<!-- algorithms:.*?-->\n).*?(<!-- end -->)",
-        lambda m: f"{m[1]}{table()}\n{m[2]}",
-        page.read_text(),
-        flags=re.S,
-    )
-    page.write_text(text)

@@ -1,17 +1,17 @@
-"""How the methods relate to each other (algorithms.md, section 9: E7-E13, E16, E18-E21, E24), and the mistakes that public
-implementations made, each caught by a test."""
+"""How the methods relate to each other (algorithms.md, section 9: E7-E13, E16, E18-E21, E24), and the mistakes that
+public implementations made, each caught by a test."""
 
 import math
 
 import pytest
 import torch
-from conftest import close, digits, last, path, quadratic, stable
-from test_identities import D4, LR, Counted, Oracle, fedda_of
 
 import fedda
+from conftest import close, digits, last, path, quadratic, stable
 from fedda.rules.estimators import Momentum, Mvr, Plain
 from fedda.rules.preconditioners import Diagonal, Fixed, Identity
 from fedda.rules.prox import L1
+from test_identities import D4, LR, Counted, Oracle, fedda_of
 
 PROBLEMS = [pytest.param(quadratic, 3, id="quadratic"), pytest.param(digits, 4, id="digits")]
 
@@ -170,7 +170,8 @@ def test_e19_mime_mvr_with_one_step_is_distributed_storm(name):
     x, xs, m, x_prev, a = problem.start(0), [], 0.0, problem.start(0), 1.0
     for tau in range(6):
         eta = float(LR(torch.tensor(tau, dtype=torch.float64)))
-        # Mime draws its statistics first, MimeLite last; with one step, whose own draw cancels in Mime but not in the lite form.
+        # Mime draws its statistics first, MimeLite last; with one step, whose own draw cancels in Mime but not
+        # in the lite form.
         pairs = [g(tau, k, 0 if name == "mime-mvr" else 1, x, x_prev) for k in range(5)]
         new, old = (torch.stack(v).mean(0) for v in zip(*pairs, strict=True))
         if name == "mime-mvr":
@@ -352,7 +353,8 @@ def test_local_amsgrad_by_hand(local_m, local_v, naive):
 
 
 def test_naive_local_amsgrad_ends_elsewhere():
-    """With a metric of its own each client pulls with its own strength: the mean stays away from the stationary point."""
+    """With a metric of its own each client pulls with its own strength: the mean stays away from the stationary
+    point."""
     A = torch.tensor([[1.0], [1.0], [1.0]], dtype=torch.float64)
     b = torch.tensor([[0.0], [0.0], [30.0]], dtype=torch.float64)
     problem = fedda.Quadratic(A, b)
@@ -445,7 +447,8 @@ def test_fedexp_by_hand():
     assert server.x.item() == pytest.approx((y + before) / 2, rel=1e-13)
 
 
-# -- known mistakes of public implementations, each with the test that catches it ----------------------------------------
+# -- known mistakes of public implementations, each with the test that catches it
+# ----------------------------------------
 def test_mistake_fedcm_that_broadcasts_only_part_of_delta():
     """A public FedCM sent only the last tensor of Delta. On a model of several tensors, ours moves all of them."""
     problem, words = digits(), {"lr": 0.05, "steps": 3, "momentum": 0.9}
@@ -470,7 +473,8 @@ def test_mistake_fedcm_that_broadcasts_only_part_of_delta():
 
 @pytest.mark.parametrize("option", [1, 2])
 def test_mistake_scaffold_that_adds_the_sum_of_the_changes(option):
-    """c must stay the mean of all c_k (with c_k = 0 for clients not yet seen): adding the SUM makes it K times too large."""
+    """c must stay the mean of all c_k (with c_k = 0 for clients not yet seen): adding the SUM makes it K times too
+    large."""
     problem = quadratic(clients=8)
     run = fedda.Run(fedda.make("scaffold", lr=0.05, steps=3, option=option), problem, cohort=3)
     for _ in range(6):
@@ -480,7 +484,8 @@ def test_mistake_scaffold_that_adds_the_sum_of_the_changes(option):
 
 
 def test_mistake_fedprox_with_an_unsquared_norm():
-    """The gradient of (mu/2) ||X - x||^2 is mu (X - x), which vanishes at x; that of an unsquared norm does not shrink."""
+    """The gradient of (mu/2) ||X - x||^2 is mu (X - x), which vanishes at x; that of an unsquared norm does not
+    shrink."""
     problem, eta, mu = quadratic(clients=1, noise=0.0), 0.1, 2.0
     start = problem.start(0)
     x = start
@@ -502,6 +507,7 @@ def test_plain_preconditioned_fedda_with_l1_uses_the_accumulated_weight():
 
 
 def test_diagonal_metric_is_shared_by_all_clients():
-    """H goes down as one vector: every client steps in the same metric (the paper's reason for averaging dual states)."""
+    """H goes down as one vector: every client steps in the same metric (the paper's reason for averaging dual
+    states)."""
     assert fedda.Run(stable("fedda-mvr"), quadratic()).server.mu.shape == (1, 4)
     assert isinstance(stable("fedda-mvr").preconditioner, Diagonal)

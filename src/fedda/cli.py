@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import click
 import typer
 
-from . import __version__, checks, registry, report
-from .experiments import Stopped, builtin, find
+from . import __version__, checks, listing, plugins, registry, report
+from .experiments import Stopped, find
 from .experiments import run as run_experiment
 from .experiments.choose import choose, resumed
 from .experiments.folder import Folder
@@ -32,14 +32,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-KINDS = {
-    "algorithms": registry.algorithms,
-    "data": registry.datasets,
-    "partitions": registry.partitions,
-    "models": registry.models,
-    "prox": registry.proxes,
-    "engines": registry.engines,
-}
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", help="A .py file or module with algorithms of your own; may be given several times."),
+]
 
 
 def main() -> None:
@@ -120,11 +116,13 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Run in spite of an absurd first step size.")] = False,
     save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 5.0,
     summary: Annotated[bool, typer.Option(help="Print the table of final values.")] = True,
+    plugin: Plugins = None,
 ) -> None:
     """Run an experiment: every algorithm, every seed, into one run folder with a report.
 
     EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file.
     """
+    load_plugins(plugin)
     if resume and overwrite:
         raise ValueError("--resume and --overwrite exclude each other")
     if not (math.isfinite(save_seconds) and save_seconds >= 0):
@@ -155,6 +153,12 @@ def run(
     print(f"report: {page}")
 
 
+def load_plugins(given: list[str] | None) -> None:
+    plugins.discover()
+    for plugin in given or []:
+        plugins.load(plugin)
+
+
 def again() -> str:
     """The command that was given, to go on with."""
     given = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
@@ -162,20 +166,18 @@ def again() -> str:
 
 
 @app.command("list", epilog="Example: fedda list algorithms")
-def list_(what: Annotated[str, typer.Argument()] = "all") -> None:
+def list_(what: Annotated[str, typer.Argument()] = "all", plugin: Plugins = None) -> None:
     """List what there is, all of it or one kind.
 
-    WHAT is experiments, algorithms, data, partitions, models, prox or engines.
+    WHAT is experiments, algorithms (with what they cost), words (of the algorithms), presets, data, partitions, models,
+    prox or engines.
     """
-    kinds = ("experiments", *KINDS)
+    load_plugins(plugin)
+    kinds = listing.KINDS
     if what not in ("all", *kinds):
         raise ValueError(f"list: unknown kind {what!r}; {checks.nearest(what, ('all', *kinds))}")
     for kind in kinds if what == "all" else (what,):
-        if kind == "experiments":
-            rows = [(name, find(name).title, ", ".join(find(name).algorithms)) for name in builtin()]
-            table(("experiment", "title", "algorithms"), rows, kind)
-        else:
-            table(("name", "what it is", "words and defaults"), map(described, KINDS[kind]), kind)
+        table(*listing.rows(kind), kind)
 
 
 @app.command("report", epilog="Example: fedda report runs/digits")
@@ -200,14 +202,6 @@ def check_device(device: str | None) -> None:
     except (RuntimeError, AssertionError) as why:
         reason = str(why).splitlines()[0]
         raise ValueError(f"--device {device!r} cannot be used here: {reason}") from None
-
-
-def described(entry: registry.Entry) -> tuple[str, str, str]:
-    """Name, summary and the words that a user gives (the samples' labels and shapes come from the data)."""
-    given = ("labels", "client", "shape", "classes", "clients", "seed")
-    empty = registry.inspect.Parameter.empty
-    words = [k if v is empty else f"{k}={v}" for k, v in entry.defaults.items() if k not in given]
-    return entry.name, f"the same as {entry.alias_of}" if entry.alias_of else entry.summary, ", ".join(words)
 
 
 COLUMNS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")

@@ -1,4 +1,4 @@
-"""The paper's tuned hyper-parameters by data set, and readings of its ambiguities, as presets: ``make(name, preset=...)``.
+"""The paper's tuned hyper-parameters by data set, and readings of its ambiguities: ``make(name, preset=...)``.
 
 Values that the paper does not give are ours and marked so.
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import checks, presets
+from . import checks, plugins, presets
 
 if TYPE_CHECKING:
     from .core import Algorithm
@@ -92,6 +92,8 @@ class Registry:
 
     def find(self, name: str) -> Entry:
         if name not in self.entries:
+            plugins.discover()  # it may live in an installed package
+        if name not in self.entries:
             raise ValueError(f"unknown {self.kind} {name!r}; {checks.nearest(str(name), self.entries)}".rstrip())
         return self.entries[name]
 
@@ -120,7 +122,11 @@ def make(name: str, *, preset: str | None = None, **hyper: Any) -> Algorithm:
     ValueError: fedavg: no parameter 'step'; did you mean 'steps'?
     """
     entry = algorithms.find(name)
-    if preset is not None:
-        hyper = presets.preset(entry.alias_of or name, preset) | hyper
-    algorithm: Algorithm = entry(**hyper)
+    algorithm: Algorithm = entry(**expanded(entry, hyper if preset is None else hyper | {"preset": preset}))
     return algorithm
+
+
+def expanded(entry: Entry, given: dict[str, Any]) -> dict[str, Any]:
+    """The words given, and those of the preset that they name for the rest."""
+    own = {word: value for word, value in given.items() if word != "preset"}
+    return presets.preset(entry.alias_of or entry.name, given["preset"]) | own if "preset" in given else own

@@ -15,7 +15,7 @@ from .. import checks
 from ..core import Algorithm
 from ..data.partition import GIVEN
 from ..problems import Neural, load
-from ..registry import algorithms, datasets, make, models, partitions
+from ..registry import algorithms, datasets, expanded, make, models, partitions
 from .toml import dumps
 
 SEED = 2**63  # seeds are counters of 63 bits
@@ -104,7 +104,7 @@ class Experiment(BaseModel):
                 with owned(f"algorithms.{label}"):
                     entry = algorithms.find(words.get("name", label))
                     rest = {k: v for k, v in words.items() if k != "name"}
-                    full[label] = {"name": entry.name} | entry.complete(rest)
+                    full[label] = {"name": entry.name} | entry.complete(expanded(entry, rest))
             table = self.model_dump() | {
                 "every": self.every or max(1, self.rounds // 100),
                 "cohort": self.cohort or self.problem.clients,

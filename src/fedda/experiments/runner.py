@@ -22,7 +22,6 @@ from ..training import Diverged, Run
 from .config import Experiment, owned
 from .folder import Folder
 
-
 # Below so many numbers in a stack of vectors a second thread only waits, and stalls when the machine is busy. A fixed
 # rule and not a measurement: the number of threads changes the rounding, and a run must repeat to the bit.
 SMALL = 500_000

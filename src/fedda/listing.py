@@ -1,0 +1,70 @@
+"""What there is, as tables: for `fedda list` and for the documentation."""
+
+from __future__ import annotations
+
+from inspect import Parameter
+
+from . import registry
+from .costs import Cost, cost
+from .experiments import builtin, find
+from .presets import PRESETS
+
+REGISTRIES = {
+    "algorithms": registry.algorithms,
+    "data": registry.datasets,
+    "partitions": registry.partitions,
+    "models": registry.models,
+    "prox": registry.proxes,
+    "engines": registry.engines,
+}
+KINDS = ("experiments", "algorithms", "words", "presets", *list(REGISTRIES)[1:])
+# How the parts of a cost are headed, for one client and one round of I local steps.
+COSTS = {
+    "down": "vectors down",
+    "up": "up",
+    "gradients": "gradients",
+    "start": "up at the start",
+    "memory": "client keeps",
+}
+assert tuple(COSTS) == Cost._fields
+
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+
+
+def rows(kind: str) -> Table:
+    """The heads and the rows of one kind.
+
+    >>> rows("engines")[1][0][0]
+    'sequential'
+    """
+    if kind == "experiments":
+        found = {name: find(name) for name in builtin()}
+        return ("experiment", "title", "algorithms"), [(n, e.title, ", ".join(e.algorithms)) for n, e in found.items()]
+    if kind == "presets":
+        return ("preset", "algorithm", "words"), [
+            (which, name, _words(words)) for which, table in PRESETS.items() for name, words in table.items()
+        ]
+    if kind == "algorithms":
+        heads = ("name", "what it is", *COSTS.values())
+        return heads, [(names(e), e.summary, *cost(e.name)) for e in registry.algorithms if not e.alias_of]
+    if kind == "words":
+        return ("algorithm", "its words and their defaults"), [
+            (names(e), words(e)) for e in registry.algorithms if not e.alias_of
+        ]
+    return ("name", "what it is", "words and defaults"), [(e.name, e.summary, words(e)) for e in REGISTRIES[kind]]
+
+
+def names(entry: registry.Entry) -> str:
+    """The name of an algorithm and its aliases."""
+    return ", ".join([entry.name, *(e.name for e in registry.algorithms if e.alias_of == entry.name)])
+
+
+def words(entry: registry.Entry) -> str:
+    """The words that a user gives, with their defaults; the samples' labels and shapes come from the data."""
+    given = ("labels", "client", "clients", "seed", "shape", "classes")
+    # Local-Adapt has a word `client` of its own: a string, not the samples' owners.
+    return _words({k: v for k, v in entry.defaults.items() if k not in given or isinstance(v, str)})
+
+
+def _words(values: dict[str, object]) -> str:
+    return ", ".join(k if v is Parameter.empty else f"{k}={v}" for k, v in values.items())
