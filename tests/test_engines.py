@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedda
-from conftest import close, digits, last, quadratic, stable
+from conftest import STABLE, close, digits, last, quadratic, stable
 from fedda import registry
 from fedda.core import Algorithm, on_client
 from fedda.engines import Vectorised
@@ -53,6 +53,21 @@ def algorithms():
 
 
 CASES = [(a, p) for a in algorithms() for p in PROBLEMS]
+# Options that change what travels, what is remembered or what is drawn.
+OPTIONS = [
+    ("scaffold", {"option": 1}),
+    ("local-amsgrad", {"state": "averaged"}),
+    ("local-amsgrad", {"state": "naive"}),
+    ("local-adapt", {"client": "yogi", "correction": "local"}),
+    ("local-adapt", {"client": "adagrad", "correction": "none", "server": "adam", "server_lr": 0.01}),
+    ("mime", {"base": "adam", "eps": 0.1}),
+    ("mimelite", {"base": "adam", "eps": 0.1, "mix_second_moment": True}),
+    ("mime-mvr", {"form": "B"}),
+    ("fedadam", {"bias_correction": True}),
+    ("fedda-mvr", {"averaging": "primal", "prox": fedda.prox.L1(0.05)}),
+    ("fedda-2-1", {"v_input": "nu", "mu_scale": "mean", "bias_correction": True, "h0": "one"}),
+    ("fedda-2-2", {"beta_mode": "weight", "alpha_mode": "weight", "prox": fedda.prox.NonNegative()}),
+]
 
 
 @pytest.mark.parametrize("which,problem", CASES)
@@ -64,6 +79,21 @@ def test_sequential_equals_vectorised_in_every_chunking(which, problem):
             fast = last(algorithm, problem, 4, cohort=cohort, seed=3, engine=Vectorised(chunk=chunk))
             for a, b in zip(fast, truth, strict=True):
                 close(a, b, 1e-12)
+
+
+@pytest.mark.parametrize("name,words", OPTIONS)
+def test_options_agree_between_engines_replicas_and_after_a_resume(name, words):
+    problem = quadratic(clients=7)
+    algorithm = fedda.make(name, **STABLE[name] | words)
+    truth = last(algorithm, problem, 4, cohort=4, seed=3, engine="sequential")
+    half = fedda.Run(algorithm, problem, cohort=4, seed=[3, 8], engine=Vectorised(chunk=3))
+    half.step()
+    half.step()
+    run = fedda.Run(algorithm, problem, cohort=4, seed=[3, 8], state=half.state())
+    run.step()
+    together = run.step()
+    for a, b in zip(together, truth, strict=True):
+        close(a[0] if a.dim() else a, b, 1e-12)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])

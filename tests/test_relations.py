@@ -321,16 +321,9 @@ def test_local_adapt_s_corrections_by_hand():
         assert last(algorithm, problem, 1, x0=x0).x.item() == pytest.approx(x, rel=1e-13)
 
 
-@pytest.mark.parametrize("local_m", [True, False])
-@pytest.mark.parametrize("local_v", [True, False])
-@pytest.mark.parametrize("naive", [True, False])
-def test_local_amsgrad_by_hand(local_m, local_v, naive):
+@pytest.mark.parametrize("state", ["local", "averaged", "naive"])
+def test_local_amsgrad_by_hand(state):
     A, b, x, b1, b2, eps = (2.0, 0.5), (1.0, -3.0), 0.5, 0.8, 0.6, 0.1
-    words = {"local_m": local_m, "local_v": local_v, "naive": naive}
-    if naive and not local_m:
-        with pytest.raises(ValueError, match="LocalAmsgrad: local_m must be True with naive=True"):
-            fedda.make("local-amsgrad", **words)
-        return
     ms, vs, hat = [0.0, 0.0], [0.0, 0.0], sum((A[k] * (x - b[k])) ** 2 for k in range(2)) / 2 + 1e-8
     hats = [hat, hat]
     for _ in range(3):
@@ -341,14 +334,14 @@ def test_local_amsgrad_by_hand(local_m, local_v, naive):
                 g = A[k] * (X - b[k])
                 ms[k], vs[k] = b1 * ms[k] + (1 - b1) * g, b2 * vs[k] + (1 - b2) * g * g
                 hats[k] = max(hats[k], vs[k])
-                X -= 0.1 * ms[k] / (math.sqrt(hats[k] if naive else hat) + eps)
+                X -= 0.1 * ms[k] / (math.sqrt(hats[k] if state == "naive" else hat) + eps)
             xs.append(X)
         x, hat = sum(xs) / 2, max(hat, sum(vs) / 2)
-        ms = ms if local_m else [sum(ms) / 2] * 2
-        vs = vs if local_v or naive else [sum(vs) / 2] * 2
+        if state == "averaged":
+            ms, vs = [sum(ms) / 2] * 2, [sum(vs) / 2] * 2
     problem = fedda.Quadratic([[A[0]], [A[1]]], [[b[0]], [b[1]]])
     x0 = torch.tensor([0.5], dtype=torch.float64)
-    algorithm = fedda.make("local-amsgrad", lr=0.1, beta1=b1, beta2=b2, eps=eps, steps=2, **words)
+    algorithm = fedda.make("local-amsgrad", lr=0.1, beta1=b1, beta2=b2, eps=eps, steps=2, state=state)
     assert last(algorithm, problem, 3, x0=x0).x.item() == pytest.approx(x, rel=1e-12)
 
 
@@ -360,7 +353,9 @@ def test_naive_local_amsgrad_ends_elsewhere():
     problem = fedda.Quadratic(A, b)
     end = {
         naive: last(
-            fedda.make("local-amsgrad", lr=0.02, beta1=0.0, naive=naive, v0=1e-4, beta2=0.9), problem, 3000
+            fedda.make("local-amsgrad", lr=0.02, beta1=0.0, state="naive" if naive else "local", v0=1e-4, beta2=0.9),
+            problem,
+            3000,
         ).x.item()
         for naive in (True, False)
     }

@@ -23,7 +23,7 @@ ALLOWED = {
     "presets": {"checks"},
     "plugins": set(),
     "registry": {"checks", "plugins", "presets"},
-    "core": set(),
+    "core": {"checks"},
     "rules": BASE,
     "algorithms": BASE | {"core", "rules"},
     "engines": BASE | {"core"},
@@ -118,6 +118,13 @@ def test_fedda_s_class_is_under_60_lines_of_code():
     tree = ast.parse(text)
     (cls,) = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "FedDA"]
     assert 30 < code_lines(ast.get_source_segment(text, cls)) < 60
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "algorithms").glob("*.py")), ids=lambda p: p.name)
+def test_an_algorithm_s_file_is_under_60_lines_of_code(path):
+    """FedDA's file also holds its four named variants; its class is counted above."""
+    text = path.read_text().split("\nMATRIX = ")[0]
+    assert code_lines(text) < (70 if path.name == "fedda.py" else 60), code_lines(text)
 
 
 def modules():

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from . import checks
+
 ClientTask = Callable[..., tuple[Tensor, ...]]
 A = TypeVar("A")
 
@@ -84,7 +86,15 @@ class Algorithm(ABC):
 
     Server: ClassVar[type]
     memory: ClassVar[tuple[str, ...]] = ()  # client vectors it needs, zero at first (a property where options decide)
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {}  # the values that a word may take, where they are few
     steps: int
+
+    def __post_init__(self) -> None:
+        """Refuse bad hyper-parameters by name; a word's bounds are the same everywhere."""
+        name, words = type(self).__name__, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        checks.check(name, **{word: value for word, value in words.items() if value is not None})
+        for word, values in self.choices.items():
+            checks.one_of(name, word, words[word], values)
 
     @abstractmethod
     def init(self, x: Tensor, clients: Cohort) -> Any:

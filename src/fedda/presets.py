@@ -43,7 +43,7 @@ PRESETS: dict[str, dict[str, Words]] = {
         "fedadam": {"lr": 0.02, "server_lr": 0.04, **_ADAM, "eps": 1e-3},
         "local-adapt": {"lr": 0.02, "server_lr": 0.02, "beta1": 0.9, "beta2": 0.999},
         # ours: 50 of 500 clients take part, so their states are averaged, not kept
-        "local-amsgrad": {"lr": 0.0005, "beta1": 0.9, "beta2": 0.999, "local_m": False, "local_v": False},
+        "local-amsgrad": {"lr": 0.0005, "beta1": 0.9, "beta2": 0.999, "state": "averaged"},
         "mime-mvr": {"lr": 1.0, "w": 1e4, "c": 400.0},
         "stem": {"lr": 1.0, "w": 1e4, "c": 400.0},
     },

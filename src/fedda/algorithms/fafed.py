@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.schedules import schedule
@@ -47,10 +46,6 @@ class Fafed(Algorithm):
     eps: Any = 0.01
     steps: int = 5
     v0: Any = None
-
-    def __post_init__(self) -> None:
-        words = {} if self.v0 is None else {"v0": self.v0}
-        check("Fafed", lr=self.lr, alpha=self.alpha, beta2=self.beta2, eps=self.eps, steps=self.steps, **words)
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         m, v = clients.average(self.first, x)

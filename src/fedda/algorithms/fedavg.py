@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..checks import check
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.schedules import schedule
@@ -38,9 +37,6 @@ class FedAvg(Algorithm):
     lr: Any = 0.05
     steps: int = 5
     server_lr: Any = 1.0
-
-    def __post_init__(self) -> None:
-        check("FedAvg", lr=self.lr, steps=self.steps, server_lr=self.server_lr)
 
     def init(self, x: Tensor, clients: Cohort) -> Server:
         return self.Server(x, step_counter(x))

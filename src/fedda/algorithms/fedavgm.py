@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check
 from ..core import Cohort, step_counter
 from ..registry import algorithms
 from .fedavg import FedAvg
@@ -38,10 +37,6 @@ class FedAvgM(FedAvg):
         t: Tensor
 
     momentum: Any = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check("FedAvgM", momentum=self.momentum)
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         return self.Server(x, torch.zeros_like(x), step_counter(x))

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.schedules import schedule
@@ -42,9 +41,6 @@ class FedCM(Algorithm):
     momentum: Any = 0.9
     steps: int = 5
     server_lr: Any = 1.0
-
-    def __post_init__(self) -> None:
-        check("FedCM", lr=self.lr, momentum=self.momentum, steps=self.steps, server_lr=self.server_lr)
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         return self.Server(x, torch.zeros_like(x), step_counter(x))

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..checks import check, one_of
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.estimators import Estimator, Momentum, Mvr
 from ..rules.preconditioners import Diagonal, Preconditioner, Scalar
 from ..rules.prox import Prox, feasible_start, prox
-from ..rules.schedules import CubeRoot, Schedule, schedule
+from ..rules.schedules import Schedule, cube_root, schedule
 
 PAPER = "Li, Huang, Huang 2023"
 
@@ -50,6 +49,7 @@ class FedDA(Algorithm):
         mu: Tensor  # the second moment behind H
         t: Tensor  # the global step
 
+    choices: ClassVar = {"mu_scale": ("sum", "mean"), "v_input": ("z", "nu"), "averaging": ("dual", "primal")}
     lr: Schedule
     estimator: Estimator
     preconditioner: Preconditioner
@@ -61,10 +61,7 @@ class FedDA(Algorithm):
     averaging: str = "dual"
 
     def __post_init__(self) -> None:
-        check("FedDA", steps=self.steps, scale=self.scale)
-        one_of("FedDA", "mu_scale", self.mu_scale, ("sum", "mean"))
-        one_of("FedDA", "v_input", self.v_input, ("z", "nu"))
-        one_of("FedDA", "averaging", self.averaging, ("dual", "primal"))
+        super().__post_init__()
         if isinstance(self.estimator, Mvr):
             self.estimator.warn(self.lr(torch.zeros((), dtype=torch.float64)))
 
@@ -121,7 +118,7 @@ def variant(i: int, j: int, **flat: Any) -> FedDA:
     """FedDA-i-j from flat words: i the estimator (1 MVR, 2 momentum), j the matrix (1 diagonal, 2 scalar)."""
     words = {name: flat.pop(name) for name in list(flat) if name not in SWITCHES}
     matrix = (Diagonal, Scalar)[j - 1](**{name: words.pop(name) for name in MATRIX})
-    rate = schedule(words["lr"]) if callable(words["lr"]) or i == 2 else CubeRoot(words["lr"], words["w"])
+    rate = cube_root(words["lr"], words["w"]) if i == 1 else schedule(words["lr"])
     if i == 1:
         estimator: Estimator = Mvr.default(words["c"], rate)
     else:

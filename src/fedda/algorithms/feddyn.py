@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.schedules import schedule
@@ -45,9 +44,6 @@ class FedDyn(Algorithm):
     alpha: Any = 0.1
     steps: int = 5
     server_lr: Any = 1.0
-
-    def __post_init__(self) -> None:
-        check("FedDyn", lr=self.lr, alpha=self.alpha, steps=self.steps, server_lr=self.server_lr)
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         return self.Server(x, torch.zeros_like(x), step_counter(x))

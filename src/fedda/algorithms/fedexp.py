@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..checks import check
 from ..core import Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from .fedavg import FedAvg
@@ -37,10 +36,6 @@ class FedExP(FedAvg):
         t: Tensor
 
     eps: Any = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check("FedExP", eps=self.eps)
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         return self.Server(x, x, step_counter(x))

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.schedules import schedule
@@ -44,10 +43,6 @@ class FedGlomo(Algorithm):
     steps: int = 5
     local_momentum: Any = 1.0
     server_beta: Any = 0.2
-
-    def __post_init__(self) -> None:
-        words = {"local_momentum": self.local_momentum, "server_beta": self.server_beta}
-        check("FedGlomo", lr=self.lr, steps=self.steps, **words)
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         return self.Server(x, x, torch.zeros_like(x), step_counter(x))

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check
 from ..core import Cohort, step_counter
 from ..registry import algorithms
 from ..rules.moments import debiased, second_moment
@@ -51,10 +50,6 @@ class FedAdam(FedAvg):
     eps: Any = 1e-3
     v0: Any = 1e-6
     bias_correction: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(type(self).__name__, beta1=self.beta1, beta2=self.beta2, eps=self.eps, v0=self.v0)
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         v = torch.zeros_like(x) + self.v0

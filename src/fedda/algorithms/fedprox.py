@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..checks import check
 from ..core import Client, on_client
 from ..registry import algorithms
 from ..rules.schedules import schedule
@@ -33,10 +32,6 @@ class FedProx(FedAvg):
     """
 
     mu: Any = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check("FedProx", mu=self.mu)
 
     @on_client
     def local(self, client: Client, x0: Tensor, t: Tensor) -> tuple[Tensor, ...]:

@@ -4,12 +4,11 @@ Consistency, 2021)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..checks import check, one_of
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.moments import KINDS, debiased, second_moment
@@ -45,6 +44,7 @@ class LocalAdapt(Algorithm):
         v: Tensor
         t: Tensor
 
+    choices: ClassVar = {"client": (*KINDS, "sgd"), "server": ("adam", "sgd"), "correction": ("none", "local", "joint")}
     lr: Any = 0.001
     server_lr: Any = 0.002
     steps: int = 5
@@ -57,13 +57,6 @@ class LocalAdapt(Algorithm):
     server_eps: Any = 1e-8
     v0: Any = 0.0
     bias_correction: bool = True
-
-    def __post_init__(self) -> None:
-        check("LocalAdapt", lr=self.lr, server_lr=self.server_lr, steps=self.steps, beta1=self.beta1, beta2=self.beta2)
-        check("LocalAdapt", eps=self.eps, server_eps=self.server_eps, v0=self.v0)
-        one_of("LocalAdapt", "client", self.client, (*KINDS, "sgd"))
-        one_of("LocalAdapt", "server", self.server, ("adam", "sgd"))
-        one_of("LocalAdapt", "correction", self.correction, ("none", "local", "joint"))
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         return self.Server(x, torch.zeros_like(x), torch.zeros_like(x) + self.v0, step_counter(x))

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check, one_of
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.schedules import schedule
@@ -42,6 +41,7 @@ class Mime(Algorithm):
         v: Tensor
         t: Tensor
 
+    choices: ClassVar = {"base": ("sgdm", "adam")}
     lite: ClassVar[bool] = False
     lr: Any = 0.05
     steps: int = 5
@@ -51,12 +51,6 @@ class Mime(Algorithm):
     eps: Any = 1e-3
     server_lr: Any = 1.0
     mix_second_moment: bool = False
-
-    def __post_init__(self) -> None:
-        name = type(self).__name__
-        check(name, lr=self.lr, steps=self.steps, momentum=self.momentum, beta2=self.beta2, eps=self.eps)
-        check(name, server_lr=self.server_lr)
-        one_of(name, "base", self.base, ("sgdm", "adam"))
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         return self.Server(x, torch.zeros_like(x), torch.zeros_like(x), step_counter(x))

@@ -8,11 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check, one_of
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.estimators import Mvr
-from ..rules.schedules import CubeRoot, Schedule
+from ..rules.schedules import Schedule, cube_root
 
 
 @algorithms.register("mime-mvr", reference="Karimireddy et al. 2021")
@@ -42,6 +41,7 @@ class MimeMvr(Algorithm):
         m: Tensor
         t: Tensor
 
+    choices: ClassVar = {"form": ("A", "B")}
     lite: ClassVar[bool] = False
     lr: Any = 0.1
     w: Any = 100.0
@@ -49,14 +49,9 @@ class MimeMvr(Algorithm):
     steps: int = 5
     form: str = "A"
 
-    def __post_init__(self) -> None:
-        name = type(self).__name__
-        check(name, lr=self.lr, w=self.w, steps=self.steps, **({} if self.c is None else {"c": self.c}))
-        one_of(name, "form", self.form, ("A", "B"))
-
     @property
     def rate(self) -> Schedule:
-        return self.lr if callable(self.lr) else CubeRoot(self.lr, self.w)
+        return cube_root(self.lr, self.w)
 
     def alpha(self, t: Tensor) -> Any:
         """The weight of the step that led to x; 1 at first, where there is no history."""

@@ -4,12 +4,11 @@ Learning, ICML 2020)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..checks import check, one_of
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.schedules import schedule
@@ -42,14 +41,11 @@ class Scaffold(Algorithm):
 
     memory = ("c",)
 
+    choices: ClassVar = {"option": (1, 2)}
     lr: Any = 0.05
     steps: int = 5
     server_lr: Any = 1.0
     option: int = 2
-
-    def __post_init__(self) -> None:
-        check("Scaffold", lr=self.lr, steps=self.steps, server_lr=self.server_lr)
-        one_of("Scaffold", "option", self.option, (1, 2))
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         return self.Server(x, torch.zeros_like(x), step_counter(x))

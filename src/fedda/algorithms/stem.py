@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.estimators import Mvr
-from ..rules.schedules import CubeRoot, Schedule
+from ..rules.schedules import Schedule, cube_root
 
 
 @algorithms.register("stem", reference="Khanduri et al. 2021")
@@ -45,12 +44,12 @@ class Stem(Algorithm):
     steps: int = 5
 
     def __post_init__(self) -> None:
-        check("Stem", lr=self.lr, w=self.w, steps=self.steps, **({} if self.c is None else {"c": self.c}))
+        super().__post_init__()
         self.estimator.warn(self.rate(torch.zeros((), dtype=torch.float64)))
 
     @property
     def rate(self) -> Schedule:
-        return self.lr if callable(self.lr) else CubeRoot(self.lr, self.w)
+        return cube_root(self.lr, self.w)
 
     @property
     def estimator(self) -> Mvr:

@@ -48,6 +48,11 @@ class CubeRoot:
         return self.lr / (self.w + t) ** (1 / 3)
 
 
+def cube_root(lr: Any, w: Any) -> Schedule:
+    """lr / (w + t)^(1/3) from numbers, or `lr` itself where it is a schedule."""
+    return lr if callable(lr) else CubeRoot(lr, w)
+
+
 def schedule(lr: Any) -> Schedule:
     """A schedule from a number, a tensor of numbers (one for each replica), or a schedule."""
     return lr if callable(lr) else Constant(lr)
