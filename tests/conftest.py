@@ -18,7 +18,10 @@ NAMES = [entry.name for entry in registry.algorithms if entry.alias_of is None]
 STABLE = {
     "fafed": {"lr": 0.02, "eps": 0.5},
     "fedavg": {"lr": 0.1},
+    "fedavg-subgradient": {"lr": 0.1},
     "fedavgm": {"lr": 0.02},
+    "feddualavg": {"lr": 0.1, "prox": fedda.prox.L1(0.001)},
+    "fedmid": {"lr": 0.1, "prox": fedda.prox.L1(0.001)},
     "fedprox": {"lr": 0.1, "mu": 0.1},
     "fedcm": {"lr": 0.05},
     "fedadam": {"lr": 0.05, "server_lr": 0.05},

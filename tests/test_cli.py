@@ -15,8 +15,8 @@ import torch
 
 from commands import ENVIRONMENT, begin, command, fedda, inside, is_one_line, tiny, write
 from fedda import __version__, registry, report
-from fedda.cli import KINDS
 from fedda.experiments import builtin
+from fedda.listing import REGISTRIES
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def test_help_shows_an_example(fedda_inside, words):
 def test_list_and_version(fedda_inside):
     code, stdout, _ = fedda_inside("list")
     assert code == 0
-    for entry in (entry for entries in KINDS.values() for entry in entries):
-        assert re.search(rf"│ {re.escape(entry.name)} ", stdout), entry.name
+    for entry in (entry for entries in REGISTRIES.values() for entry in entries):
+        assert re.search(rf"\b{re.escape(entry.name)}\b", stdout), entry.name
     assert all(name in stdout for name in builtin())
     code, one, _ = fedda_inside("list", "algorithms")
     assert code == 0 and "fedavg" in one and "dirichlet" not in one

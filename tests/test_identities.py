@@ -1,4 +1,4 @@
-"""Equivalences as oracles (algorithms.md, section 9), a round by hand, and the composite fixed point (8.2).
+"""Equivalences as oracles (E1-E6, E14, E15, E17, E22, E23), rounds by hand, and the composite fixed point.
 
 The oracles are loops over plain tensors that know nothing of engines; they draw the very batches of the run through
 `Oracle`, which spells out how randomness is named.
@@ -46,7 +46,7 @@ class Oracle:
 
 
 class Counted(fedda.Quadratic):
-    """Noise by a count of each client's calls: batch(k, n) of the specification, n over the whole run. With
+    """Noise by a count of each client's calls: batch n of client k, n over the whole run. With
     `identical`, every client gets the noise of client 0."""
 
     def __init__(self, A, b, noise, identical=False):

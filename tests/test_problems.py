@@ -163,6 +163,36 @@ def test_what_vmap_cannot_take_runs_in_a_loop_and_says_so_once():
     torch.testing.assert_close(fast.x, truth.x)
 
 
+def test_frozen_parameters_stay_as_they_are():
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[0].requires_grad_(False)
+    problem = make(model)
+    assert problem.d == 15 and [name for name, _ in problem.layout] == ["2.weight", "2.bias"]
+    for engine in ("sequential", "vectorised"):
+        end = last(stable("fedda-mvr"), problem, 2, engine=engine).x[0]
+        torch.testing.assert_close(problem.forward(end, X), model[1](model[0](X)) @ end[:12].view(3, 4).T + end[12:])
+
+
+@pytest.mark.parametrize("loss", [
+    nn.CrossEntropyLoss(weight=torch.tensor([0.1, 1.0, 5.0])),
+    lambda output, target: F.cross_entropy(output, target) * (2.0 if target.sum() > -1 else 1.0),
+])  # fmt: skip
+def test_losses_that_are_no_mean_of_samples_are_evaluated_client_by_client(loss):
+    model = nn.Linear(5, 3).requires_grad_(True)
+    problem = fedda.problem(model, loss, x=X, y=Y, client=OWNER, batch=4, test=(X[:7], Y[:7]))
+    row = problem.evaluate(flatten(model), torch.ones(4, dtype=torch.float64))
+    with torch.no_grad():
+        expected = np.mean([float(loss(model(X[k == OWNER]), Y[k == OWNER])) for k in (3, 5, 7, 11)])
+        assert float(row["train_loss"]) == pytest.approx(expected, rel=1e-5)
+        assert float(row["test_loss"]) == pytest.approx(float(loss(model(X[:7]), Y[:7])), rel=1e-5)
+    assert 0 <= float(row["train_accuracy"]) <= 1
+
+
+def test_clients_may_have_names():
+    names = np.array(["north", "east"])[(np.arange(60) % 3 > 0).astype(int)]
+    assert fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y, client=names).sizes.tolist() == [40, 20]
+
+
 def test_running_buffers_are_refused_with_the_cure():
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     with pytest.raises(ValueError, match=r"changes the buffer '1.running_mean' \(BatchNorm\?\).*GroupNorm"):
@@ -187,6 +217,15 @@ def test_random_layers_are_refused_with_the_cure():
 @pytest.mark.parametrize("bad,line", [
     (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y[:5]), "x and y must hold as many samples each"),
     (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y, client=[0]), "client must be 60 whole numbers"),
+    (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y, client=OWNER.double()),
+     r"client must be 60 whole numbers or names, one a sample, got float64 \[60\]"),
+    (lambda: fedda.problem(nn.Linear(4, 3), F.cross_entropy, x=X, y=Y), "the model and the loss cannot take this data"),
+    (lambda: fedda.problem(nn.Linear(5, 2), F.cross_entropy, x=X, y=Y), "the model and the loss cannot take this data"),
+    (lambda: fedda.problem(nn.Linear(5, 3), nn.CrossEntropyLoss, x=X, y=Y), "the model and the loss cannot take|one number"),
+    (lambda: fedda.problem(nn.Linear(5, 3), nn.CrossEntropyLoss(reduction="none"), x=X, y=Y), r"one number.*shape \[60\]"),
+    (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X / 0, y=Y), "x and y must be finite numbers"),
+    (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y, test=X), r"test must be a pair \(x, y\), got Tensor"),
+    (lambda: fedda.load("digits", rho=0.8), "no option 'rho' with iid and mlp; it belongs to dominant_class"),
     (lambda: fedda.problem(nn.ReLU(), F.cross_entropy, x=X, y=Y), "the model must have parameters"),
     (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y, batch=0),
      "problem: batch must be a whole number >= 1, got 0"),
@@ -201,7 +240,8 @@ def test_random_layers_are_refused_with_the_cure():
      r"dominant_class: rho must be in \[0, 1\], got 1.8"),
     (lambda: fedda.load("digits", clients=0), "load: clients must be a whole number >= 1, got 0"),
     (lambda: fedda.load("breast-cancer", model="cnn"), r"cnn: the data must be images"),
-    (lambda: fedda.Quadratic([[1.0]], [[1.0, 2.0]]), r"Quadratic: A and b must be .* got .*\[1, 1\] and .*\[1, 2\]"),
+    (lambda: fedda.Quadratic([[1.0]], [[1.0, 2.0]]),
+     r"Quadratic: A and b must be of one shape .* got \[1, 1\] and \[1, 2\]"),
     (lambda: fedda.Quadratic([[1.0]], [[1.0]], noise=-1), "Quadratic: noise must be >= 0, got -1"),
 ])  # fmt: skip
 def test_bad_problems_are_refused(bad, line):

@@ -1,4 +1,4 @@
-"""How the methods relate to each other (algorithms.md, section 9: E7-E13, E16, E18-E21, E24), and the mistakes that
+"""How the methods relate to each other (identities E7-E13, E16, E18-E21, E24), and the mistakes that
 public implementations made, each caught by a test."""
 
 import math
@@ -105,6 +105,53 @@ class TestFedAvgInDisguise:
     def test_e24_first_round_of_fedglomo_is_fedlomo(self, problem, cohort):
         a, b = (fedda.make("fedglomo", lr=0.05, steps=3, server_beta=beta) for beta in (0.2, 1.0))
         same(a, b, problem(), rounds=1, cohort=cohort)
+
+
+@pytest.mark.parametrize("name", ["feddualavg", "fedmid"])
+@pytest.mark.parametrize("problem,cohort", PROBLEMS)
+def test_e11_without_a_penalty_the_composite_methods_are_fedavg(name, problem, cohort):
+    same(fedda.make(name, lr=0.05, steps=3), fedda.make("fedavg", lr=0.05, steps=3), problem(), cohort=cohort)
+    zero = fedda.make("fedavg-subgradient", lr=0.05, steps=3, gamma=0.0)
+    same(zero, fedda.make("fedavg", lr=0.05, steps=3), problem(), cohort=cohort)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_e12_within_a_round_fedda_is_feddualavg_one_step_later(steps):
+    """a = 1, h = 1, L1: X_{i+1} = W_i when FedDualAvg begins at y = x_0 - eta nu_0 with elapsed step size eta."""
+    problem, eta, penalty = quadratic(clients=1), 0.1, L1(0.3)
+    ours = fedda.Run(fedda_of(Plain(), Identity(), lr=lambda t: eta, steps=steps + 1, prox=penalty), problem, seed=2)
+    theirs = fedda.Run(fedda.make("feddualavg", lr=eta, steps=steps, prox=penalty), problem, seed=2)
+    start = ours.server
+    theirs.server = theirs.server._replace(y=start.x - eta * start.nu, s=torch.full_like(theirs.server.s, eta))
+    close(ours.step().x, theirs.step().x)
+
+
+def test_composite_baselines_by_hand():
+    """Two rounds of both on one client with L1, server rate 0.5, in plain floats."""
+    A, b, eta, rate, gamma = 2.0, 3.0, 0.05, 0.5, 0.4
+
+    def soft(u, threshold):
+        return math.copysign(max(abs(u) - threshold, 0.0), u)
+
+    for osp in (False, True):
+        y, s = 1.0, 0.0
+        for _ in range(2):
+            Y, elapsed = y, s
+            for _ in range(3):
+                W = Y if osp else soft(Y, elapsed * gamma)
+                Y, elapsed = Y - eta * A * (W - b), elapsed + eta
+            y, s = y + rate * (Y - y), s + rate * 3 * eta
+        x = 1.0
+        for _ in range(2):
+            X = x
+            for _ in range(3):
+                X = X - eta * A * (X - b)
+                X = X if osp else soft(X, eta * gamma)
+            x = soft(x + rate * (X - x), rate * 3 * eta * gamma)
+        problem, x0 = fedda.Quadratic([[A]], [[b]]), torch.tensor([1.0], dtype=torch.float64)
+        words = {"lr": eta, "steps": 3, "server_lr": rate, "prox": L1(gamma), "osp": osp}
+        for name, expected in (("feddualavg", soft(y, s * gamma)), ("fedmid", x)):
+            assert last(fedda.make(name, **words), problem, 2, x0=x0).x.item() == pytest.approx(expected, rel=1e-13)
 
 
 def test_e3_stem_is_fedda_mvr_without_a_metric():
@@ -403,6 +450,11 @@ def test_mime_mvr_form_b_by_hand():
     x0 = torch.tensor([0.5], dtype=torch.float64)
     algorithm = fedda.make("mime-mvr", lr=0.1, w=8.0, c=c, steps=2, form="B")
     assert last(algorithm, problem, 3, x0=x0).x.item() == pytest.approx(x, rel=1e-13)
+
+
+def test_mimelite_mvr_has_one_form():
+    with pytest.raises(ValueError, match="MimeLiteMvr: form must be one of 'A', got 'B'"):
+        fedda.make("mimelite-mvr", form="B")
 
 
 def test_fedglomo_by_hand():

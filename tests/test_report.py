@@ -7,6 +7,8 @@ import json
 import math
 import random
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -296,3 +298,18 @@ def test_strange_runs_work_in_a_browser(tmp_path):
             assert not [bad for bad in ("NaN", "Infinity", "undefined") if bad in drawn], name
             assert marks > 0 or name in ("all null", "beyond"), name
             assert browser.errors() == [], name
+
+
+@needs_browser
+@pytest.mark.browser
+def test_the_report_of_a_real_run_opens(tmp_path):
+    """Not made-up rows: what `fedda run` writes, with a penalty, so that every panel is there."""
+    place = tmp_path / "run"
+    command = ["-m", "fedda", "run", "breast-cancer", "--rounds", "6", "--seeds", "0,1", "--out", str(place)]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with Browser() as browser:
+        browser.open((place / "report.html").as_uri())
+        paths = browser.script("return [...document.querySelectorAll('svg path')].map(p => p.getAttribute('d'))")
+        assert sum(bool(d) for d in paths) >= 3 * 5 and not any("NaN" in (d or "") for d in paths)
+        assert browser.errors() == []

@@ -33,7 +33,7 @@ def test_schedules():
 
 
 def test_every_tuned_setting_of_the_paper_gives_its_table():
-    """Section 6 of the specification: eta_0, a_0 and a_T for the settings of the paper."""
+    """eta_0, a_0 and a_T that follow from the settings which the paper lists."""
     table = [(0.01, 1e5, 5e6, 2.154e-4, 0.232, 0.206), (1, 1e4, 200, 4.642e-2, 0.431, 0.207)]
     table += [(0.02, 1e4, 1e6, 9.283e-4, 0.862, 0.414), (1, 5e3, 100, 5.848e-2, 0.342, 0.117)]
     for lr, w, c, eta0, a0, aT in table:
@@ -149,7 +149,7 @@ MAPS = [
 @pytest.mark.parametrize("p", MAPS, ids=str)
 @pytest.mark.parametrize("scalar", [True, False])
 def test_prox_properties(p, scalar):
-    """Section 8.5: optimality against random feasible points, non-expansive in q, idempotent, batched = row by row."""
+    """Optimality against random feasible points, non-expansive in q, idempotent, batched = row by row."""
     g = torch.Generator().manual_seed(0)
     u, v = torch.randn(2, 6, 3, generator=g, dtype=torch.float64) * 2
     q = 0.3 + torch.rand(3, generator=g, dtype=torch.float64)

@@ -10,13 +10,17 @@ import torch
 import fedda
 from conftest import digits, last, quadratic, stable
 from fedda import registry
+from fedda.engines import Vectorised
 from fedda.training import PATIENCE
 
-# The specification's section 2: vectors down and up a client and round, gradient evaluations with I steps, full passes;
-# then what the start costs every client (vectors up), and bytes of scalars down (besides the step counter) and up.
+# What each method costs by its paper: vectors down and up a client and round, gradient evaluations with I steps, full
+# passes; then what the start costs every client (vectors up), and bytes of scalars down (besides the step counter) and up.
 TRAFFIC = {
     "fedavg": (1, 1, lambda I: I, 0, 0, 0, 0),
+    "fedavg-subgradient": (1, 1, lambda I: I, 0, 0, 0, 0),
     "fedavgm": (1, 1, lambda I: I, 0, 0, 0, 0),
+    "feddualavg": (1, 1, lambda I: I, 0, 0, 4, 0),
+    "fedmid": (1, 1, lambda I: I, 0, 0, 0, 0),
     "fedprox": (1, 1, lambda I: I, 0, 0, 0, 0),
     "fedadam": (1, 1, lambda I: I, 0, 0, 0, 0),
     "fedyogi": (1, 1, lambda I: I, 0, 0, 0, 0),
@@ -188,6 +192,86 @@ def test_a_client_that_fails_is_left_out_and_counted(name, engine, value):
     assert history[-1]["dropped"] == 3
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_a_client_that_fails_in_the_first_exchange_is_out_of_the_second(engine):
+    """Mime's statistics of client 0 fail, its local steps would not: it must not come back within the round."""
+
+    class Statistics(fedda.Quadratic):
+        def everything(self, client):
+            A, b, xi = super().everything(client)
+            return A, torch.full_like(b, float("nan")) if client == 0 else b, xi
+
+    base, algorithm = quadratic(clients=4, noise=0.0), stable("mime")
+    expected = last(algorithm, fedda.Quadratic(base.A[1:], base.b[1:]), 3, engine=engine)
+    got = last(algorithm, Statistics(base.A, base.b), 3, engine=engine)
+    torch.testing.assert_close(got.x, expected.x, rtol=1e-12, atol=1e-12)
+
+
+def test_a_replica_that_has_been_silent_too_long_stays_so_even_after_a_resume():
+    """Its clients fail for three rounds and would be fine again: it is over all the same, and a resumed run knows."""
+    problem = quadratic(clients=2)
+
+    class Sometimes(fedda.Quadratic):
+        on = False
+
+        def batch(self, ids, key):
+            A, b, xi = super().batch(ids, key)
+            dead = torch.zeros(ids.shape, dtype=torch.bool)
+            dead[0] = self.on  # the first replica alone
+            return A, torch.where(dead[..., None], float("nan"), b), xi
+
+    flaky = Sometimes(problem.A, problem.b)
+    run = fedda.Run(stable("fedavg"), flaky, seed=[0, 1])
+    run.step()
+    flaky.on = True
+    for _ in range(PATIENCE):
+        run.step()
+    flaky.on = False
+    frozen = run.server.x[0].clone()
+    for again in (fedda.Run(stable("fedavg"), flaky, seed=[0, 1], state=run.state()), run):
+        assert again.silent.tolist() == [PATIENCE, 0] and again.dropped.tolist() == [2 * PATIENCE, 0]
+        before = again.server.x[1].clone()
+        server = again.step()
+        assert torch.equal(server.x[0], frozen) and not torch.equal(server.x[1], before)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_means_over_clients_are_taken_in_float64(engine):
+    """Values 1e8 and -1e8 and small ones: a float32 sum would lose the small ones."""
+    b = torch.tensor([[1e8], [3.0], [-1e8], [1.0]], dtype=torch.float64)
+    problem = fedda.Quadratic(torch.ones(4, 1), b).to(dtype=torch.float32)
+    assert last(fedda.make("fedavg", lr=1.0, steps=1), problem, 1, engine=engine).x.item() == 1.0
+
+
+def test_density_counts_what_is_above_a_hundredth():
+    x0 = torch.tensor([0.0, 0.0099, -0.0101, 5.0], dtype=torch.float64)
+    row = fedda.Run(stable("fedavg"), quadratic(), x0=x0).evaluate()[0]
+    assert (row["density"], row["nonzero"], row["max_x"]) == (0.5, 0.75, 5.0)
+
+
+def test_objective_and_distance_to_the_set():
+    x0 = torch.tensor([1.0, -2.0, 0.0, 0.0], dtype=torch.float64)
+    row = fedda.Run(stable("fedda-2-1", prox=fedda.prox.L1(0.1)), quadratic(), x0=x0).evaluate()[0]
+    assert row["objective"] == pytest.approx(row["train_loss"] + 0.3) and row["infeasible"] == 0.0
+
+
+def test_bias_correction_counts_rounds():
+    """Two rounds of two steps by hand: mu / (1 - beta^n) after n ROUNDS."""
+    A, b, beta, eps, eta, x = 2.0, 3.0, 0.8, 0.1, 0.05, 0.0
+    nu, mu = A * (x - b), 0.0
+    for n in range(3):
+        h = (mu / (1 - beta**n)) ** 0.5 + eps if n else eps
+        X, z = x, 0.0
+        for _ in range(2):
+            z -= eta * nu
+            X = x + z / h
+            nu = 0.1 * A * (X - b) + 0.9 * nu
+        x, mu = X, beta * mu + (1 - beta) * (z / eta) ** 2
+    words = {"lr": eta, "steps": 2, "beta": beta, "eps": eps, "bias_correction": True}
+    got = last(fedda.make("fedda-2-1", **words), fedda.Quadratic([[A]], [[b]]), 3)
+    assert got.x.item() == pytest.approx(x, rel=1e-13)
+
+
 def test_a_failed_client_keeps_its_old_memory():
     from test_engines import Remembering
 
@@ -273,7 +357,22 @@ def test_bad_hyper_parameters_are_refused_by_name(name):
      "unknown engine 'vectorized'; did you mean 'vectorised'?"),
     (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, weights="size"), "train: weights must be one of"),
     (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, x0=torch.zeros(3)),
-     "train: x0 must be a flat vector of 4 numbers, got shape \\[3\\]"),
+     "train: x0 must be a flat vector of 4 finite numbers, got shape \\[3\\]"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, x0=[0.0, 1.0, float("nan"), 0.0]), "4 finite numbers"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, seed=1.5), "train: seed must be a whole number >= 0"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, seed=None), "train: seed must be a whole number >= 0"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds="3"), "train: rounds must be a whole number >= 1, got '3'"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, engine=None), "engine must be a name or an engine object"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, engine=Vectorised), "engine must be a name or an engine"),
+    (lambda: fedda.train("fedavg", quadratic(), rounds=2), "train: the algorithm must be an object, as fedda.make gives"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, cohorts=3), "no argument 'cohorts'; did you mean 'cohort'"),
+    (lambda: fedda.train(stable("fedavg"), quadratic(), rounds=2, device="gpu"), "device 'gpu' cannot be used here"),
+    (lambda: fedda.train(fedda.make("fedavg", lr=torch.full((3, 1, 1), 0.1)), quadratic(), rounds=2, seed=[0, 1]),
+     "FedAvg: lr has 3 values but there are 2 seeds"),
+    (lambda: fedda.train(fedda.make("fedda-2-1", prox=fedda.prox.L1(torch.ones(3))), quadratic(), rounds=2),
+     "L1: gamma must have 4 entries, as the model, got 3"),
+    (lambda: fedda.make("fedadam", bias_correction="yes"), "FedAdam: bias_correction must be one of True, False, got 'yes'"),
+    (lambda: fedda.make("fedda"), "unknown algorithm 'fedda'; did you mean 'fedda-1-1'?"),
 ])  # fmt: skip
 def test_mistakes_are_refused(bad, line):
     with pytest.raises(ValueError, match=line):

@@ -36,6 +36,9 @@ BOUNDS: dict[str, Bound] = {
     "eps": POSITIVE,
     "scale": POSITIVE,
     "gamma": AT_LEAST_ZERO,
+    "gamma1": AT_LEAST_ZERO,
+    "gamma2": AT_LEAST_ZERO,
+    "radius": POSITIVE,
     "noise": AT_LEAST_ZERO,
     "rho": FRACTION,
     "alpha": POSITIVE,
@@ -47,6 +50,7 @@ BOUNDS: dict[str, Bound] = {
     "local_momentum": FRACTION,
     "server_beta": FRACTION,
 }
+PER_COORDINATE = frozenset({"gamma", "gamma1", "gamma2"})  # a tensor may also hold one number for each coordinate
 COUNTS = frozenset({"steps", "rounds", "cohort", "clients", "batch", "every", "chunk", "filters", "layers"})
 
 
@@ -64,7 +68,8 @@ def check(owner: str, **values: Any) -> None:
         elif name in BOUNDS and not callable(value):
             number(owner, name, value, BOUNDS[name])
             # A tensor of another shape would broadcast along the model and mean something else.
-            if isinstance(value, torch.Tensor) and value.dim() and name != "gamma" and value.shape[1:] != (1, 1):
+            one_each = isinstance(value, torch.Tensor) and value.dim() > 0 and name not in PER_COORDINATE
+            if one_each and value.shape[1:] != (1, 1):
                 shape = list(value.shape)
                 raise ValueError(f"{owner}: {name} must be a number or a tensor [replicas, 1, 1], got shape {shape}")
 
@@ -103,7 +108,8 @@ def one_of(owner: str, name: str, value: Any, choices: Iterable[Any]) -> None:
 def nearest(word: str, known: Iterable[str]) -> str:
     """The tail of a message about an unknown word: the nearest known one, or all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)  # 0.5: 'rl' is near 'lr'
+    begins = [name for name in known if len(word) > 2 and name.startswith(word)]
+    close = begins or difflib.get_close_matches(word, known, n=1, cutoff=0.5)  # 0.5: 'rl' is near 'lr'
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import checks
 
+Layout = list[tuple[str, tuple[int, ...]]]  # names and shapes of the parameters, in the order of the flat vector
 ClientTask = Callable[..., tuple[Tensor, ...]]
 A = TypeVar("A")
 
@@ -55,8 +56,10 @@ class Problem(Protocol):
     clients: int
     d: int
     sizes: Tensor  # samples of each client, [clients]
-    max_rate: float  # the largest first effective rate that is let through (algorithms.md, N4)
+    max_rate: float  # the largest first effective rate that is let through
 
+    @property
+    def layout(self) -> Layout: ...
     @property
     def device(self) -> torch.device: ...
     @property
@@ -93,6 +96,9 @@ class Algorithm(ABC):
         """Refuse bad hyper-parameters by name; a word's bounds are the same everywhere."""
         name, words = type(self).__name__, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         checks.check(name, **{word: value for word, value in words.items() if value is not None})
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if isinstance(field.default, bool):
+                checks.one_of(name, field.name, words[field.name], (True, False))
         for word, values in self.choices.items():
             checks.one_of(name, word, words[word], values)
 
@@ -124,15 +130,18 @@ def step_counter(like: Tensor) -> Tensor:
     return torch.zeros((), dtype=torch.float64, device=like.device)
 
 
-def place(thing: A, like: Tensor) -> A:
-    """`thing` with every tensor in its (nested) dataclass fields on the device and in the dtype of `like`."""
+def place(thing: A, like: Tensor, layout: Layout) -> A:
+    """`thing` made ready for a problem: every tensor in its (nested) dataclass fields on the device and in the dtype of
+    `like`, every map that speaks of parameters by name bound to where they stand in the flat vector."""
+    if hasattr(thing, "bind"):
+        thing = thing.bind(layout)
     if isinstance(thing, Tensor):
         dtype = like.dtype if thing.is_floating_point() else thing.dtype
         moved: Any = thing.to(device=like.device, dtype=dtype)
         return moved
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         old = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
-        new = {name: place(value, like) for name, value in old.items()}
+        new = {name: place(value, like, layout) for name, value in old.items()}
         if any(new[name] is not old[name] for name in old):
             return dataclasses.replace(thing, **new)
     return thing

@@ -143,4 +143,4 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None
     for row in rows:
         shown.add_row(*row)
     # "[b]" in a label is no markup.
-    Console(width=None if sys.stdout.isatty() else 160, markup=False, emoji=False, highlight=False).print(shown)
+    Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False, highlight=False).print(shown)

@@ -3,8 +3,10 @@ stopping are ordinary code in the `for` that consumes it."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any, TypedDict, Unpack
@@ -21,6 +23,17 @@ PATIENCE = 3  # rounds without a single finite client before a run ends
 
 class Diverged(RuntimeError):
     """Every client's reply was non-finite, several rounds in a row."""
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """No TF32 convolutions: their relative error of 1e-3 drowns the small differences that variance reduction takes."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 class Run:
@@ -46,22 +59,24 @@ class Run:
         force: bool = False,
         state: dict[str, Tensor] | None = None,
     ):
+        if not isinstance(algorithm, Algorithm):
+            raise ValueError(f"train: the algorithm must be an object, as fedda.make gives it, got {algorithm!r}")
         self.cohort = problem.clients if cohort is None else cohort
         checks.count("train", "cohort", self.cohort, at_most=problem.clients)
         checks.one_of("train", "weights", weights, ("uniform", "samples"))
         self.seeds = _seeds(seed)
-        self.problem = problem if device is None else problem.to(device)
+        self.problem = problem if device is None else problem.to(_device(device))
         like = torch.empty((), dtype=self.problem.dtype, device=self.problem.device)
-        self.algorithm = place(algorithm, like)
+        refuse_shapes(algorithm, len(self.seeds), self.problem.d)
+        self.algorithm = place(algorithm, like, self.problem.layout)
         seeds = torch.tensor(self.seeds, device=like.device)[:, None]
-        self.lead = () if isinstance(seed, Integral) else (len(self.seeds),)
+        self.lead = () if not isinstance(seed, Sequence) else (len(self.seeds),)
         self.simulation = Simulation(
             self.problem, _engine(engine), seeds if self.lead else seeds[0], weights, algorithm.memory
         )
         self.counts, self.round = Counts(), 0
-        self.dropped = torch.zeros(
-            self.lead, dtype=torch.int64, device=like.device
-        )  # clients with a reply that was not finite, summed over rounds
+        # clients with a reply that was not finite, summed over rounds
+        self.dropped = torch.zeros(self.lead, dtype=torch.int64, device=like.device)
         self.silent = torch.zeros_like(self.dropped)  # rounds in a row without a finite reply
         self.first_rate: float | None = None
         if state is None:
@@ -70,6 +85,7 @@ class Run:
             self._load(state)
 
     @torch.no_grad()
+    @exact()
     def _start(self, x0: Tensor | None, force: bool) -> None:
         everyone = self.simulation.everyone()
         self.server = self.algorithm.init(self._first_point(x0), Counting(everyone, self.counts))
@@ -90,12 +106,16 @@ class Run:
         if x0 is None:
             x = torch.stack([self.problem.start(seed) for seed in self.seeds])
         else:
-            if x0.shape not in ((d,), (*self.lead, d)):
-                raise ValueError(f"train: x0 must be a flat vector of {d} numbers, got shape {list(x0.shape)}")
-            x = x0.to(device=like.device, dtype=self.problem.dtype).expand(len(self.seeds), d)
+            point = torch.as_tensor(x0)
+            if point.shape not in ((d,), (*self.lead, d)) or not bool(point.isfinite().all()):
+                raise ValueError(
+                    f"train: x0 must be a flat vector of {d} finite numbers, got shape {list(point.shape)}"
+                )
+            x = point.to(device=like.device, dtype=self.problem.dtype).expand(len(self.seeds), d)
         return x.clone().view(*self.lead, 1, d)
 
     @torch.no_grad()
+    @exact()
     def step(self) -> Any:
         """One round; the new server state."""
         cohort = self.simulation.cohort(self.round, self.cohort)
@@ -125,6 +145,10 @@ class Run:
             "nonzero": (x != 0).double().mean(dim=-1),
             "max_x": x.abs().amax(dim=-1),
         }
+        prox = getattr(self.algorithm, "prox", None)
+        if prox is not None:
+            metrics["objective"] = metrics["train_loss"] + prox.value(x.double())
+            metrics["infeasible"] = (prox.project(x) - x).double().norm(dim=-1)
         # What is watched is [..., 1, 1], a metric [...].
         metrics |= {k: v.expand(*self.lead, 1, 1)[..., 0, 0] for k, v in self.algorithm.monitor(self.server).items()}
         columns = {name: column.reshape(-1).tolist() for name, column in metrics.items()}
@@ -176,6 +200,7 @@ def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **how: Unpack[Ho
     tensor([[1.5000]], dtype=torch.float64)
     """
     checks.check("rounds", rounds=rounds)
+    _refuse_words(how)
     run = Run(algorithm, problem, **how)
     return (run.step() for _ in range(rounds))
 
@@ -206,8 +231,10 @@ def train(algorithm: Algorithm, problem: Problem, rounds: int, every: int | None
     >>> result.history[-1]["test_accuracy"] > 0.5
     True
     """
+    checks.check("train", rounds=rounds)
     every = max(1, rounds // 100) if every is None else every
-    checks.check("train", rounds=rounds, every=every)
+    checks.check("train", every=every)
+    _refuse_words(how)
     run = Run(algorithm, problem, **how)
     history = History(row | {"seconds": 0.0} for row in run.evaluate())
     for seconds in timed(run, rounds, every):
@@ -233,15 +260,50 @@ def _keep(alive: Tensor, new: Tensor, old: Tensor) -> Tensor:
     return new if new.dim() == 0 else torch.where(alive[..., None, None], new, old)
 
 
-def _seeds(seed: int | Sequence[int]) -> list[int]:
-    seeds: list[Any] = [seed] if isinstance(seed, Integral) else list(seed)  # type: ignore[arg-type]
+def _refuse_words(how: Mapping[str, Any]) -> None:
+    for word in how:
+        if word not in How.__annotations__:
+            raise ValueError(f"train: no argument {word!r}; {checks.nearest(word, How.__annotations__)}")
+
+
+def _seeds(seed: Any) -> list[int]:
+    seeds: list[Any] = [seed] if not isinstance(seed, Sequence) or isinstance(seed, str) else list(seed)
     if not seeds or not all(isinstance(s, Integral) and not isinstance(s, bool) and 0 <= int(s) < 2**63 for s in seeds):
-        raise ValueError(f"train: seed must be a whole number >= 0, or several, got {seed!r}")
+        raise ValueError(f"train: seed must be a whole number >= 0, or a list of several, got {seed!r}")
     return [int(s) for s in seeds]
 
 
+def _device(device: Any) -> torch.device:
+    try:
+        torch.empty(0, device=device)
+        return torch.device(device)
+    except (RuntimeError, AssertionError, TypeError) as why:
+        raise ValueError(f"train: device {device!r} cannot be used here: {str(why).splitlines()[0][:120]}") from None
+
+
 def _engine(engine: str | Engine) -> Engine:
-    if not isinstance(engine, str):
-        return engine
-    made: Engine = registry.engines.find("vectorised" if engine == "auto" else engine)()
-    return made
+    if isinstance(engine, str):
+        made: Engine = registry.engines.find("vectorised" if engine == "auto" else engine)()
+        return made
+    if isinstance(engine, type) or not hasattr(engine, "average"):
+        raise ValueError(f"train: engine must be a name or an engine object, got {engine!r}")
+    return engine
+
+
+def refuse_shapes(thing: Any, replicas: int, d: int) -> None:
+    """Refuse tensors among the hyper-parameters that fit neither the replicas nor the model."""
+    for field in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
+        value = getattr(thing, field.name)
+        if isinstance(value, Tensor) and value.dim() == 3 and value.shape[0] not in (1, replicas):
+            raise ValueError(
+                f"{type(thing).__name__}: {field.name} has {value.shape[0]} values but there are {replicas} seeds; "
+                f"give as many, such as seed=[0] * {value.shape[0]}"
+            )
+        if isinstance(value, Tensor) and value.dim() == 1 and field.name in VECTORS and len(value) not in (1, d):
+            raise ValueError(
+                f"{type(thing).__name__}: {field.name} must have {d} entries, as the model, got {len(value)}"
+            )
+        refuse_shapes(value, replicas, d)
+
+
+VECTORS = ("gamma", "lower", "upper", "h", "centre")  # words that may be given for each coordinate

@@ -53,3 +53,22 @@ class FedAvg(Algorithm):
             (g,) = client.gradients(x)
             x = x - lr(t + i) * g
         return (x,)
+
+
+@algorithms.register("fedavg-subgradient", reference="Yuan, Zaheer, Reddi 2021")
+@dataclass(frozen=True)
+class FedAvgSubgradient(FedAvg):
+    """FedAvg on f + gamma ||x||_1 by a subgradient: X <- X - eta_t (g_k(X; B) + gamma sign(X)).
+
+    Choose it as the dense control: it shrinks weights but never makes one exactly zero.
+    """
+
+    gamma: Any = 0.001
+
+    @on_client
+    def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        lr = schedule(self.lr)
+        for i in range(self.steps):
+            (g,) = client.gradients(x)
+            x = x - lr(t + i) * (g + self.gamma * x.sign())
+        return (x,)

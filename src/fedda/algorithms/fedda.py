@@ -60,12 +60,9 @@ class FedDA(Algorithm):
     v_input: str = "z"
     averaging: str = "dual"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.estimator, Mvr):
-            self.estimator.warn(self.lr(torch.zeros((), dtype=torch.float64)))
-
     def init(self, x: Tensor, clients: Cohort) -> Server:
+        if isinstance(self.estimator, Mvr):
+            self.estimator.warn(self.lr(step_counter(x)))
         x = feasible_start("FedDA", self.prox, x)
         (nu,) = clients.average(self.first, x)
         return self.Server(x, nu, self.preconditioner.start(self.gain * nu), step_counter(x))

@@ -98,4 +98,5 @@ class MimeLiteMvr(MimeMvr):
     Choose it instead of Mime-MVR where a second exchange a round is too dear.
     """
 
+    choices: ClassVar = {"form": ("A",)}  # what form B mixes is another exchange
     lite: ClassVar[bool] = True

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
@@ -43,10 +42,6 @@ class Stem(Algorithm):
     c: Any = None
     steps: int = 5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.estimator.warn(self.rate(torch.zeros((), dtype=torch.float64)))
-
     @property
     def rate(self) -> Schedule:
         return cube_root(self.lr, self.w)
@@ -56,6 +51,7 @@ class Stem(Algorithm):
         return Mvr.default(self.c, self.rate)
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
+        self.estimator.warn(self.rate(step_counter(x)))
         (nu,) = clients.average(self.first, x)
         return self.Server(x, nu, step_counter(x))
 

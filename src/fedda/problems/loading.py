@@ -12,7 +12,8 @@ from ..checks import check, nearest
 from ..data.partition import GIVEN, split
 from ..registry import datasets, models, partitions
 from . import models as _models  # noqa: F401  registers the models
-from .neural import Loss, Neural, flatten, problem
+from .neural import Loss, Neural, flatten
+from .own import problem
 
 
 def load(
@@ -43,7 +44,9 @@ def load(
     takes = [{k for k in e.defaults if k not in (*GIVEN, "shape", "classes")} for e in (sharing, building)]
     for word in options:
         if word not in takes[0] | takes[1]:
-            raise ValueError(f"load: no option {word!r}; {nearest(word, takes[0] | takes[1])}")
+            owners = [e.name for e in (*partitions, *models) if word in e.defaults]
+            hint = f"it belongs to {', '.join(owners)}" if owners else nearest(word, takes[0] | takes[1])
+            raise ValueError(f"load: no option {word!r} with {partition} and {model}; {hint}")
     how, what = ({k: v for k, v in options.items() if k in taken} for taken in takes)
     owner = torch.as_tensor(split(partition, data.y, clients, seed, data.client, **how))
     keep = owner >= 0

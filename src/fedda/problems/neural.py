@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from .. import rng
-from ..checks import check
 from .stacked import StackedGradient, gradient
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -28,7 +27,7 @@ class Batch(NamedTuple):
 class Neural:
     """A model, a loss (a mean over the batch) and samples that belong to clients; made by `fedda.problem`."""
 
-    max_rate = 1.0  # a first effective rate above it has blown up every network seen (algorithms.md, 7.6)
+    max_rate = 1.0  # a first effective rate above it has blown up every network seen (docs/deviations.md)
 
     def __init__(
         self, model: nn.Module, loss: Loss, data: Batch, client: Tensor, batch: int, test: Batch | None,
@@ -40,7 +39,7 @@ class Neural:
         self.offsets = self.sizes.cumsum(0) - self.sizes
         self.data, self.test = Batch(data.x[order], data.y[order]), test
         self.clients = len(self.names)
-        self.d = sum(p.numel() for p in model.parameters())
+        self.d = flatten(model).numel()
         self._stacked = StackedGradient(self.objective)
         self._client_bytes = 0
 
@@ -58,10 +57,17 @@ class Neural:
         moved.model = copy.deepcopy(self.model).to(device=device, dtype=dtype)
         for name in ("sizes", "offsets"):
             setattr(moved, name, getattr(self, name).to(device))
-        moved.data = Batch(*(_cast(v.to(device), moved.dtype) for v in self.data))
-        moved.test = self.test and Batch(*(_cast(v.to(device), moved.dtype) for v in self.test))
+        moved.data = Batch(*(cast(v.to(device), moved.dtype) for v in self.data))
+        moved.test = self.test and Batch(*(cast(v.to(device), moved.dtype) for v in self.test))
         moved._stacked = StackedGradient(moved.objective)
+        moved._client_bytes = 0
+        moved.__dict__.pop("_by_sample", None)
         return moved
+
+    @property
+    def layout(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of the parameters, in the order of the flat vector."""
+        return [(name, tuple(p.shape)) for name, p in trainable(self.model)]
 
     def start(self, seed: int) -> Tensor:
         """The first point: the model's own parameters, or those that the seed gives."""
@@ -85,8 +91,9 @@ class Neural:
     # -- gradients ----------------------------------------------------------------------------------------------
     def forward(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The model's output at the flat parameters x [d]."""
-        parts = x.split([p.numel() for p in self.model.parameters()])
-        named = {name: part.view(p.shape) for part, (name, p) in zip(parts, self.model.named_parameters(), strict=True)}
+        parameters = trainable(self.model)
+        parts = x.split([p.numel() for _, p in parameters])
+        named = {name: part.view(p.shape) for part, (name, p) in zip(parts, parameters, strict=True)}
         output: Tensor = functional_call(self.model, named, (inputs,))
         return output
 
@@ -128,13 +135,38 @@ class Neural:
     @torch.no_grad()
     def _evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         metrics = {}
-        for name, values in self._samples(x, self.data).items():
-            means = torch.segment_reduce(values, "sum", lengths=self.sizes) / self.sizes
-            metrics[f"train_{name}"] = (means * weights).sum() / weights.sum()
+        for name, values in self._client_means(x).items():
+            metrics[f"train_{name}"] = (values * weights).sum() / weights.sum()
         if self.test is not None:
-            for name, values in self._samples(x, self.test).items():
+            for name, values in (self._samples if self._by_sample else self._whole)(x, self.test).items():
                 metrics[f"test_{name}"] = values.mean()
         return metrics
+
+    def _client_means(self, x: Tensor) -> dict[str, Tensor]:
+        if self._by_sample:
+            sums = {
+                k: torch.segment_reduce(v, "sum", lengths=self.sizes) for k, v in self._samples(x, self.data).items()
+            }
+            return {name: total / self.sizes for name, total in sums.items()}
+        rows = [self._whole(x, self.everything(k)) for k in range(self.clients)]
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+    @cached_property
+    def _by_sample(self) -> bool:
+        """Whether the loss of a batch is the mean of its samples' losses: true of most, but not of a cross-entropy with
+        class weights, nor of one that vmap cannot take. Such a loss is evaluated client by client."""
+        x, few = flatten(self.model), Batch(*(v[:16] for v in self.data))
+        try:
+            each = self._samples(x, few)["loss"].mean()
+        except Exception:  # whatever the user's loss raises under vmap
+            return False
+        return bool(torch.isclose(each, self.objective(x, *few).double(), rtol=1e-3))
+
+    def _whole(self, x: Tensor, data: Batch) -> dict[str, Tensor]:
+        output = self.forward(x, data.x)
+        right = correct(output, data.y)
+        metrics = {"loss": self.loss(output, data.y).double()}
+        return metrics if right is None else metrics | {"accuracy": right.double().mean()}
 
     def _samples(self, x: Tensor, data: Batch, size: int = 2000) -> dict[str, Tensor]:
         """The loss (and whether the class is right) of every sample."""
@@ -158,78 +190,16 @@ def correct(output: Tensor, target: Tensor) -> Tensor | None:
     return (output.flatten() > 0) == (target > 0)
 
 
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are learned; frozen ones (`requires_grad_(False)`) are constants of the model."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
 def flatten(model: nn.Module) -> Tensor:
     """The parameters as one vector, in the order of `named_parameters`."""
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    return torch.cat([p.detach().flatten() for _, p in trainable(model)])
 
 
-def problem(
-    model: nn.Module,
-    loss: Loss,
-    *,
-    x: Any,
-    y: Any,
-    client: Any = None,
-    batch: int = 16,
-    test: tuple[Any, Any] | None = None,
-    init: Callable[[int], Tensor] | None = None,
-) -> Neural:
-    """A federated problem from a model, a loss (a mean over the batch) and arrays.
-
-    `client` gives the owner of each sample (any integers; clients may have unequal sizes). Runs start at the model's
-    own parameters, or at `init(seed)`, a flat vector.
-
-    >>> import torch, fedda
-    >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
-    >>> owner = torch.arange(40) % 4
-    >>> problem = fedda.problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, x=x, y=y, client=owner)
-    >>> problem.clients, problem.d
-    (4, 8)
-    """
-    check("problem", batch=batch)
-    parameters = list(model.parameters())
-    if not parameters or len({(p.dtype, p.device) for p in parameters}) > 1:
-        raise ValueError("problem: the model must have parameters, all of one dtype on one device")
-    model = copy.deepcopy(model)
-    device, dtype = parameters[0].device, parameters[0].dtype
-    data = _arrays("x and y", x, y, device, dtype)
-    owner = torch.zeros(len(data.x), dtype=torch.int64) if client is None else torch.as_tensor(np.asarray(client))
-    if owner.shape != (len(data.x),) or owner.is_floating_point() or owner.dtype == torch.bool:
-        raise ValueError(f"problem: client must be {len(data.x)} whole numbers, one a sample, got {list(owner.shape)}")
-    held = None if test is None else _arrays("test", *test, device, dtype)
-    refuse_state(model, data.x[:2])
-    return Neural(model, loss, data, owner.to(device), batch, held, init)
-
-
-def refuse_state(model: nn.Module, x: Tensor) -> None:
-    """Refuse a module whose forward pass is no function of parameters and inputs alone."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        outputs = [copy.deepcopy(model)(x) for _ in range(2)]
-        probe = copy.deepcopy(model)
-        probe(x)
-    changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
-    if changed:
-        raise ValueError(
-            f"problem: a forward pass changes the buffer {changed[0]!r} (BatchNorm?): running statistics are no "
-            "parameters, and no method here says how to average them; use GroupNorm, or model.eval() to freeze them"
-        )
-    if not torch.equal(*outputs):
-        raise ValueError(
-            "problem: two forward passes on the same input differ (dropout?): batches are a function of (seed, round, "
-            "client, draw) alone, so that runs can be repeated; remove the random layer or call model.eval()"
-        )
-
-
-def _arrays(name: str, x: Any, y: Any, device: torch.device, dtype: torch.dtype) -> Batch:
-    x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in (x, y))
-    if x.dim() < 1 or y.dim() < 1 or len(x) != len(y) or len(x) == 0:
-        raise ValueError(
-            f"problem: {name} must hold as many samples each, at least 1, got {list(x.shape)}, {list(y.shape)}"
-        )
-    return Batch(_cast(x.to(device), dtype), _cast(y.to(device), dtype))
-
-
-def _cast(v: Tensor, dtype: torch.dtype) -> Tensor:
+def cast(v: Tensor, dtype: torch.dtype) -> Tensor:
     """Floating-point data in the model's dtype; whole numbers (classes, tokens) in int64."""
     return v.to(dtype) if v.is_floating_point() else v.to(torch.int64)

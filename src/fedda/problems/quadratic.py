@@ -16,6 +16,7 @@ class Quadratic:
     """f_k(x) = sum A_k (x - b_k)^2 / 2 on client k; A [K, d] holds the diagonal Hessians, b [K, d] the minima.
 
     A gradient is A_k (x - b_k) + noise xi, xi standard normal in each coordinate, the same at every point of one call.
+    In float64, whatever A and b are given in; `.to(dtype=...)` makes another.
 
     >>> Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]]).minimum
     tensor([3.], dtype=torch.float64)
@@ -36,6 +37,10 @@ class Quadratic:
     @property
     def dtype(self) -> torch.dtype:
         return self.A.dtype
+
+    @property
+    def layout(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [("x", (self.d,))]
 
     @property
     def minimum(self) -> Tensor:
@@ -80,10 +85,9 @@ class Quadratic:
 
 
 def _pair(A: Any, b: Any) -> tuple[Tensor, Tensor]:
-    A, b = (v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.float64) for v in (A, b))
-    if A.shape != b.shape or A.dim() != 2 or not A.is_floating_point() or A.dtype != b.dtype:
+    A, b = (torch.as_tensor(v).to(torch.float64) for v in (A, b))
+    if A.shape != b.shape or A.dim() != 2:
         raise ValueError(
-            f"Quadratic: A and b must be floating-point, of one dtype and one shape [clients, d], "
-            f"got {A.dtype} {list(A.shape)} and {b.dtype} {list(b.shape)}"
+            f"Quadratic: A and b must be of one shape [clients, d], got {list(A.shape)} and {list(b.shape)}"
         )
     return A, b

@@ -10,7 +10,7 @@ from fedda.report.curves import COUNTERS, Curve, Row, Timings, aggregate, number
 
 # Kept in the rows for whoever looks for the cause of a divergence; no result, and so on no page.
 WATCHED = frozenset(("max_x", "h_min", "h_max"))
-ORDER = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
+ORDER = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "objective", "density", "nonzero")
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,10 @@ def _metrics(rows: list[Row]) -> list[str]:
     # Without an exact zero anywhere there is no sparsity to show.
     if all(number(row.get("nonzero", 1.0)) == 1.0 for row in rows):
         found -= {"density", "nonzero"}
+    if all(row.get("objective") == row.get("train_loss") for row in rows if "objective" in row):
+        found -= {"objective"}  # there is no penalty
+    if all(number(row.get("infeasible", 0.0)) == 0.0 for row in rows):
+        found -= {"infeasible"}
     known = [key for key in ORDER if key in found]
     return known + sorted(found.difference(ORDER))
 

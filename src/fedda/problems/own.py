@@ -1,0 +1,109 @@
+"""A federated problem from a model, a loss and arrays of the user's own; what does not fit is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..checks import check
+from .neural import Batch, Loss, Neural, cast, trainable
+
+
+def problem(
+    model: nn.Module,
+    loss: Loss,
+    *,
+    x: Any,
+    y: Any,
+    client: Any = None,
+    batch: int = 16,
+    test: tuple[Any, Any] | None = None,
+    init: Callable[[int], Tensor] | None = None,
+) -> Neural:
+    """A federated problem from a model, a loss (a mean over the batch) and arrays.
+
+    `client` gives the owner of each sample (any integers; clients may have unequal sizes). Runs start at the model's
+    own parameters, or at `init(seed)`, a flat vector.
+
+    >>> import torch, fedda
+    >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
+    >>> owner = torch.arange(40) % 4
+    >>> problem = fedda.problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, x=x, y=y, client=owner)
+    >>> problem.clients, problem.d
+    (4, 8)
+    """
+    check("problem", batch=batch)
+    parameters = [p for _, p in trainable(model)]
+    if not parameters or len({(p.dtype, p.device) for p in model.parameters()}) > 1:
+        raise ValueError("problem: the model must have parameters to train, all of one dtype on one device")
+    model = copy.deepcopy(model)
+    device, dtype = parameters[0].device, parameters[0].dtype
+    data = _arrays("x and y", x, y, device, dtype)
+    owner = np.zeros(len(data.x), dtype=np.int64) if client is None else np.asarray(client)
+    if owner.shape != (len(data.x),) or owner.dtype.kind not in "iuUS":
+        raise ValueError(
+            f"problem: client must be {len(data.x)} whole numbers or names, one a sample, "
+            f"got {owner.dtype} {list(owner.shape)}"
+        )
+    held = None if test is None else _arrays("test", *_pair(test), device, dtype)
+    for part in (data, held):
+        if part is not None:
+            refuse_mismatch(model, loss, Batch(part.x[:64], part.y[:64]))
+    refuse_state(model, data.x[:2])
+    ids = torch.as_tensor(np.unique(owner, return_inverse=True)[1]).to(device)
+    return Neural(model, loss, data, ids, batch, held, init)
+
+
+def refuse_mismatch(model: nn.Module, loss: Loss, few: Batch) -> None:
+    """Refuse a model and a loss that do not fit the data."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            value: Any = loss(copy.deepcopy(model)(few.x), few.y)
+    except Exception as why:
+        reason = str(why).strip().splitlines()[0][:200] if str(why).strip() else type(why).__name__
+        raise ValueError(f"problem: the model and the loss cannot take this data: {reason}") from why
+    if not isinstance(value, Tensor) or value.dim() != 0:
+        got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"problem: the loss must be a function to one number, the mean over the batch, got {got}")
+
+
+def refuse_state(model: nn.Module, x: Tensor) -> None:
+    """Refuse a module whose forward pass is no function of parameters and inputs alone."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        outputs = [copy.deepcopy(model)(x) for _ in range(2)]
+        probe = copy.deepcopy(model)
+        probe(x)
+    changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
+    if changed:
+        raise ValueError(
+            f"problem: a forward pass changes the buffer {changed[0]!r} (BatchNorm?): running statistics are no "
+            "parameters, and no method here says how to average them; use GroupNorm, or model.eval() to freeze them"
+        )
+    if not torch.equal(*outputs):
+        raise ValueError(
+            "problem: two forward passes on the same input differ (dropout?): batches are a function of (seed, round, "
+            "client, draw) alone, so that runs can be repeated; remove the random layer or call model.eval()"
+        )
+
+
+def _arrays(name: str, x: Any, y: Any, device: torch.device, dtype: torch.dtype) -> Batch:
+    x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in (x, y))
+    if x.dim() < 1 or y.dim() < 1 or len(x) != len(y) or len(x) == 0:
+        raise ValueError(
+            f"problem: {name} must hold as many samples each, at least 1, got {list(x.shape)}, {list(y.shape)}"
+        )
+    if not all(bool(v.isfinite().all()) for v in (x, y)):
+        raise ValueError(f"problem: {name} must be finite numbers; some are NaN or infinite")
+    return Batch(cast(x.to(device), dtype), cast(y.to(device), dtype))
+
+
+def _pair(test: Any) -> tuple[Any, Any]:
+    if not isinstance(test, tuple | list) or len(test) != 2:
+        raise ValueError(f"problem: test must be a pair (x, y), got {type(test).__name__}")
+    return test[0], test[1]

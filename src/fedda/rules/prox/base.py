@@ -1,0 +1,90 @@
+"""What all maps keep to, and how one is made from what a user gives."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import checks, registry
+from .layout import Layout
+
+
+class Prox:
+    """Nothing: psi = 0 and C = R^d. The base of all maps, and the interface that they keep."""
+
+    def __call__(self, u: Tensor, q: Any, s: Any) -> Tensor:
+        return u
+
+    def value(self, x: Tensor) -> Tensor:
+        """psi(x), without the constraint: [...] from [..., d]."""
+        return torch.zeros_like(x[..., 0])
+
+    def feasible(self, x: Tensor, tol: float = 0.0) -> Tensor:
+        """Whether x lies in C up to `tol` and the rounding of its dtype: [...] from [..., d]."""
+        return torch.ones_like(x[..., 0], dtype=torch.bool)
+
+    def project(self, x: Tensor) -> Tensor:
+        """The nearest point of C."""
+        return self(x, 1.0, 0.0)
+
+    def bind(self, layout: Layout) -> Prox:
+        """This map on a model whose flat vector is laid out so: names and patterns become masks and groups."""
+        return self
+
+
+def prox(given: Prox | dict[str, Any] | None) -> Prox:
+    """A map from None, a map, or a table as in TOML: ``{kind = "l1", gamma = 0.01}``.
+
+    >>> prox({"kind": "l1-ball", "radius": 50})
+    L1Ball(radius=50, method='newton')
+    """
+    if given is None:
+        given = {"kind": "none"}
+    if isinstance(given, Prox):
+        return given
+    if isinstance(given, dict) and "kind" in given:
+        made: Prox = registry.proxes.find(given["kind"])(**{k: v for k, v in given.items() if k != "kind"})
+        return made
+    raise ValueError(f"prox must be a fedda.prox map, a table with 'kind', or None, got {checks.shown(given)}")
+
+
+def feasible_start(owner: str, prox: Prox, x: Tensor) -> Tensor:
+    """x if it lies in C, else its projection, which is said."""
+    if bool(prox.feasible(x).all()):
+        return x
+    projected = prox.project(x)
+    moved = float((projected - x).norm(dim=-1).max())
+    warnings.warn(f"{owner}: x_0 lies outside the {type(prox).__name__}; projected, moved by {moved:.3g}", stacklevel=4)
+    return projected
+
+
+def slack(x: Tensor) -> float:
+    """How far off, relative to its size, a constraint may be in the dtype of x."""
+    return 1e-12 if x.dtype == torch.float64 else 1e-6
+
+
+def is_scalar(q: Any) -> bool:
+    """Whether the metric is one number for each row."""
+    return not isinstance(q, Tensor) or q.dim() == 0 or q.shape[-1] == 1
+
+
+def numbers(owner: str, name: str, value: Any) -> Any:
+    """A number or a tensor as it is, a list or an array as a tensor; anything else is refused."""
+    if isinstance(value, Tensor) or (isinstance(value, Real) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, list | tuple | np.ndarray):
+        with suppress(TypeError, ValueError):
+            return torch.tensor(value, dtype=torch.float64)
+    raise ValueError(f"{owner}: {name} must be a number or a tensor, got {checks.shown(value)}")
+
+
+def unbound(owner: str, word: str, value: Any) -> ValueError:
+    return ValueError(
+        f"{owner}: {word}={value!r} needs the names and shapes of the model's parameters: call bind(layout) first"
+    )

@@ -1,0 +1,155 @@
+"""Sums over coordinates: penalties gamma1 |x| + gamma2 x^2 / 2 and intervals, each coordinate a problem of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import checks, registry
+from .base import Prox, unbound
+from .layout import Layout, mask
+
+# `on` restricts a map to some parameters of a model: "weights" (2 or more dimensions), or a pattern over names.
+
+
+class Separable(Prox):
+    """prox_j(u) = clip(soft(u, threshold) / (1 + shrinkage)): what all separable maps are made of; None is nothing."""
+
+    on: str | None = None
+
+    def threshold(self, q: Any, s: Any) -> Any:
+        return None
+
+    def shrinkage(self, q: Any, s: Any) -> Any:
+        return None
+
+    def clip(self, x: Tensor) -> Tensor:
+        return x
+
+    def terms(self, x: Tensor) -> Any:
+        """psi of every coordinate."""
+        return None
+
+    def _bound(self) -> None:
+        if self.on is not None:
+            raise unbound(type(self).__name__, "on", self.on)
+
+    def __call__(self, u: Tensor, q: Any, s: Any) -> Tensor:
+        self._bound()
+        x, threshold, shrinkage = u, self.threshold(q, s), self.shrinkage(q, s)
+        if threshold is not None:
+            x = x - x.clamp(-threshold, threshold)
+        if shrinkage is not None:
+            x = x / (1 + shrinkage)
+        return self.clip(x).to(u.dtype)
+
+    def value(self, x: Tensor) -> Tensor:
+        self._bound()
+        terms = self.terms(x)
+        return super().value(x) if terms is None else terms.sum(dim=-1, dtype=torch.float64).to(x.dtype)
+
+
+@registry.proxes.register("none")
+@dataclass(frozen=True)
+class Unconstrained(Separable):
+    """No penalty and no constraint.
+
+    >>> Unconstrained()(torch.tensor([2.0]), q=1.0, s=1.0)
+    tensor([2.])
+    """
+
+
+@registry.proxes.register("l1")
+@dataclass(frozen=True)
+class L1(Separable):
+    """psi(x) = gamma ||x||_1: soft thresholding at s gamma / q, with exact zeros.
+
+    `gamma` is a number or a weight for each coordinate. `decoupled` forgets the metric and thresholds at s gamma,
+    the analogue of decoupled weight decay: with h about 0.01 it is a hundred times weaker.
+
+    >>> L1(gamma=1.0)(torch.tensor([3.0, -0.1]), q=2.0, s=1.0)
+    tensor([2.5000, 0.0000])
+    >>> L1(gamma=1.0, on="weights").bind([("weight", (1, 2)), ("bias", (1,))]).gamma
+    tensor([1., 1., 0.], dtype=torch.float64)
+    """
+
+    gamma: Any
+    decoupled: bool = False
+    on: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.check("L1", gamma=self.gamma)
+        checks.one_of("L1", "decoupled", self.decoupled, (True, False))
+
+    def bind(self, layout: Layout) -> Prox:
+        return (
+            self if self.on is None else replace(self, on=None, gamma=self.gamma * mask("L1", self.on, layout).double())
+        )
+
+    def threshold(self, q: Any, s: Any) -> Any:
+        return s * self.gamma / (1.0 if self.decoupled else q)
+
+    def terms(self, x: Tensor) -> Any:
+        return self.gamma * x.abs()
+
+
+@registry.proxes.register("squared-l2")
+@dataclass(frozen=True)
+class SquaredL2(Separable):
+    """psi(x) = (gamma / 2) ||x||^2: x = u / (1 + s gamma / q); gamma a number or a weight for each coordinate.
+
+    >>> SquaredL2(gamma=1.0)(torch.tensor([3.0]), q=2.0, s=1.0)
+    tensor([2.])
+    """
+
+    gamma: Any
+    on: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.check("SquaredL2", gamma=self.gamma)
+
+    def bind(self, layout: Layout) -> Prox:
+        if self.on is None:
+            return self
+        return replace(self, on=None, gamma=self.gamma * mask("SquaredL2", self.on, layout).double())
+
+    def shrinkage(self, q: Any, s: Any) -> Any:
+        return s * self.gamma / q
+
+    def terms(self, x: Tensor) -> Any:
+        return self.gamma / 2 * x**2
+
+
+@registry.proxes.register("elastic-net")
+@dataclass(frozen=True)
+class ElasticNet(Separable):
+    """psi(x) = gamma1 ||x||_1 + (gamma2 / 2) ||x||^2: x = soft(u, s gamma1 / q) / (1 + s gamma2 / q).
+
+    >>> ElasticNet(gamma1=1.0, gamma2=2.0)(torch.tensor([3.0, -0.1]), q=2.0, s=1.0)
+    tensor([1.2500, 0.0000])
+    """
+
+    gamma1: Any
+    gamma2: Any
+    on: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.check("ElasticNet", gamma1=self.gamma1, gamma2=self.gamma2)
+
+    def bind(self, layout: Layout) -> Prox:
+        if self.on is None:
+            return self
+        chosen = mask("ElasticNet", self.on, layout).double()
+        return replace(self, on=None, gamma1=self.gamma1 * chosen, gamma2=self.gamma2 * chosen)
+
+    def threshold(self, q: Any, s: Any) -> Any:
+        return s * self.gamma1 / q
+
+    def shrinkage(self, q: Any, s: Any) -> Any:
+        return s * self.gamma2 / q
+
+    def terms(self, x: Tensor) -> Any:
+        return self.gamma1 * x.abs() + self.gamma2 / 2 * x**2
