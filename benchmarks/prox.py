@@ -22,7 +22,7 @@ def seconds(work):
 
 
 def iterations(work):
-    """The most Newton steps over the whole model that a block of rows took in `work`, the step from a guess included."""
+    """The most Newton steps over the whole model that a block of rows took in `work`, that from a guess included."""
     most, sizes, climb, level = 0, [], balls.climb, balls.level
 
     def sized(v, *rest):

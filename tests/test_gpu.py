@@ -57,3 +57,26 @@ def test_replicas_constraints_and_resume(name):
     resumed.step()
     assert all(torch.equal(a, b) for a, b in zip(one.server, resumed.server, strict=True))
     assert one.evaluate() == resumed.evaluate()
+
+
+def test_proximal_maps_never_wait_for_the_device_and_equal_the_cpu():
+    """Each map is captured in a CUDA graph, which no host synchronisation survives, and replayed."""
+    p = fedda.prox
+    ids = torch.arange(300) % 7
+    maps = [p.L1(0.1), p.ElasticNet(0.1, 0.2), p.Box(-0.1, 0.2), p.L2Ball(1.0), p.L1Ball(1.0), p.Simplex(1.0)]
+    maps += [p.HalfSpace(1.0, 0.5), p.GroupLasso(0.1, ids), p.Sum(p.L1(0.1), p.NonNegative())]
+    u = torch.randn(2, 5, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    q = 0.1 + torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for prox in maps:
+        expected = prox(u, q, 0.7)
+        device = fedda.core.place(prox, u.cuda()[0, 0, 0], [("x", (300,))])
+        points, metric = u.cuda(), q.cuda()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            device(points, metric, 0.7)  # warm up, as capture wants it
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = device(points, metric, 0.7)
+        graph.replay()
+        close(got.cpu(), expected, 1e-12)

@@ -384,6 +384,7 @@ def convex(p, x):
 
 
 @every_map
+@pytest.mark.filterwarnings("ignore:Solution may be inaccurate")  # its tolerances are set below what it can reach
 def test_cvxpy_agrees(name):
     cp = pytest.importorskip("cvxpy", reason="cvxpy is not installed")
     exact = {"tol_gap_abs": 1e-13, "tol_gap_rel": 1e-13, "tol_feas": 1e-13}

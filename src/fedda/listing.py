@@ -6,6 +6,7 @@ from inspect import Parameter
 
 from . import registry
 from .costs import Cost, cost
+from .data.partition import GIVEN
 from .experiments import builtin, find
 from .presets import PRESETS
 
@@ -60,10 +61,10 @@ def names(entry: registry.Entry) -> str:
 
 
 def words(entry: registry.Entry) -> str:
-    """The words that a user gives, with their defaults; the samples' labels and shapes come from the data."""
-    given = ("labels", "client", "clients", "seed", "shape", "classes")
-    # Local-Adapt has a word `client` of its own: a string, not the samples' owners.
-    return _words({k: v for k, v in entry.defaults.items() if k not in given or isinstance(v, str)})
+    """The words that a user gives, with their defaults; what `fedda.load` takes from the data is none of them."""
+    loaded = entry in (*registry.partitions, *registry.models)
+    given = (*GIVEN, "shape", "classes") if loaded else ()
+    return _words({k: v for k, v in entry.defaults.items() if k not in given})
 
 
 def _words(values: dict[str, object]) -> str:

@@ -94,7 +94,7 @@ class Run:
         rate = self.algorithm.first_rate(self.server)
         if rate is not None:
             self.first_rate = float(torch.as_tensor(rate).max())
-            if self.first_rate > self.problem.max_rate and not force:
+            if self.first_rate > self.problem.max_rate * (1 + 1e-6) and not force:  # lr = eps is a rate of 1, rounded
                 raise ValueError(
                     f"{type(self.algorithm).__name__}: the first effective rate eta_0 / min h = {self.first_rate:.3g} "
                     f"must be <= {self.problem.max_rate:g} on this problem: lower lr, raise eps or w, set mu0='nu0', "
@@ -147,8 +147,9 @@ class Run:
         }
         prox = getattr(self.algorithm, "prox", None)
         if prox is not None:
-            metrics["objective"] = metrics["train_loss"] + prox.value(x.double())
-            metrics["infeasible"] = (prox.project(x) - x).double().norm(dim=-1)
+            at = self.server.x  # [..., 1, d], as penalties with a weight for each replica expect
+            metrics["objective"] = metrics["train_loss"] + prox.value(at).double().squeeze(-1)
+            metrics["infeasible"] = (prox.project(at) - at).double().norm(dim=-1).squeeze(-1)
         # What is watched is [..., 1, 1], a metric [...].
         metrics |= {k: v.expand(*self.lead, 1, 1)[..., 0, 0] for k, v in self.algorithm.monitor(self.server).items()}
         columns = {name: column.reshape(-1).tolist() for name, column in metrics.items()}

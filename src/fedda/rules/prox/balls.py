@@ -139,8 +139,8 @@ def level(v: Tensor, w: Tensor, k: Tensor, R: Any, start: Tensor, active: Tensor
     alone = torch.sub(v, R, out=active).div_(w).amax(dim=-1, keepdim=True)
     th = torch.fmax(start, alone)
     if v.shape[-1] >= SAMPLED:
-        few = [t[..., ::32].contiguous() for t in (v, w, k)]
-        th = torch.fmax(th, step(level(*few, R / 32, start, torch.empty_like(few[0]))))
+        a, b, c = (t[..., ::32].contiguous() for t in (v, w, k))
+        th = torch.fmax(th, step(level(a, b, c, R / 32, start, torch.empty_like(a))))
     return climb(step, th, LINEAR)
 
 
