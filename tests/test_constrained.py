@@ -68,3 +68,21 @@ def test_penalties_by_parameter_name():
     gamma[-1] = 0.0
     masked = fedda.make("fedda-mvr", lr=0.1, w=1000.0, prox=L1(gamma))
     close(last(named, problem, 20).x, last(masked, problem, 20).x, 1e-14)
+
+
+def test_details_by_layer_and_the_gradient_mapping():
+    problem = quadratic(clients=4, d=6, noise=0.0, common=True)
+    algorithm = fedda_of(Mvr(0.0), Diagonal(eps=0.5), lr=lambda t: 0.2, steps=5, prox=L1(0.2))
+    rows = fedda.train(algorithm, problem, rounds=800, every=800, detail=True).history
+    assert rows[0]["gradient_mapping"] > 0.1 and rows[-1]["gradient_mapping"] < 1e-8  # 0 at the optimum alone
+    # by hand at the start: one round along the full gradient from x_0 = 0 with h = eps, the sum of the etas 1
+    full = (problem.A * (0 - problem.b)).mean(0)
+    u = -full / 0.5
+    moved = u.sign() * (u.abs() - 0.2 / 0.5).clamp(min=0)
+    assert rows[0]["gradient_mapping"] == pytest.approx(float(moved.norm()), rel=1e-12)
+    network = fedda.load("digits", clients=4, model="mlp", hidden=4, dtype=torch.float64)
+    result = fedda.train(fedda.make("fedda-mvr", prox=L1(0.01)), network, rounds=2, detail=True)
+    sizes = {name: torch.Size(shape).numel() for name, shape in network.layout}
+    row = result.history[-1]
+    assert sum(row[f"nonzero:{n}"] * size for n, size in sizes.items()) / network.d == pytest.approx(row["nonzero"])
+    assert sum(row[f"density:{n}"] * size for n, size in sizes.items()) / network.d == pytest.approx(row["density"])

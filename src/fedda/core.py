@@ -114,6 +114,10 @@ class Algorithm(ABC):
         """The largest effective step size of the first step, where a preconditioner can make it absurd."""
         return None
 
+    def mapping(self, server: Any, gradient: Tensor) -> Tensor | None:
+        """How far a whole round along the full gradient would move x, for its length: 0 at a constrained optimum."""
+        return None
+
     def monitor(self, server: Any) -> dict[str, Tensor]:
         """Numbers worth watching besides the metrics, each [..., 1, 1]."""
         return {}

@@ -4,6 +4,7 @@ stopping are ordinary code in the `for` that consumes it."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import checks, registry
-from .core import Algorithm, Problem, place
+from .core import Algorithm, Client, Problem, on_client, place
 from .engines import Counting, Counts, Engine, Simulation
 
 PATIENCE = 3  # rounds without a single finite client before a run ends
@@ -136,8 +137,10 @@ class Run:
             )
         return server
 
-    def evaluate(self) -> list[dict[str, Any]]:
-        """One row for each seed: counts so far and metrics of the model."""
+    @torch.no_grad()
+    def evaluate(self, detail: bool = False) -> list[dict[str, Any]]:
+        """One row for each seed: counts so far and metrics of the model. With `detail` also the density of every layer
+        and, where the algorithm has one, the gradient mapping, which takes a pass over all data."""
         x = self.server.x.squeeze(-2)
         metrics = self.problem.evaluate(x, self.simulation.weights)
         metrics |= {
@@ -150,6 +153,8 @@ class Run:
             at = self.server.x  # [..., 1, d], as penalties with a weight for each replica expect
             metrics["objective"] = metrics["train_loss"] + prox.value(at).double().squeeze(-1)
             metrics["infeasible"] = (prox.project(at) - at).double().norm(dim=-1).squeeze(-1)
+        if detail:
+            metrics |= self._details(x)
         # What is watched is [..., 1, 1], a metric [...].
         metrics |= {k: v.expand(*self.lead, 1, 1)[..., 0, 0] for k, v in self.algorithm.monitor(self.server).items()}
         columns = {name: column.reshape(-1).tolist() for name, column in metrics.items()}
@@ -159,6 +164,16 @@ class Run:
             | {name: column[i] for name, column in columns.items()}
             for i, (seed, dropped) in enumerate(zip(self.seeds, self.dropped.reshape(-1).tolist(), strict=True))
         ]
+
+    def _details(self, x: Tensor) -> dict[str, Tensor]:
+        sizes = [math.prod(shape) for _, shape in self.problem.layout]
+        details = {}
+        for (name, _), part in zip(self.problem.layout, x.split(sizes, dim=-1), strict=True):
+            details[f"density:{name}"] = (part.abs() > 0.01).double().mean(dim=-1)
+            details[f"nonzero:{name}"] = (part != 0).double().mean(dim=-1)
+        (gradient,) = self.simulation.everyone().average(full_gradient, self.server.x)
+        mapping = self.algorithm.mapping(self.server, gradient)
+        return details if mapping is None else details | {"gradient_mapping": mapping[..., 0, 0]}
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a run needs to go on, as tensors."""
@@ -176,6 +191,11 @@ class Run:
         self.counts = Counts(**{name: int(state[f"counts.{name}"]) for name in asdict(self.counts)})
         self.round = int(state["round"])
         self.dropped, self.silent = state["dropped"].to(device), state["silent"].to(device)
+
+
+@on_client
+def full_gradient(client: Client, x: Tensor) -> tuple[Tensor, ...]:
+    return (client.full_gradient(x),)
 
 
 class How(TypedDict, total=False):
@@ -222,9 +242,16 @@ class Result:
     server: Any
 
 
-def train(algorithm: Algorithm, problem: Problem, rounds: int, every: int | None = None, **how: Unpack[How]) -> Result:
+def train(
+    algorithm: Algorithm,
+    problem: Problem,
+    rounds: int,
+    every: int | None = None,
+    detail: bool = False,
+    **how: Unpack[How],
+) -> Result:
     """Run for `rounds` rounds, evaluating at the start, `every` so many rounds (a hundred times in all by default) and
-    at the end.
+    at the end; `detail` adds the density of every layer and the gradient mapping.
 
     >>> import fedda
     >>> problem = fedda.load("digits", partition="dominant_class", rho=0.8)
@@ -237,9 +264,9 @@ def train(algorithm: Algorithm, problem: Problem, rounds: int, every: int | None
     checks.check("train", every=every)
     _refuse_words(how)
     run = Run(algorithm, problem, **how)
-    history = History(row | {"seconds": 0.0} for row in run.evaluate())
+    history = History(row | {"seconds": 0.0} for row in run.evaluate(detail))
     for seconds in timed(run, rounds, every):
-        history.extend(row | {"seconds": seconds} for row in run.evaluate())
+        history.extend(row | {"seconds": seconds} for row in run.evaluate(detail))
     return Result(run.server.x.squeeze(-2), history, run.server)
 
 

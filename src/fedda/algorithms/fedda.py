@@ -99,6 +99,12 @@ class FedDA(Algorithm):
     def first_rate(self, server: Server) -> Tensor:
         return self.scale * self.lr(server.t) / self.preconditioner.diagonal(server.mu, server.t).amin(-1, True)
 
+    def mapping(self, server: Server, gradient: Tensor) -> Tensor:
+        x, _, mu, t = server
+        S = sum(self.lr(t + i) for i in range(self.steps))
+        moved = self.primal(-S * gradient, x, self.preconditioner.diagonal(mu, t / self.steps), S)
+        return (x - moved).double().norm(dim=-1, keepdim=True) / S
+
     def monitor(self, server: Server) -> dict[str, Tensor]:
         H = self.preconditioner.diagonal(server.mu, server.t / self.steps)
         return {"h_min": H.amin(-1, True), "h_max": H.amax(-1, True)}

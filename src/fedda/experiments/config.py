@@ -61,6 +61,7 @@ class Experiment(BaseModel):
     cohort: int | None = Field(None, ge=1)
     seeds: list[int] = [0]
     weights: Literal["uniform", "samples"] = "uniform"
+    detail: bool = False
     problem: ProblemTable
     algorithms: dict[str, dict[str, Any]]
 

@@ -115,7 +115,7 @@ def _one(
     watch.begin(label, run.round, experiment.rounds)
 
     def note() -> None:
-        rows = run.evaluate()
+        rows = run.evaluate(experiment.detail)
         folder.append("metrics.jsonl", [{"algorithm": label, **row} for row in rows])
         folder.append("timings.jsonl", [{"algorithm": label, "round": run.round, "seconds": round(seconds, 6)}])
         watch.advance(label, run.round, rows)

@@ -79,7 +79,10 @@ def read(folder: str | Path) -> Run:
 def _metrics(rows: list[Row]) -> list[str]:
     # A key that never holds a number (null throughout, or text) is no metric of this problem.
     found = {
-        key for row in rows for key in row if key not in COUNTERS | WATCHED and number(row[key]) == number(row[key])
+        key
+        for row in rows
+        for key in row
+        if ":" not in key and key not in COUNTERS | WATCHED and number(row[key]) == number(row[key])
     }
     # Without an exact zero anywhere there is no sparsity to show.
     if all(number(row.get("nonzero", 1.0)) == 1.0 for row in rows):
