@@ -20,7 +20,7 @@ PROBLEMS = {
 
 @dataclass(frozen=True)
 class Remembering(Algorithm):
-    """Two exchanges and client memory, which no registered algorithm may use yet: the clients' running mean."""
+    """Two exchanges and client memory in one, as no registered algorithm has them: the clients' running mean."""
 
     class Server(NamedTuple):
         x: torch.Tensor
@@ -63,7 +63,7 @@ OPTIONS = [
     ("mime", {"base": "adam", "eps": 0.1}),
     ("mimelite", {"base": "adam", "eps": 0.1, "mix_second_moment": True}),
     ("mime-mvr", {"form": "B"}),
-    ("fedadam", {"bias_correction": True}),
+    ("fedadam", {"bias_correction": True, "v0": 0.0}),
     ("fedda-mvr", {"averaging": "primal", "prox": fedda.prox.L1(0.05)}),
     ("fedda-2-1", {"v_input": "nu", "mu_scale": "mean", "bias_correction": True, "h0": "one"}),
     ("fedda-2-2", {"beta_mode": "weight", "alpha_mode": "weight", "prox": fedda.prox.NonNegative()}),

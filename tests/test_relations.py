@@ -11,6 +11,7 @@ from conftest import close, digits, last, path, quadratic, stable
 from fedda.rules.estimators import Momentum, Mvr, Plain
 from fedda.rules.preconditioners import Diagonal, Fixed, Identity
 from fedda.rules.prox import L1
+from fedda.rules.schedules import CubeRoot
 from test_identities import D4, LR, Counted, Oracle, fedda_of
 
 PROBLEMS = [pytest.param(quadratic, 3, id="quadratic"), pytest.param(digits, 4, id="digits")]
@@ -279,8 +280,9 @@ def test_fafed_by_hand():
 @pytest.mark.parametrize("bias", [False, True])
 def test_server_optimisers_by_hand(name, bias):
     A, b, x = (2.0, 0.5), (1.0, -3.0), 0.5
-    words = {"lr": 0.1, "server_lr": 0.3, "beta1": 0.8, "beta2": 0.6, "eps": 0.05, "v0": 0.01, "bias_correction": bias}
-    m, v, top = 0.0, 0.01, 0.01
+    v0 = 0.0 if bias else 0.01
+    words = {"lr": 0.1, "server_lr": 0.3, "beta1": 0.8, "beta2": 0.6, "eps": 0.05, "v0": v0, "bias_correction": bias}
+    m, v, top = 0.0, v0, v0
     for n in range(1, 5):
         ends = []
         for k in range(2):
@@ -305,6 +307,124 @@ def test_server_optimisers_by_hand(name, bias):
     problem = fedda.Quadratic([[A[0]], [A[1]]], [[b[0]], [b[1]]])
     x0 = torch.tensor([0.5], dtype=torch.float64)
     assert last(fedda.make(name, steps=2, **words), problem, 4, x0=x0).x.item() == pytest.approx(x, rel=1e-13)
+
+
+def test_bias_correction_wants_a_start_at_zero():
+    with pytest.raises(ValueError, match="FedYogi: v0 must be 0 with bias_correction"):
+        fedda.make("fedyogi", bias_correction=True)
+
+
+A2, B2, X0 = (2.0, 0.5), (1.0, -3.0), 0.5  # two clients in one coordinate
+
+
+def grad(k, x):
+    return A2[k] * (x - B2[k])
+
+
+def eta(t):
+    return 0.2 / (8 + t) ** (1 / 3)
+
+
+def descend(k, x, t, extra=lambda x: 0.0, weight=1.0):
+    """Two local steps with the decaying rate."""
+    for i in range(2):
+        x -= eta(t + i) * (weight * grad(k, x) + extra(x))
+    return x
+
+
+def hand_fedavgm(x, t, s):
+    mean = sum(descend(k, x, t) for k in range(2)) / 2
+    s["m"] = 0.7 * s.get("m", 0.0) + (mean - x)
+    return x + 0.5 * s["m"]
+
+
+def hand_fedcm(x, t, s):
+    d, total = s.get("d", 0.0), eta(t) + eta(t + 1)
+    mean = sum(descend(k, x, t, lambda _: 0.7 * d, 0.3) for k in range(2)) / 2
+    s["d"] = (x - mean) / total
+    return x - 0.5 * total * s["d"]
+
+
+def hand_scaffold(option):
+    def step(x, t, s):
+        c, own, total = s.get("c", 0.0), s.get("own", [0.0, 0.0]), eta(t) + eta(t + 1)
+        ys = [descend(k, x, t, lambda _, k=k: c - own[k]) for k in range(2)]
+        new = [grad(k, x) if option == 1 else own[k] - c + (x - ys[k]) / total for k in range(2)]
+        s["c"], s["own"] = c + sum(n - o for n, o in zip(new, own, strict=True)) / 2, new
+        return x + 0.5 * (sum(ys) / 2 - x)
+
+    return step
+
+
+def hand_feddyn(x, t, s):
+    h, own = s.get("h", 0.0), s.get("own", [0.0, 0.0])
+    ys = [descend(k, x, t, lambda y, k=k: -own[k] + 0.4 * (y - x)) for k in range(2)]
+    s["own"] = [own[k] - 0.4 * (ys[k] - x) for k in range(2)]
+    s["h"] = h - 0.4 * sum(y - x for y in ys) / 2
+    return x + 0.5 * (sum(ys) / 2 - s["h"] / 0.4 - x)
+
+
+def hand_subgradient(x, t, s):
+    mean = sum(descend(k, x, t, lambda y: 0.3 * math.copysign(1, y)) for k in range(2)) / 2
+    return x + 0.5 * (mean - x)
+
+
+def hand_mime(x, t, s):
+    m, c = s.get("m", 0.0), sum(grad(k, x) for k in range(2)) / 2
+    ys = [descend(k, x, t, lambda y, k=k: 0.3 * (c - grad(k, x)) + 0.7 * m, 0.3) for k in range(2)]
+    s["m"] = 0.3 * c + 0.7 * m
+    return x + 0.5 * (sum(ys) / 2 - x)
+
+
+def hand_local_adapt(x, t, s):
+    n, dx = t // 2 + 1, []
+    for k in range(2):
+        X, m, v = x, 0.0, 0.0
+        for i in range(2):
+            m, v = 0.7 * m + 0.3 * grad(k, X), 0.6 * v + 0.4 * grad(k, X) ** 2
+            X -= eta(t + i) * m / (1 - 0.7 ** (i + 1)) / (math.sqrt(v / (1 - 0.6 ** (i + 1))) + 0.1)
+        dx.append(X - x)
+    D = sum(dx) / 2
+    s["m"], s["v"] = 0.7 * s.get("m", 0.0) + 0.3 * D, 0.6 * s.get("v", 0.0) + 0.4 * D * D
+    return x + 0.5 * s["m"] / (1 - 0.7**n) / (math.sqrt(s["v"] / (1 - 0.6**n)) + 0.2)
+
+
+def hand_amsgrad(x, t, s):
+    ms, vs = s.setdefault("m", [0.0, 0.0]), s.setdefault("v", [0.0, 0.0])
+    hat, xs = s.setdefault("hat", 2.0), []
+    for k in range(2):
+        X = x
+        for i in range(2):
+            ms[k], vs[k] = 0.7 * ms[k] + 0.3 * grad(k, X), 0.6 * vs[k] + 0.4 * grad(k, X) ** 2
+            X -= eta(t + i) * ms[k] / (math.sqrt(hat) + 0.1)
+        xs.append(X)
+    s["hat"] = max(hat, sum(vs) / 2)
+    return sum(xs) / 2
+
+
+ADAPT = {"beta1": 0.7, "beta2": 0.6, "eps": 0.1, "server_eps": 0.2, "server_lr": 0.5}
+HALF = {"server_lr": 0.5}
+
+
+@pytest.mark.parametrize("name,words,step", [
+    ("fedavgm", {"momentum": 0.7, **HALF}, hand_fedavgm),
+    ("fedcm", {"momentum": 0.7, **HALF}, hand_fedcm),
+    ("scaffold", {"option": 1, **HALF}, hand_scaffold(1)),
+    ("scaffold", {"option": 2, **HALF}, hand_scaffold(2)),
+    ("feddyn", {"alpha": 0.4, **HALF}, hand_feddyn),
+    ("fedavg-subgradient", {"gamma": 0.3, **HALF}, hand_subgradient),
+    ("mime", {"momentum": 0.7, **HALF}, hand_mime),
+    ("local-adapt", ADAPT, hand_local_adapt),
+    ("local-amsgrad", {"beta1": 0.7, "beta2": 0.6, "eps": 0.1, "v0": 2.0}, hand_amsgrad),
+])  # fmt: skip
+def test_three_rounds_by_hand_with_a_decaying_rate_and_half_a_server_step(name, words, step):
+    x, state = X0, {}
+    for tau in range(3):
+        x = step(x, 2 * tau, state)
+    problem = fedda.Quadratic([[A2[0]], [A2[1]]], [[B2[0]], [B2[1]]])
+    algorithm = fedda.make(name, lr=CubeRoot(0.2, 8.0), steps=2, **words)
+    got = last(algorithm, problem, 3, x0=torch.tensor([X0], dtype=torch.float64)).x.item()
+    assert got == pytest.approx(x, rel=1e-12)
 
 
 def test_fedadam_on_plain_gradients_is_torch_adam():

@@ -38,7 +38,7 @@ TRAFFIC = {
     "local-amsgrad": (2, 2, lambda I: I, 0, 1, 0, 0),
     "fafed": (3, 3, lambda I: 2 * I, 0, 2, 0, 0),
     "feddyn": (1, 1, lambda I: I, 0, 0, 0, 0),
-    "fedexp": (1, 1, lambda I: I, 0, 0, 0, 8),
+    "fedexp": (1, 1, lambda I: I, 0, 0, 0, 4),
     "fedda-mvr": (3, 2, lambda I: 2 * I, 0, 1, 0, 0),
     "fedda-1-2": (2, 2, lambda I: 2 * I, 0, 1, 4, 0),
     "fedda-2-1": (3, 2, lambda I: I, 0, 1, 0, 0),
@@ -54,8 +54,8 @@ def test_traffic_is_as_specified(name):
     assert second["gradients"] - first["gradients"] == cohort * gradients(steps)
     assert second["full_gradients"] - first["full_gradients"] == cohort * full
     assert second["bytes_up"] - first["bytes_up"] == cohort * (4 * up * d + scalars_up)
-    # the step counter is a float64
-    assert second["bytes_down"] - first["bytes_down"] == cohort * (4 * down * d + scalars_down + 8)
+    # and the step counter
+    assert second["bytes_down"] - first["bytes_down"] == cohort * (4 * down * d + scalars_down + 4)
     asked = clients * bool(once)  # nu_0: every client, x down and one or two vectors up
     assert (start["gradients"], start["bytes_up"], start["bytes_down"]) == (
         asked,
@@ -180,6 +180,8 @@ class Failing(fedda.Quadratic):
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_client_that_fails_is_left_out_and_counted(name, engine, value):
+    if name in ("scaffold", "feddyn"):
+        pytest.skip("its server state counts absent clients: tested by itself below")
     base = quadratic(clients=4)
     algorithm = stable(name, steps=2)
     whole = fedda.Quadratic(base.A[1:], base.b[1:])
@@ -270,6 +272,34 @@ def test_bias_correction_counts_rounds():
     words = {"lr": eta, "steps": 2, "beta": beta, "eps": eps, "bias_correction": True}
     got = last(fedda.make("fedda-2-1", **words), fedda.Quadratic([[A]], [[b]]), 3)
     assert got.x.item() == pytest.approx(x, rel=1e-13)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("name,state,memory", [("scaffold", "c", "c"), ("feddyn", "h", "g")])
+def test_server_states_stay_the_mean_of_the_clients_also_after_a_failure(name, state, memory, weights):
+    """c = sum_k p_k c_k (and h = sum_k p_k g_k), r of K clients, one of which fails for a while."""
+    problem = Failing(quadratic(clients=6), [2], after=4, until=9)
+    problem.sizes = torch.tensor([1, 2, 3, 4, 5, 6])
+    run = fedda.Run(stable(name), problem, cohort=4, weights=weights)
+    p = problem.sizes.double() if weights == "samples" else torch.ones(6, dtype=torch.float64)
+    for _ in range(8):
+        server = run.step()
+        expected = (p[:, None] * run.simulation.memory[memory]).sum(0) / p.sum()
+        torch.testing.assert_close(getattr(server, state)[0], expected, rtol=1e-10, atol=1e-12)
+    assert run.dropped > 0
+
+
+def test_a_silent_first_round_changes_nothing(name):
+    """Time stands still too: a run whose first round is lost makes the same first step as one that lost nothing."""
+    base = quadratic(clients=3, noise=0.0)
+    after = int(fedda.Run(stable(name), base).counts.gradients > 0)  # let the start itself succeed
+    late = fedda.Run(stable(name), Failing(base, [0, 1, 2], after=after, until=after + 1))
+    start = late.server.x
+    late.step()
+    assert torch.equal(late.server.x, start)
+    while torch.equal(late.server.x, start):
+        late.step()
+    torch.testing.assert_close(late.server.x, last(stable(name), base, 1).x, rtol=1e-12, atol=1e-12)
 
 
 def test_a_failed_client_keeps_its_old_memory():

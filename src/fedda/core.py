@@ -2,7 +2,7 @@
 
 Axes: the last is the model (a flat vector, the paper's x in R^d), the one before it the clients; a third in front,
 the replicas, is optional. Server tensors are [1, d] or [replicas, 1, d], those of clients [clients, d] or
-[replicas, clients, d], so that everything broadcasts. Step counters are 0-d float64 tensors.
+[replicas, clients, d], so that everything broadcasts. Numbers such as step counters are [..., 1, 1].
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ class Cohort(Protocol):
     @property
     def population(self) -> int:
         """How many there are."""
+
+    @property
+    def share(self) -> Tensor:
+        """The weight of those whose replies are in the means of this round, of everyone's: r / K if nobody fails."""
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         """Send the tensors down, run the task on every client, give back the mean of the replies."""
@@ -130,8 +134,8 @@ def on_client(task: A) -> A:
 
 
 def step_counter(like: Tensor) -> Tensor:
-    """t = 0. In float64, which is exact to 2^53 and does not lower the precision of a schedule."""
-    return torch.zeros((), dtype=torch.float64, device=like.device)
+    """t = 0, one for each replica: [..., 1, 1], in the model's dtype (float32 counts to 2^24)."""
+    return torch.zeros_like(like[..., :1])
 
 
 def place(thing: A, like: Tensor, layout: Layout) -> A:

@@ -49,6 +49,7 @@ PRESETS: dict[str, dict[str, Words]] = {
     },
     "pathmnist": {
         "fedavg": {"lr": 0.01},
+        "feddualavg": {"lr": 0.1, "server_lr": 0.1, "prox": _L1},
         "fedda-mvr": {"lr": 0.01, "w": 1e5, "c": 5e6, "beta": 0.999, "eps": 0.01},
         "fedda-1-2": {"lr": 1.0, "w": 1e4, "c": 200.0, "beta": 0.999, "eps": 0.001, "prox": _L1},
         "fedda-2-1": {"lr": 0.001, "momentum": 0.9, "beta": 0.999, "eps": 0.01},

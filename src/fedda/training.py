@@ -284,8 +284,8 @@ def timed(run: Run, rounds: int, every: int, seconds: float = 0.0) -> Iterator[f
 
 
 def _keep(alive: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """The new value where the replica lives; counters (0-d) go on for all."""
-    return new if new.dim() == 0 else torch.where(alive[..., None, None], new, old)
+    """The new value where the replica lives; where nobody replied, even time stands still."""
+    return torch.where(alive[..., None, None], new, old)
 
 
 def _refuse_words(how: Mapping[str, Any]) -> None:

@@ -22,9 +22,10 @@ class Fafed(Algorithm):
         v <- beta2 v + (1 - beta2) g(X; B)^2;     x, m, v <- means over the clients
 
     m_0 and v_0 are means of the first gradients and of their squares (v0 = a number instead starts v there); the very
-    first step is taken with h = 1, as in the authors' code. Deviations: that code keeps each client's own point from
-    before the averaging as X_old of the next round; we take the broadcast one, so that clients stay stateless. The
-    two agree for one client.
+    first step is taken with h = 1, as in the authors' code. Deviations: that code synchronises after a step, not before
+    it, and keeps each client's own point from before the averaging as X_old; we synchronise after the estimate and take
+    the broadcast point, so that clients stay stateless. So the step after a synchronisation uses the new h already; for
+    one client the two agree where h is fixed.
 
     Choose it as the ablation of FedDA's remark that averaging v on clients gives no linear speed-up.
 

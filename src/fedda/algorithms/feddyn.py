@@ -51,7 +51,7 @@ class FedDyn(Algorithm):
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, h, t = server
         (mean,) = cohort.average(self.local, x, t)
-        h = h - self.alpha * cohort.size / cohort.population * (mean - x)
+        h = h - self.alpha * cohort.share * (mean - x)
         return self.Server(x + self.server_lr * (mean - h / self.alpha - x), h, t + self.steps)
 
     @on_client

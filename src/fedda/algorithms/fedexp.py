@@ -50,4 +50,4 @@ class FedExP(FedAvg):
     @on_client
     def change(self, client: Client, y: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         (x,) = self.local(client, y, t)
-        return x - y, (x - y).double().square().sum(dim=-1, keepdim=True)
+        return x - y, (x - y).double().square().sum(dim=-1, keepdim=True).to(x.dtype)

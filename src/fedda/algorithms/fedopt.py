@@ -44,12 +44,20 @@ class FedAdam(FedAvg):
         t: Tensor
 
     kind: ClassVar[str] = "adam"
+    largest: ClassVar[bool] = False
     server_lr: Any = 0.01
     beta1: Any = 0.9
     beta2: Any = 0.99
     eps: Any = 1e-3
     v0: Any = 1e-6
     bias_correction: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bias_correction and torch.as_tensor(self.v0).any():
+            raise ValueError(
+                f"{type(self).__name__}: v0 must be 0 with bias_correction, which undoes it, got {self.v0}"
+            )
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         v = torch.zeros_like(x) + self.v0
@@ -59,17 +67,14 @@ class FedAdam(FedAvg):
         x, m, v, v_max, t = server
         (mean,) = cohort.average(self.local, x, t)
         m = self.beta1 * m + (1 - self.beta1) * (mean - x)
-        v = second_moment(self.kind, v, mean - x, self.beta2)
+        v, n = second_moment(self.kind, v, mean - x, self.beta2), t / self.steps + 1
         v_max = torch.maximum(v_max, v)
-        n = t / self.steps + 1
-        first = debiased(m, self.beta1, n) if self.bias_correction else m
-        second = self.denominator(v, v_max)
-        second = debiased(second, self.beta2, n) if self.bias_correction and self.kind != "adagrad" else second
+        first, second = m, v_max if self.largest else v
+        if self.bias_correction:
+            first = debiased(m, self.beta1, n)
+            second = second if self.kind == "adagrad" else debiased(second, self.beta2, n)
         x = x + self.server_lr * first / (second.sqrt() + self.eps)
         return self.Server(x, m, v, v_max, t + self.steps)
-
-    def denominator(self, v: Tensor, v_max: Tensor) -> Tensor:
-        return v
 
 
 @algorithms.register("fedyogi", reference="Reddi et al. 2021")
@@ -111,5 +116,4 @@ class FedAMS(FedAdam):
     Choose it where FedAdam's step grows back too fast; one bad round slows it for good.
     """
 
-    def denominator(self, v: Tensor, v_max: Tensor) -> Tensor:
-        return v_max
+    largest: ClassVar[bool] = True

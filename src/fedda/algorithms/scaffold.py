@@ -23,7 +23,8 @@ class Scaffold(Algorithm):
         c_k+ = grad f_k(x)  (option 1),   c_k - c + (x - Y) / sum eta  (option 2)
         x <- x + server_lr mean_k (Y - x);     c <- c + (r / K) mean_k (c_k+ - c_k)
 
-    r of K clients take part, so c moves by 1/K of the SUM of the changes. c_k stays on the client.
+    r of K clients take part, so c moves by 1/K of the SUM of the changes and stays the mean of all c_k, also when a
+    client fails or counts by its samples. c_k stays on the client. Deviations: none.
 
     Choose it where clients differ much and return often: it removes their drift exactly, at the price of a vector
     kept by each.
@@ -53,7 +54,7 @@ class Scaffold(Algorithm):
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, c, t = server
         dy, dc = cohort.average(self.local, x, c, t)
-        c = c + cohort.size / cohort.population * dc
+        c = c + cohort.share * dc
         return self.Server(x + self.server_lr * dy, c, t + self.steps)
 
     @on_client

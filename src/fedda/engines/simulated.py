@@ -48,6 +48,12 @@ class SimulatedCohort:
         self.drawn = self.draws = 0  # batches before and after an exchange: a second one goes on with fresh ones
         self.fine = torch.ones_like(ids, dtype=torch.bool)  # who has sent finite numbers only, so far in this round
 
+    @property
+    def share(self) -> Tensor:
+        weights = self.simulation.weights
+        heard = (weights[self.ids] * self.fine).sum(dim=-1) / weights.sum()
+        return heard[..., None, None].to(self.simulation.problem.dtype)
+
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         if not getattr(task, "on_client", False):
             raise ValueError(f"{getattr(task, '__qualname__', task)} is no task for clients: mark it with @on_client")

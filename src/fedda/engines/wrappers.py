@@ -43,6 +43,10 @@ class Counting:
     def population(self) -> int:
         return self.cohort.population
 
+    @property
+    def share(self) -> Tensor:
+        return self.cohort.share
+
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         @wraps(task)  # keeps its name and its mark
         def counted(client: Client, *down: Tensor) -> tuple[Tensor, ...]:
