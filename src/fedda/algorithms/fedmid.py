@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core import Client, Cohort, on_client
 from ..registry import algorithms
-from ..rules.prox import prox
+from ..rules.prox import feasible_start, prox
 from ..rules.schedules import schedule
 from .fedavg import FedAvg
 
@@ -39,6 +39,9 @@ class FedMiD(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "prox", prox(self.prox))  # also from a table, as in TOML
+
+    def init(self, x: Tensor, clients: Cohort) -> Any:
+        return super().init(feasible_start("FedMiD", self.prox, x), clients)
 
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, t = super().round(server, cohort)

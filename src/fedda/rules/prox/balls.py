@@ -87,8 +87,9 @@ class L1Ball(Prox):
         th = (
             torch.fmax(inside, sorted_level(a, w, k, R)) if self.method == "sort" else level(a, w, k, R, inside, active)
         )
+        outside = a.sum(dim=-1, keepdim=True) > R
         x = torch.addcmul(a, w, th, value=-1, out=k).clamp_(min=0)
-        return x.mul_((R / x.sum(dim=-1, keepdim=True)).clamp(max=1.0)).copysign_(u)
+        return torch.where(outside, _to_sum(x, a, w, R), x).copysign_(u)
 
     def feasible(self, x: Tensor, tol: float = 0.0) -> Tensor:
         norm = x.abs().sum(dim=-1, keepdim=True, dtype=torch.float64)
@@ -117,11 +118,21 @@ class Simplex(Prox):
         torch.div(v.copy_(u), w, out=k)
         everyone = (v.sum(dim=-1, keepdim=True) - R) / w.sum(dim=-1, keepdim=True)  # all active: left of the root
         x = torch.addcmul(v, w, level(v, w, k, R, everyone, active), value=-1, out=k).clamp_(min=0)
-        return x.mul_(R / x.sum(dim=-1, keepdim=True))
+        return _to_sum(x, v, w, R)
 
     def feasible(self, x: Tensor, tol: float = 0.0) -> Tensor:
         gap = (x.sum(dim=-1, keepdim=True, dtype=torch.float64) - self.radius).abs()
         return (gap <= self.radius * slack(x) + tol)[..., 0] & (x >= -tol).all(dim=-1)
+
+
+def _to_sum(x: Tensor, v: Tensor, w: Tensor, R: Any) -> Tensor:
+    """x scaled to sum R; where v is so large that v - th w has cancelled to 0, R stands on the largest v / w."""
+    total = x.sum(dim=-1, keepdim=True)
+    scaled = x * (R / total)
+    if total.device.type == "cpu" and not bool((total == 0).any()):
+        return scaled
+    largest = torch.zeros_like(x).scatter_(-1, (v / w).argmax(dim=-1, keepdim=True), 1.0) * R
+    return torch.where(total == 0, largest, scaled)
 
 
 def level(v: Tensor, w: Tensor, k: Tensor, R: Any, start: Tensor, active: Tensor) -> Tensor:
