@@ -109,3 +109,11 @@ def test_points_far_outside_still_land_on_the_boundary(size, dtype):
         x = prox(u, q, 1.0)
         assert prox.feasible(x).all()
         torch.testing.assert_close(x.double().abs().sum(-1), torch.ones(6, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_a_list_gives_a_weight_for_each_coordinate():
+    table = fedda.make("fedda-2-1", prox={"kind": "l1", "gamma": [0.1, 0.0, 0.2, 0.0]})
+    given = fedda.make("fedda-2-1", prox=L1(torch.tensor([0.1, 0.0, 0.2, 0.0], dtype=torch.float64)))
+    close(last(table, quadratic(), 3).x, last(given, quadratic(), 3).x, 1e-14)
+    with pytest.raises(ValueError, match="L1: gamma must be >= 0, got -1"):
+        L1([0.1, -1])

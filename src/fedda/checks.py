@@ -76,6 +76,10 @@ def check(owner: str, **values: Any) -> None:
 
 def number(owner: str, name: str, value: Any, bound: Bound) -> None:
     """Refuse what is not a finite number (or a tensor of them) within `bound`."""
+    if name in PER_COORDINATE and isinstance(value, list) and value:  # as TOML gives a weight for each coordinate
+        for entry in value:
+            number(owner, name, entry, bound)
+        return
     if isinstance(value, torch.Tensor):
         good = bool((torch.isfinite(value) & bound.holds(value)).all())
     else:

@@ -55,9 +55,7 @@ class FedAdam(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bias_correction and torch.as_tensor(self.v0).any():
-            raise ValueError(
-                f"{type(self).__name__}: v0 must be 0 with bias_correction, which undoes it, got {self.v0}"
-            )
+            raise ValueError(f"{type(self).__name__}: v0 must be 0 with bias_correction, got {self.v0}")
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         v = torch.zeros_like(x) + self.v0

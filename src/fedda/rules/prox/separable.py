@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import checks, registry
-from .base import Prox, unbound
+from .base import Prox, numbers, unbound
 from .layout import Layout, mask
 
 # `on` restricts a map to some parameters of a model: "weights" (2 or more dimensions), or a pattern over names.
@@ -82,6 +82,7 @@ class L1(Separable):
 
     def __post_init__(self) -> None:
         checks.check("L1", gamma=self.gamma)
+        object.__setattr__(self, "gamma", numbers("L1", "gamma", self.gamma))
         checks.one_of("L1", "decoupled", self.decoupled, (True, False))
 
     def bind(self, layout: Layout) -> Prox:
@@ -110,6 +111,7 @@ class SquaredL2(Separable):
 
     def __post_init__(self) -> None:
         checks.check("SquaredL2", gamma=self.gamma)
+        object.__setattr__(self, "gamma", numbers("SquaredL2", "gamma", self.gamma))
 
     def bind(self, layout: Layout) -> Prox:
         if self.on is None:
@@ -138,6 +140,8 @@ class ElasticNet(Separable):
 
     def __post_init__(self) -> None:
         checks.check("ElasticNet", gamma1=self.gamma1, gamma2=self.gamma2)
+        for word in ("gamma1", "gamma2"):
+            object.__setattr__(self, word, numbers("ElasticNet", word, getattr(self, word)))
 
     def bind(self, layout: Layout) -> Prox:
         if self.on is None:
