@@ -16,7 +16,7 @@ from fedda import rng
 from fedda.algorithms.fedda import FedDA
 from fedda.rules.estimators import Momentum, Mvr, Plain
 from fedda.rules.preconditioners import Diagonal, Fixed, Identity, Scalar
-from fedda.rules.prox import L1, Box, NonNegative, Unconstrained
+from fedda.rules.prox import L1, Box, HalfSpace, L1Ball, L2Ball, LInfBall, NonNegative, Unconstrained
 from fedda.rules.schedules import Constant, CubeRoot
 
 LR = CubeRoot(0.3, 8.0)
@@ -197,6 +197,14 @@ def test_e22_a_constraint_that_never_binds_changes_no_bit(variant):
         path(stable(variant, prox=p), digits(dtype=torch.float32), 5, cohort=6) for p in (None, Box(-1e9, 1e9))
     )
     assert torch.equal(free, boxed)
+
+
+@pytest.mark.parametrize(
+    "prox", [L1Ball(1e6), L2Ball(1e6), LInfBall(1e6), HalfSpace(1.0, 1e9)], ids=lambda p: type(p).__name__
+)
+def test_e22_nor_does_a_ball_that_is_large_enough(prox):
+    free, within = (path(stable("fedda-mvr", prox=p), digits(), 5, cohort=6) for p in (None, prox))
+    close(within, free, 1e-12)
 
 
 @pytest.mark.parametrize("mvr", [False, True])
