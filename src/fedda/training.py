@@ -3,19 +3,18 @@ stopping are ordinary code in the `for` that consumes it."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from numbers import Integral
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from . import checks, registry
+from . import checks
+from .arguments import How, checked_seeds, made_engine, refuse_shapes, refuse_words, usable_device
 from .core import Algorithm, Client, Problem, on_client, place
 from .engines import Counting, Counts, Engine, Simulation
 
@@ -65,15 +64,15 @@ class Run:
         self.cohort = problem.clients if cohort is None else cohort
         checks.count("train", "cohort", self.cohort, at_most=problem.clients)
         checks.one_of("train", "weights", weights, ("uniform", "samples"))
-        self.seeds = _seeds(seed)
-        self.problem = problem if device is None else problem.to(_device(device))
+        self.seeds = checked_seeds(seed)
+        self.problem = problem if device is None else problem.to(usable_device(device))
         like = torch.empty((), dtype=self.problem.dtype, device=self.problem.device)
         refuse_shapes(algorithm, len(self.seeds), self.problem.d)
         self.algorithm = place(algorithm, like, self.problem.layout)
         seeds = torch.tensor(self.seeds, device=like.device)[:, None]
         self.lead = () if not isinstance(seed, Sequence) else (len(self.seeds),)
         self.simulation = Simulation(
-            self.problem, _engine(engine), seeds if self.lead else seeds[0], weights, algorithm.memory
+            self.problem, made_engine(engine), seeds if self.lead else seeds[0], weights, algorithm.memory
         )
         self.counts, self.round = Counts(), 0
         # clients with a reply that was not finite, summed over rounds
@@ -198,18 +197,6 @@ def full_gradient(client: Client, x: Tensor) -> tuple[Tensor, ...]:
     return (client.full_gradient(x),)
 
 
-class How(TypedDict, total=False):
-    """How a run is made: the keywords of `Run`, `rounds` and `train`."""
-
-    cohort: int | None  # clients a round; all of them by default
-    seed: int | Sequence[int]  # several seeds run as replicas of one program
-    x0: Tensor | None  # a start of one's own, a flat vector
-    engine: str | Engine  # "auto", "sequential", "vectorised", or an engine object
-    device: Any  # where the problem is moved first
-    weights: str  # "uniform" or "samples": how clients are averaged
-    force: bool  # run in spite of an absurd first rate
-
-
 def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **how: Unpack[How]) -> Iterator[Any]:
     """The server's state after each round.
 
@@ -221,7 +208,7 @@ def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **how: Unpack[Ho
     tensor([[1.5000]], dtype=torch.float64)
     """
     checks.check("rounds", rounds=rounds)
-    _refuse_words(how)
+    refuse_words(how)
     run = Run(algorithm, problem, **how)
     return (run.step() for _ in range(rounds))
 
@@ -262,7 +249,7 @@ def train(
     checks.check("train", rounds=rounds)
     every = max(1, rounds // 100) if every is None else every
     checks.check("train", every=every)
-    _refuse_words(how)
+    refuse_words(how)
     run = Run(algorithm, problem, **how)
     history = History(row | {"seconds": 0.0} for row in run.evaluate(detail))
     for seconds in timed(run, rounds, every):
@@ -286,52 +273,3 @@ def timed(run: Run, rounds: int, every: int, seconds: float = 0.0) -> Iterator[f
 def _keep(alive: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """The new value where the replica lives; where nobody replied, even time stands still."""
     return torch.where(alive[..., None, None], new, old)
-
-
-def _refuse_words(how: Mapping[str, Any]) -> None:
-    for word in how:
-        if word not in How.__annotations__:
-            raise ValueError(f"train: no argument {word!r}; {checks.nearest(word, How.__annotations__)}")
-
-
-def _seeds(seed: Any) -> list[int]:
-    seeds: list[Any] = [seed] if not isinstance(seed, Sequence) or isinstance(seed, str) else list(seed)
-    if not seeds or not all(isinstance(s, Integral) and not isinstance(s, bool) and 0 <= int(s) < 2**63 for s in seeds):
-        raise ValueError(f"train: seed must be a whole number >= 0, or a list of several, got {seed!r}")
-    return [int(s) for s in seeds]
-
-
-def _device(device: Any) -> torch.device:
-    try:
-        torch.empty(0, device=device)
-        return torch.device(device)
-    except (RuntimeError, AssertionError, TypeError) as why:
-        raise ValueError(f"train: device {device!r} cannot be used here: {str(why).splitlines()[0][:120]}") from None
-
-
-def _engine(engine: str | Engine) -> Engine:
-    if isinstance(engine, str):
-        made: Engine = registry.engines.find("vectorised" if engine == "auto" else engine)()
-        return made
-    if isinstance(engine, type) or not hasattr(engine, "average"):
-        raise ValueError(f"train: engine must be a name or an engine object, got {engine!r}")
-    return engine
-
-
-def refuse_shapes(thing: Any, replicas: int, d: int) -> None:
-    """Refuse tensors among the hyper-parameters that fit neither the replicas nor the model."""
-    for field in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
-        value = getattr(thing, field.name)
-        if isinstance(value, Tensor) and value.dim() == 3 and value.shape[0] not in (1, replicas):
-            raise ValueError(
-                f"{type(thing).__name__}: {field.name} has {value.shape[0]} values but there are {replicas} seeds; "
-                f"give as many, such as seed=[0] * {value.shape[0]}"
-            )
-        if isinstance(value, Tensor) and value.dim() == 1 and field.name in VECTORS and len(value) not in (1, d):
-            raise ValueError(
-                f"{type(thing).__name__}: {field.name} must have {d} entries, as the model, got {len(value)}"
-            )
-        refuse_shapes(value, replicas, d)
-
-
-VECTORS = ("gamma", "lower", "upper", "h", "centre")  # words that may be given for each coordinate
