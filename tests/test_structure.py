@@ -35,8 +35,8 @@ ALLOWED = {
     "report": set(),
     "progress": set(),
     "experiments": BASE | {"core", "algorithms", "engines", "data", "problems", "training", "rules", "__init__"},
-    "listing": BASE | {"costs", "presets", "data", "experiments"},
-    "cli": BASE | {"listing", "plugins", "experiments", "report", "progress", "__init__"},
+    "listing": BASE | {"costs", "presets", "problems", "experiments"},
+    "cli": BASE | {"arguments", "listing", "plugins", "experiments", "report", "progress", "__init__"},
     "__main__": {"cli"},
     "__init__": BASE | {"core", "rules", "algorithms", "engines", "problems", "training", "data"},
 }

@@ -39,12 +39,13 @@ def checked_seeds(seed: Any) -> list[int]:
     return [int(s) for s in seeds]
 
 
-def usable_device(device: Any) -> torch.device:
+def usable_device(device: Any, word: str = "train: device") -> torch.device:
+    """The device, tried; `word` is what the user called it."""
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
         return torch.device(device)
     except (RuntimeError, AssertionError, TypeError) as why:
-        raise ValueError(f"train: device {device!r} cannot be used here: {str(why).splitlines()[0][:120]}") from None
+        raise ValueError(f"{word} {device!r} cannot be used here: {str(why).splitlines()[0][:120]}") from None
 
 
 def made_engine(engine: str | Engine) -> Engine:

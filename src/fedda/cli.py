@@ -19,6 +19,7 @@ import click
 import typer
 
 from . import __version__, checks, listing, plugins, registry, report
+from .arguments import usable_device
 from .experiments import Stopped, find
 from .experiments import run as run_experiment
 from .experiments.choose import choose, resumed
@@ -131,7 +132,8 @@ def run(
         registry.engines.find(engine)
     wanted = choose(find(experiment), rounds, algorithms, seeds)
     place = out or Path("runs") / wanted.name
-    check_device(device)
+    if device is not None:
+        usable_device(device, "--device")
     if resume:
         wanted = resumed(wanted, place, rounds)
     watch = watcher(list(wanted.algorithms))
@@ -190,18 +192,6 @@ def report_(folders: list[Path]) -> None:
     print_summaries(folders)
     for page in pages:
         print(f"report: {page}")
-
-
-def check_device(device: str | None) -> None:
-    import torch
-
-    if device is None:
-        return
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as why:
-        reason = str(why).splitlines()[0]
-        raise ValueError(f"--device {device!r} cannot be used here: {reason}") from None
 
 
 COLUMNS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")

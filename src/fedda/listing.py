@@ -6,9 +6,9 @@ from inspect import Parameter
 
 from . import registry
 from .costs import Cost, cost
-from .data.partition import GIVEN
 from .experiments import builtin, find
 from .presets import PRESETS
+from .problems import options_of
 
 REGISTRIES = {
     "algorithms": registry.algorithms,
@@ -63,8 +63,7 @@ def names(entry: registry.Entry) -> str:
 def words(entry: registry.Entry) -> str:
     """The words that a user gives, with their defaults; what `fedda.load` takes from the data is none of them."""
     loaded = entry in (*registry.partitions, *registry.models)
-    given = (*GIVEN, "shape", "classes") if loaded else ()
-    return _words({k: v for k, v in entry.defaults.items() if k not in given})
+    return _words(options_of(entry) if loaded else entry.defaults)
 
 
 def _words(values: dict[str, object]) -> str:

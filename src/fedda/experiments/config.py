@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .. import checks
 from ..core import Algorithm
-from ..data.partition import GIVEN
-from ..problems import Neural, load
+from ..problems import Neural, load, options_of
 from ..registry import algorithms, datasets, expanded, make, models, partitions
 from .toml import dumps
 
@@ -42,7 +41,7 @@ class ProblemTable(BaseModel):
         with owned("problem"):
             datasets.find(self.data)
             for entry in (partitions.find(self.partition), models.find(self.model)):
-                options |= {k: v for k, v in entry.defaults.items() if k not in (*GIVEN, "shape", "classes")}
+                options |= options_of(entry)
             for word in self.model_extra or {}:
                 if word not in options:
                     known = {*type(self).model_fields, *options}

@@ -10,7 +10,7 @@ from torch import nn
 from .. import rng
 from ..checks import check, nearest
 from ..data.partition import GIVEN, split
-from ..registry import datasets, models, partitions
+from ..registry import Entry, datasets, models, partitions
 from . import models as _models  # noqa: F401  registers the models
 from .neural import Loss, Neural, flatten
 from .own import problem
@@ -40,8 +40,7 @@ def load(
     data = datasets.find(name)()
     data = data.validation() if validation else data
     sharing, building = partitions.find(partition), models.find(model)
-    # What `load` itself hands on is no option: labels, clients, seed; shape, classes.
-    takes = [{k for k in e.defaults if k not in (*GIVEN, "shape", "classes")} for e in (sharing, building)]
+    takes = [set(options_of(entry)) for entry in (sharing, building)]
     for word in options:
         if word not in takes[0] | takes[1]:
             owners = [e.name for e in (*partitions, *models) if word in e.defaults]
@@ -69,3 +68,8 @@ def load(
         init=lambda s: flatten(build(s)[0]),
     )
     return made.to(device, dtype)
+
+
+def options_of(entry: Entry) -> dict[str, Any]:
+    """The words of a partition or a model that a user gives, with their defaults: all but what `load` hands on."""
+    return {k: v for k, v in entry.defaults.items() if k not in (*GIVEN, "shape", "classes")}
