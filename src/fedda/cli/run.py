@@ -1,0 +1,72 @@
+"""`fedda run`: an experiment into a run folder."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import registry, report
+from ..arguments import usable_device
+from ..experiments import find
+from ..experiments import run as run_experiment
+from ..experiments.choose import choose, resumed
+from ..experiments.folder import Folder
+from ..progress import watcher
+from .app import Plugins, again, app, load_plugins, place_and_reason
+from .look import print_summaries
+
+
+@app.command(epilog="Example: fedda run digits --rounds 50 --algorithms fedda-mvr,fedavg --out runs/short")
+def run(
+    experiment: str,  # the docstrings tell of arguments: typer 0.20 on click 8.5 drops their help
+    rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the experiment's.")] = None,
+    algorithms: Annotated[str | None, typer.Option(help="Which to run, by comma: labels, or any algorithm.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, by comma; they run as replicas of one program.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder, runs/NAME if left out.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, vectorised or sequential.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the run in the folder again.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run in spite of an absurd first step size.")] = False,
+    save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 5.0,
+    summary: Annotated[bool, typer.Option(help="Print the table of final values.")] = True,
+    plugin: Plugins = None,
+) -> None:
+    """Run an experiment: every algorithm, every seed, into one run folder with a report.
+
+    EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file.
+    """
+    load_plugins(plugin)
+    if resume and overwrite:
+        raise ValueError("--resume and --overwrite exclude each other")
+    if not (math.isfinite(save_seconds) and save_seconds >= 0):
+        raise ValueError(f"--save-seconds must be >= 0, got {save_seconds}")
+    if engine != "auto":
+        registry.engines.find(engine)
+    wanted = choose(find(experiment), rounds, algorithms, seeds)
+    place = out or Path("runs") / wanted.name
+    if device is not None:
+        usable_device(device, "--device")
+    if resume:
+        wanted = resumed(wanted, place, rounds)
+    watch = watcher(list(wanted.algorithms))
+    try:
+        with watch:
+            run_experiment(wanted, place, watch, engine, device, resume, overwrite, force, save_seconds)
+    except OSError as why:
+        if not Folder(place).holds_run:
+            raise
+        words = f"cannot write: {place_and_reason(why)}; the last checkpoint is whole"
+        raise ValueError(f"{words}, go on with: {again()}") from None
+    try:
+        page = report.write(place)
+    except OSError as why:
+        words = f"the run is whole but its report cannot be written: {place_and_reason(why)}"
+        raise ValueError(f"{words}; make room, then: {shlex.join(['fedda', 'report', str(place)])}") from None
+    if summary:
+        print_summaries([place])
+    print(f"report: {page}")
