@@ -38,7 +38,7 @@ bench: $(READY)
 # torch is named exactly: the tag '+cpu' of a local build is no part of the pin.
 lock:
 	$(PYTHON) -m venv --clear .venv-lock
-	.venv-lock/bin/python -m pip install --quiet torch==2.13.0 'typer<0.21' 'rich<15'
+	.venv-lock/bin/python -m pip install --quiet torch==2.13.0 'typer<0.21' 'rich<15' 'protobuf<7'
 	.venv-lock/bin/python -m pip install --quiet '.[dev]'
 	( echo '# Made by `make lock`: what make demo, make test and CI install.' ; \
 	  .venv-lock/bin/python -m pip freeze --exclude fedda | sed 's/+cpu//' ) > requirements.lock

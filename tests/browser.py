@@ -83,6 +83,24 @@ class Browser:
         move = {"type": "pointerMove", "duration": 0, "origin": element, "x": dx, "y": dy}
         self._send("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [move]}]})
 
+    def drag(self, selector: str, begin: int, end: int, kind: str = "mouse") -> None:
+        """Draw the mouse (or a finger: `touch`) over an element, from one distance from its middle to another."""
+        element = self._send("POST", "/element", {"using": "css selector", "value": selector})
+        self.script("arguments[0].scrollIntoView({block: 'center'})", element)
+        places = [begin, (begin + end) // 2, end]
+        move = [{"type": "pointerMove", "duration": 0, "origin": element, "x": x, "y": 0} for x in places]
+        steps = [move[0], {"type": "pointerDown", "button": 0}, *move[1:], {"type": "pointerUp", "button": 0}]
+        pointer = {"type": "pointer", "id": kind, "parameters": {"pointerType": kind}, "actions": steps}
+        self._send("POST", "/actions", {"actions": [pointer]})
+
+    def double_click(self, selector: str) -> None:
+        element = self._send("POST", "/element", {"using": "css selector", "value": selector})
+        self.script("arguments[0].scrollIntoView({block: 'center'})", element)
+        click = [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
+        move = {"type": "pointerMove", "duration": 0, "origin": element, "x": 0, "y": 0}
+        pointer = {"type": "pointer", "id": "mouse", "actions": [move, *click, *click]}
+        self._send("POST", "/actions", {"actions": [pointer]})
+
     def colours(self, scheme: str) -> None:
         """Pretend that the reader prefers `light` or `dark`."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedda import cli
+from fedda.cli import app as cli
 from fedda.experiments.toml import dumps
 
 SOURCE = Path(__file__).parents[1] / "src"

@@ -57,7 +57,71 @@ def test_by_client_keeps_the_data_s_own_owners():
     assert split("by_client", ids * 0, 4, client=ids).tolist() == [2, 0, 0, 3, 2, 1]
 
 
+def test_classes_of_one_size_are_shuffled_apart():
+    """The order within a class is the class's own: equal sizes must not mean equal choices."""
+    owner = split("dominant_class", LABELS, 10, rho=0.5).reshape(10, 5000)
+    first = [np.flatnonzero(row == k).tolist() for k, row in enumerate(owner)]
+    assert len({tuple(chosen) for chosen in first}) == 10
+
+
+@pytest.mark.parametrize("shards,clients", [(2, 100), (1, 10), (3, 7)])
+def test_shards_are_equal_and_hold_few_classes(shards, clients):
+    owner = split("shards", LABELS, clients, shards=shards)
+    sizes = np.bincount(owner)
+    assert sizes.sum() == len(LABELS) and sizes.max() - sizes.min() <= shards
+    classes = [len(np.unique(LABELS[owner == k])) for k in range(clients)]
+    # a shard of at most one class's size lies in two classes at most
+    assert max(classes) <= shards * (1 if 10 % (clients * shards) == 0 or clients * shards % 10 == 0 else 2)
+    if shards > 1:
+        assert not np.array_equal(owner, split("shards", LABELS, clients, seed=1, shards=shards))
+
+
+@pytest.mark.parametrize("labels,clients", [(1, 10), (2, 10), (2, 100), (3, 7), (10, 4), (2, 3)])
+def test_label_count_is_exact(labels, clients):
+    owner = split("label_count", LABELS, clients, labels=labels)
+    table = np.array([np.bincount(LABELS[owner == k], minlength=10) for k in range(clients)])
+    assert ((table > 0).sum(1) == labels).all()
+    owners = (table > 0).sum(0)
+    assert owners.max() - owners.min() <= 1 and (owners.min() >= 1) == (labels * clients >= 10)
+    for c in np.flatnonzero(owners):  # shared equally, and nothing is left over
+        shares = table[:, c][table[:, c] > 0]
+        assert shares.sum() == 5000 and shares.max() - shares.min() <= 1
+    if labels == 2 and clients == 100:  # not the same pairs over and over
+        assert len({tuple(np.flatnonzero(row)) for row in table}) > 15
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.5, 100.0])
+@pytest.mark.parametrize("clients", [1, 10, 1000])
+def test_quantity_skew_is_in_sizes_alone(alpha, clients):
+    labels = LABELS[::25]
+    owner = split("quantity_skew", labels, clients, alpha=alpha)
+    sizes = np.bincount(owner)
+    assert len(sizes) == clients and sizes.min() >= 1 and sizes.sum() == len(labels)
+    largest = np.bincount(labels[owner == sizes.argmax()], minlength=10) / sizes.max()
+    if sizes.max() > 500:
+        assert abs(largest - 0.1).max() < 0.05
+
+
+def test_quantity_skew_alpha_is_evenness():
+    sizes = {alpha: np.bincount(split("quantity_skew", LABELS, 10, alpha=alpha)) for alpha in (0.1, 100.0)}
+    assert sizes[0.1].max() > 20000 and sizes[100.0].max() < 8000
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in registry.partitions if entry.name != "by_client"])
+def test_a_partition_is_a_function_of_its_seed(name):
+    owner = split(name, LABELS, 20, seed=3)
+    assert np.array_equal(owner, split(name, LABELS.copy(), 20, seed=3))
+    assert not np.array_equal(owner, split(name, LABELS, 20, seed=4))
+
+
 @pytest.mark.parametrize("bad,line", [
+    (lambda: split("shards", LABELS[:30], 10, shards=4), "shards: 10 clients with 4 shards each need as many samples, got 30"),
+    (lambda: split("shards", LABELS, 10, shards=0), "shards: shards must be a whole number >= 1, got 0"),
+    (lambda: split("label_count", LABELS, 10, labels=11), "label_count: labels must be a whole number from 1 to 10, got 11"),
+    (lambda: split("label_count", LABELS, 10, labels=1.5), "label_count: labels must be a whole number >= 1, got 1.5"),
+    (lambda: split("label_count", LABELS[::2500], 20, labels=2), "label_count: class 0 has 2 samples for 4 clients"),
+    (lambda: split("quantity_skew", LABELS, 4, alpha=-1), "quantity_skew: alpha must be > 0, got -1"),
+    (lambda: split("by_client", LABELS, 4), "take one of iid, dominant_class, dirichlet, shards, label_count, quantity_skew"),
     (lambda: split("dominant_class", LABELS, 12), "clients must be a multiple of the number of classes, 10, got 12"),
     (lambda: split("iid", LABELS[:3], 4), "iid: clients must be a whole number from 1 to 3, got 4"),
     (lambda: split("dirichlet", LABELS, 4, alpha=0.0), "dirichlet: alpha must be > 0, got 0.0"),

@@ -1,11 +1,15 @@
 """The report: aggregation, errors, the page in a real browser."""
 
 import ast
+import csv
 import doctest
 import importlib
+import io
+import itertools
 import json
 import math
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -13,9 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import image
 
 from browser import Browser, needs_browser
+from commands import inside
 from fedda import report
+from fedda.report import export, html, plots, style
+from fedda.report.compare import differences
+from fedda.report.picture import picture
+from fedda.report.sweep import grid, read_sweep
 
 SOURCE = Path(report.__file__).parent
 EVIL = """</script><script>document.title="owned"</script><b id="evil">'"&"""
@@ -45,15 +55,20 @@ def synthetic(labels: list[str], seeds: list[int], rounds: int = 100, every: int
     return rows
 
 
-def folder(path: Path, rows: list[dict[str, Any]], **files: str) -> Path:
-    path.mkdir(exist_ok=True)
+def folder(
+    path: Path, rows: list[dict[str, Any]], tables: dict[str, dict[str, Any]] | None = None, **files: str
+) -> Path:
+    path.mkdir(exist_ok=True, parents=True)
     labels = list(dict.fromkeys(row["algorithm"] for row in rows))
     seeds = sorted({row["seed"] for row in rows})
     config = f'title = "Heterogeneous digits"\nrounds = 100\nevery = 5\ncohort = 4\nseeds = {seeds}\n'
     config += '[problem]\ndata = "digits"\nclients = 10\npartition = "dominant_class"\nrho = 0.8\n'
     for label in labels:
-        name = json.dumps(label)
-        config += f'[algorithms.{name}]\nname = "fedda-mvr"\nlr = 0.02\nprox = {{kind = "l1", gamma = 0.001}}\n'
+        config += f"[algorithms.{json.dumps(label)}]\n"
+        config += "".join(
+            f"{k} = {json.dumps(v)}\n" for k, v in (tables or {}).get(label, {"name": "fedda-mvr", "lr": 0.02}).items()
+        )
+        config += 'prox = {kind = "l1", gamma = 0.001}\n'
     clock = [{"algorithm": lb, "round": r, "seconds": r / 40} for lb in labels for r in range(0, 101, 5)]
     (path / "config.toml").write_text(config)
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -218,98 +233,616 @@ def test_a_long_curve_is_thinned_on_the_page_with_both_ends_kept(tmp_path):
     rows = [{"algorithm": "a", "seed": 0, "round": r, "train_loss": 1 / (r + 1)} for r in range(3000)]
     page = report.write(folder(tmp_path / "run", rows)).read_text()
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
-    rounds = data["algorithms"][0]["curves"][0]["round"]
+    rounds = data["series"][0]["curves"][0]["round"]
     assert len(rounds) <= 500 and (rounds[0], rounds[-1]) == (0, 2999)
     assert len(report.read(tmp_path / "run").curves["a"]["train_loss"].mean) == 3000
 
 
 def test_report_imports_neither_torch_nor_other_parts():
-    for file in SOURCE.glob("*.py"):
+    for file in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [n for n in names if n.split(".")[0] in ("torch", "fedda") and "fedda.report" not in n], file
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in SOURCE.glob("*.py")))
+@pytest.mark.parametrize("name", sorted(str(file.relative_to(SOURCE)) for file in SOURCE.rglob("*.py")))
 def test_examples_run(name):
-    assert doctest.testmod(importlib.import_module(f"fedda.report.{name}")).failed == 0
+    module = ".".join(["fedda", "report", *name.removesuffix(".py").split("/")]).removesuffix(".__init__")
+    assert doctest.testmod(importlib.import_module(module)).failed == 0
+
+
+def grouped(path: Path) -> Path:
+    """Eight methods in three rows, each a label of its own."""
+    methods = ["fedda-1-1", "fedda-1-2", "fedda-2-1", "fedavg", "fedcm", "stem", "fedadam", "mimelite"]
+    tables = {f"{m} ({i})": {"name": m, "group": f"I = {i}"} for i in (5, 10, 20) for m in methods}
+    rows = [row for i in (5, 10, 20) for row in synthetic([f"{m} ({i})" for m in methods], [0, 1], every=10)]
+    return folder(path, rows, tables)
+
+
+def test_groups_are_rows_and_a_method_keeps_its_pen(tmp_path):
+    shown = picture([report.read(grouped(tmp_path / "run"))])
+    assert shown.rows == ["I = 5", "I = 10", "I = 20"] and shown.lines == [shown.metrics]
+    pens = {(s.label.split(" (")[0], s.colour, s.dash) for s in shown.series}
+    assert len(pens) == 8 and len({colour for _, colour, _ in pens}) == 8
+    assert [entry.text for entry in shown.entries] == [s.label.split(" (")[0] for s in shown.series[:8]]
+
+    tables = {
+        "plain": {},
+        "a": {"name": "x", "group": "G"},
+        "b": {"name": "x", "group": "G"},
+        "c": {"name": "x", "group": "H"},
+    }
+    shown = picture([report.read(folder(tmp_path / "mixed", synthetic(list(tables), [0]), tables))])
+    assert shown.rows == ["", "G", "H"] and [s.row for s in shown.series] == [0, 1, 1, 2]
+    colours = [s.colour for s in shown.series]
+    assert colours[1] == colours[3] and len(set(colours)) == 3  # the same method twice in a row needs two pens
+
+
+@pytest.mark.parametrize(("groups", "rows"), [(1, 1), (3, 3)])
+def test_the_figure_is_in_the_layout_of_the_paper(tmp_path, groups, rows):
+    """Four panels a row: the eight curves of a row are painted in that row of the PNG."""
+    run = grouped(tmp_path / "run")
+    if groups == 1:
+        (run / "config.toml").write_text(re.sub(r"group = .*\n", "", (run / "config.toml").read_text()))
+        (run / "metrics.jsonl").write_text(
+            "".join(l + "\n" for l in (run / "metrics.jsonl").read_text().splitlines() if "(5)" in l)
+        )
+    shown = picture([report.read(run)])
+    pixels = image.imread(io.BytesIO(plots.draw(shown, shown.axes[0])))[..., :3]
+    height, width = pixels.shape[:2]
+    assert width == 4 * 3.2 * 160 and height > rows * 2.4 * 160
+    inked = int(rows * 2.3 * 160)  # the legend is below
+    for row, column in itertools.product(range(rows), range(4)):
+        cell = pixels[row * inked // rows : (row + 1) * inked // rows, column * width // 4 : (column + 1) * width // 4]
+        for colour in style.COLOURS:
+            assert painted(cell, colour) > 20, (row, column, colour)
+
+
+def painted(pixels: Any, colour: str) -> int:
+    """How many pixels have this colour."""
+    wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return int((abs(pixels - wanted).max(axis=-1) < 0.02).sum())
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_algorithm_without_counts_does_not_spoil_the_others(tmp_path):
+    """As rows of somebody else's: no gradients, no bytes."""
+    bare = [{"algorithm": "bare", "seed": 0, "round": r, "train_loss": 1.0} for r in range(0, 101, 10)]
+    shown = picture([report.read(folder(tmp_path / "run", [*synthetic(["a"], [0]), *bare]))])
+    assert [axis.key for axis in shown.axes] == ["round", "gradients", "bytes", "seconds"]
+    assert all(plots.draw(shown, axis).startswith(b"\x89PNG") for axis in shown.axes)
+
+
+def test_further_metrics_come_in_a_line_of_their_own(tmp_path):
+    rows = [row | {"density": 0.5, "nonzero": 0.4, "objective": 1.0} for row in synthetic(["a"], [0])]
+    shown = picture([report.read(folder(tmp_path / "run", rows))])
+    assert shown.lines == [
+        ["train_loss", "train_accuracy", "test_loss", "test_accuracy"],
+        ["objective", "density", "nonzero"],
+    ]
+
+
+def test_csv_holds_every_point(tmp_path):
+    label = 'a, "b"\n=1+1'
+    rows = synthetic(["fedavg", label], [0, 1, 2])
+    rows[3]["train_loss"] = None
+    run = report.read(folder(tmp_path / "run", rows))
+    found = list(csv.DictReader(io.StringIO(report.csv([tmp_path / "run"]))))
+    assert list(found[0]) == ["algorithm", "metric", "round", "gradients", "bytes", "seconds", "mean", "std", "seeds"]
+    assert len(found) == 2 * 4 * 21 and {row["algorithm"] for row in found} == {"fedavg", label}
+    for (name, metric), points in itertools.groupby(found, key=lambda row: (row["algorithm"], row["metric"])):
+        curve = run.curves[name][metric]
+        for i, point in enumerate(points):
+            for key in ("round", "gradients", "bytes", "seconds", "mean", "std", "seeds"):
+                value = float(point[key] or "nan")
+                assert value == pytest.approx(getattr(curve, key)[i], rel=1e-9, nan_ok=True)
+
+
+def test_latex_escapes_and_the_best_is_bold(tmp_path):
+    label = r"a_b & 50% #1 {x} \cmd ~ ^2 $5 <c> [d]"
+    text = report.latex([folder(tmp_path / "run", synthetic(["fedavg", label], [0, 1]))])
+    (line,) = [line for line in text.splitlines() if line.startswith("a")]
+    name = line.split(" & ", 1)[0] + " & " + line.split(" & ")[1]
+    assert name.startswith(r"a\_b \& 50\% \#1 \{x\} \textbackslash{}cmd \textasciitilde{} \textasciicircum{}2 \$5 ")
+    assert len(re.findall(r"(?<!\\)&", line)) == 5  # four metrics and the best test accuracy
+    assert text.count(r"\textbf{") == 5 and r"\toprule" in text and r"\bottomrule" in text
+    best = report.summary(tmp_path / "run")[0]
+    assert rf"\textbf{{{100 * best['test_accuracy']:.1f} $\pm$ " in text
+    for unescaped in ("%", "&", "#", "_", "$"):
+        assert export.escape(unescaped) == "\\" + unescaped
+    assert r"\multicolumn{6}{l}{\emph{I = 10}}" in report.latex([grouped(tmp_path / "groups")])
+
+
+def two_settings(place: Path) -> tuple[Path, Path]:
+    first = folder(place / "first", synthetic(["fedavg", "stem"], [0, 1]))
+    second = folder(place / "second", synthetic(["fedavg", "stem", "only here"], [0, 1], rounds=60))
+    text = (second / "config.toml").read_text().replace("rho = 0.8", "rho = 0.2").replace("lr = 0.02", "lr = 0.05", 1)
+    (second / "config.toml").write_text(text)
+    return first, second
+
+
+def test_a_comparison_tells_methods_by_colour_and_runs_by_dashes(tmp_path):
+    first, second = two_settings(tmp_path)
+    assert report.compare([first, second, first]) == tmp_path / "comparison.html"
+    assert image.imread(tmp_path / "comparison.png").shape[1] == 2048
+    shown = picture([report.read(first), report.read(second)], ["first", "second"])
+    pens = {s.label: (s.colour, s.dash) for s in shown.series}
+    assert list(pens) == ["fedavg · first", "fedavg · second", "stem · first", "stem · second", "only here"]
+    assert pens["fedavg · first"][0] == pens["fedavg · second"][0] != pens["stem · first"][0]
+    assert pens["fedavg · first"][1] == pens["stem · first"][1] != pens["stem · second"][1] == pens["only here"][1]
+    differ = dict(differences([report.read(first), report.read(second)]))
+    assert differ == {
+        "problem.rho": ["0.8", "0.2"],
+        "algorithms.fedavg.lr": ["0.02", "0.05"],
+        "algorithms.only here": ["–", "yes"],
+    }
+
+    apart = folder(tmp_path / "apart", synthetic(["x", "y"], [0]))  # no label in common: no folder in the labels
+    shown = picture([report.read(first), report.read(apart)], ["first", "apart"])
+    assert [s.label for s in shown.series] == ["fedavg", "stem", "x", "y"] and len(
+        {s.colour for s in shown.series}
+    ) == 4
+
+    many = [folder(tmp_path / f"m{i}", synthetic([f"l{k}" for k in range(5)], [0])) for i in range(7)]
+    shown = picture([report.read(m) for m in many], [m.name for m in many])
+    assert len({(s.colour, s.dash) for s in shown.series}) == 35  # more runs than dashes: a pen for each curve
+
+
+def test_the_command_line_exports_and_compares(tmp_path, capsys, monkeypatch):
+    first, second = two_settings(tmp_path)
+    sweep = swept(tmp_path / "tuning")
+    out = tmp_path / "out"
+    files = ["--csv", tmp_path / "c.csv", "--latex", tmp_path / "t.tex"]
+    code, stdout, stderr = inside(capsys, monkeypatch, "report", first, second, sweep, "--out", out, *files)
+    assert code == 0, stderr
+    assert stdout.count("report: ") == 3 and f"comparison: {out / 'comparison.html'}" in stdout
+    assert "only here" in stdout and "lr = 0.01, c = 100" in stdout
+    assert (tmp_path / "c.csv").read_text() == report.csv([first, second])
+    assert r"fedavg $\cdot$ second" in (tmp_path / "t.tex").read_text()
+    for words, line in (
+        ([first, "--out", out], "--out is where a comparison goes"),
+        ([sweep, "--csv", "x.csv"], "--csv and --latex need a run folder"),
+        ([first, tmp_path / "none"], "none: no such folder"),
+    ):
+        code, _, stderr = inside(capsys, monkeypatch, "report", *words)
+        assert code == 2 and stderr.count("\n") == 1 and line in stderr
+
+
+CLAIM = {
+    "id": "C8",
+    "text": "FedDA wins <b>",
+    "where": "Figure 1",
+    "verdict": "PARTIAL",
+    "reason": "one of two",
+    "stand_in": "digits",
+} | {
+    "details": [
+        {
+            "comparison": "fedda-mvr vs fedavg",
+            "metric": "test_accuracy",
+            "a": 0.91,
+            "b": 0.9,
+            "difference": 0.012,
+            "se": 0.004,
+        }
+        | {"area": None, "seeds": 5, "verdict": "SUPPORTED"}
+    ]
+}
+
+
+def claims_of(**changes: Any) -> str:
+    return json.dumps({"settings": [{"setting": "paper", "runs": ["run"], "claims": [CLAIM | changes]}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{", "claims.json: not valid JSON"),
+        ("[]", "claims.json: settings must be a list, got None"),
+        ('{"settings": [3]}', "settings[0]: claims must be a list"),
+        (claims_of(verdict="MAYBE"), "claims[0]: verdict must be one of SUPPORTED, PARTIAL"),
+        (claims_of(text=None), "claims[0]: text must be a text, got None"),
+        (claims_of(details=[{"comparison": "x", "metric": "m", "a": "1"}]), "details[0]: a must be a number or null"),
+    ],
+)
+def test_malformed_claims_are_named_in_one_line(tmp_path, text, line):
+    run = folder(tmp_path / "run", synthetic(["fedavg"], [0]), claims_json=text)
+    with pytest.raises(ValueError) as error:
+        report.write(run)
+    assert line in str(error.value) and "\n" not in str(error.value)
+    assert not (run / "report.html").exists()
+
+
+def swept(path: Path, **changes: Any) -> Path:
+    """One word, two words, three words on a grid with a text, random search, all diverged."""
+
+    def points(words: list[str], choices: Any) -> dict[str, Any]:
+        found = []
+        for choice in choices:
+            values = dict(zip(words, choice, strict=True))
+            lost = values["lr"] > 0.2
+            value = (
+                0.95 - 0.05 * (math.log10(values["lr"]) + 2) ** 2 - 0.01 * (math.log10(values.get("c", 100)) - 2) ** 2
+            )
+            value -= 0.02 * (values.get("mu0") == "zero")
+            found.append(
+                {"values": values, "value": None if lost else value, "std": 0.01, "seeds": 2, "gradients": 12345}
+            )
+            found[-1] |= {"note": "diverged" if lost else None, "best": False}
+        max(found, key=lambda p: p["value"] or 0)["best"] = any(p["value"] for p in found)
+        return {"words": words, "points": found}
+
+    rates, scales, noise = [0.001, 0.01, 0.1, 1.0], [1.0, 10.0, 100.0], random.Random(0)
+    algorithms = {
+        "fedavg": points(["lr"], [(r,) for r in rates]),
+        "edge": points(["lr"], [(r,) for r in (0.0001, 0.001)]),
+        "fedda-mvr": points(["lr", "c"], itertools.product(rates, scales)),
+        "three": points(["lr", "c", "mu0"], itertools.product(rates, scales, ["zero", "nu0"])),
+        "random": points(["lr", "c"], [(10 ** noise.uniform(-3, 0), 10 ** noise.uniform(0, 3)) for _ in range(20)]),
+        "lost": points(["lr"], [(0.5,), (1.0,)]),
+        EVIL: points(["lr", "mu0"], itertools.product(rates, ["zero", EVIL])),
+    }
+    data = {"metric": "validation_accuracy", "better": "higher", "rounds": 60, "seeds": [0, 1], "budget": 24} | changes
+    path.mkdir()
+    (path / "config.toml").write_text('title = "Tuning"\n')
+    (path / "best.toml").write_text("[algorithms.fedavg]\nlr = 0.01\n")
+    (path / "sweep.json").write_text(json.dumps({"algorithms": algorithms} | data))
+    return path
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_sweep_is_drawn_by_what_its_points_allow(tmp_path):
+    found = {own.label: own for own in read_sweep(swept(tmp_path / "sweep")).algorithms}
+    maps = {label: [(m.across.word, m.down.word, m.rest) for m in grid.maps(own)] for label, own in found.items()}
+    assert maps["fedavg"] == maps["random"] == [] and maps["fedda-mvr"] == [("lr", "c", [])]
+    assert maps["three"] == [("lr", "c", ["mu0"]), ("lr", "mu0", ["c"]), ("c", "mu0", ["lr"])]
+    (heat,) = grid.maps(found["fedda-mvr"])
+    assert [[cell.point is None for cell in row] for row in heat.cells] == [[False, False, False, True]] * 3
+    assert grid.edges(found["fedavg"]) == [] and grid.edges(found["edge"]) == ["lr = 0.001 (the largest)"]
+    assert grid.edges(found["fedda-mvr"]) == ["c = 100 (the largest)"]
+    assert grid.scale(found["fedavg"], "lr").kind == "log" and grid.scale(found["three"], "mu0").kind == "ordinal"
+    assert report.write(tmp_path / "sweep") == tmp_path / "sweep" / "report.html"  # by its sweep.json
+    figures = {path.name for path in (tmp_path / "sweep").glob("sweep-*.png")}
+    assert {"sweep-fedavg.png", "sweep-three.png", "sweep-random.png"} < figures and len(figures) == 7
+
+
+STRANGE_SWEEPS: dict[str, Any] = {
+    "nothing": {},
+    "no points": {"a": {"words": ["lr"], "points": []}},
+    "no words": {"a": {"words": [], "points": [{"values": {}, "value": 0.5}]}},
+    "one point": {"a": {"words": ["lr", "c"], "points": [{"values": {"lr": 1, "c": 0}, "value": 1e300}]}},
+    "a schedule": {"a": {"words": ["lr"], "points": [{"values": {"lr": [1, 2]}, "value": 0.5, "std": None}]}},
+    "bools": {"a": {"words": ["x"], "points": [{"values": {"x": v}, "value": -1.0} for v in (True, 1, "1", None)]}},
+    "losses": {
+        "a": {
+            "words": ["x"],
+            "points": [{"values": {"x": 10.0**-i}, "value": 10.0**i, "std": 10.0**i} for i in range(9)],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", STRANGE_SWEEPS)
+@pytest.mark.filterwarnings("error")
+def test_strange_sweeps_are_drawn_without_a_warning(tmp_path, name):
+    place = swept(tmp_path / "s", algorithms=STRANGE_SWEEPS[name], metric="validation_loss", better="lower")
+    page = report.write_sweep(place).read_text()
+    assert "nan" not in page.split("<h2", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"better": "more"}, "sweep.json: better must be 'higher' or 'lower', got 'more'"),
+        ({"metric": 3}, "sweep.json: metric must be a text, got 3"),
+        ({"algorithms": []}, "sweep.json: algorithms must be an object, got []"),
+        ({"algorithms": {"a": {"words": ["lr"], "points": [{"values": {}}]}}}, "points[0]: values has no 'lr'"),
+        (
+            {"algorithms": {"a": {"words": [], "points": [{"values": {}, "value": "x"}]}}},
+            "value must be a number or null",
+        ),
+    ],
+)
+def test_malformed_sweeps_are_named_in_one_line(tmp_path, changes, line):
+    with pytest.raises(ValueError) as error:
+        report.write(swept(tmp_path / "sweep", **changes))
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chromium):
+    """One browser for all tests, in the same state for each; a page may not leave an error in its console."""
+    chromium.colours("light")
+    chromium.size(1440, 1000)
+    yield chromium
+    assert chromium.errors() == []
+
+
+def page_of(run: Path) -> str:
+    """The page alone, for tests that do not look at the figures beside it."""
+    (run / "report.html").write_text(html.render(report.read(run)))
+    return (run / "report.html").as_uri()
 
 
 PATHS = "return [...document.querySelectorAll('path.curve, path.band')].map(p => p.getAttribute('d'))"
-CURVES = "return document.querySelectorAll('path.curve[data-algorithm=\"1\"]').length"
+CURVES = "return document.querySelectorAll('path.curve[data-series=\"1\"]').length"
 LABELS = "return [...document.querySelectorAll('text.label')].map(t => t.textContent)"
+TICKS = "return [...document.querySelectorAll('figure')].map(f => [...f.querySelectorAll(`text.${arguments[0]}tick`)].map(t => t.textContent))"
+TEXT = "return document.querySelector(arguments[0]).innerText"
+COUNT = "return document.querySelectorAll(arguments[0]).length"
 
 
 @pytest.mark.browser
 @needs_browser
-def test_the_page_works_in_a_browser(tmp_path):
+def test_the_page_works_in_a_browser(tmp_path, browser):
     rows = synthetic(["fedavg", EVIL, "fedda-mvr"], [0, 1, 2])
-    page = report.write(folder(tmp_path / "run", rows))
-    with Browser() as browser:
-        browser.open(page.as_uri())
-        paths = browser.script(PATHS)
-        assert len(paths) == 4 * 3 * 2  # panels x algorithms x (line, band)
-        assert all(d and "NaN" not in d and "Infinity" not in d and "undefined" not in d for d in paths)
-        assert browser.script("return document.title") == "Heterogeneous digits"
-        assert browser.script("return document.getElementById('evil')") is None
-        assert browser.script("return document.querySelectorAll('#legend button')[1].textContent") == EVIL
+    browser.open(report.write(folder(tmp_path / "run", rows)).as_uri())
+    paths = browser.script(PATHS)
+    assert len(paths) == 4 * 3 * 2  # panels x algorithms x (line, band)
+    assert all(d and "NaN" not in d and "Infinity" not in d and "undefined" not in d for d in paths)
+    assert browser.script("return document.title") == "Heterogeneous digits"
+    assert browser.script("return document.getElementById('evil')") is None
+    assert browser.script("return document.querySelectorAll('#legend button')[1].textContent") == EVIL
 
-        assert browser.script(LABELS) == ["round"] * 4
-        browser.click("button[data-axis=gradients]")
-        assert browser.script(LABELS) == ["gradient evaluations (thousands)"] * 4
-        assert browser.script(PATHS) != paths
-        browser.click("button[data-axis=bytes]")
-        assert browser.script(LABELS) == ["sent up and down (MB)"] * 4
-        browser.click("button[data-axis=seconds]")
-        assert browser.script(LABELS) == ["time (seconds)"] * 4
-        browser.click("button[data-axis=round]")
-        assert browser.script(PATHS) == paths
+    assert browser.script(LABELS) == ["round"] * 4
+    browser.click("button[data-axis=gradients]")
+    assert browser.script(LABELS) == ["gradient evaluations (thousands)"] * 4
+    assert browser.script(PATHS) != paths
+    browser.click("button[data-axis=bytes]")
+    assert browser.script(LABELS) == ["sent up and down (MB)"] * 4
+    browser.click("button[data-axis=seconds]")
+    assert browser.script(LABELS) == ["time (seconds)"] * 4
+    browser.click("button[data-axis=round]")
+    assert browser.script(PATHS) == paths
 
-        assert browser.script(CURVES) == 4
-        browser.click("#legend button:nth-child(2)")
-        assert browser.script(CURVES) == 0
-        browser.press("#legend button:nth-child(2)", " ")  # the keyboard does the same
-        assert browser.script(CURVES) == 4
+    browser.click("button[data-smooth=yes]")
+    assert len(browser.script(PATHS)) == len(paths) and browser.script(PATHS) != paths
+    assert "exponential mean" in browser.script(TEXT, ".note")
+    browser.click("button[data-smooth='']")
+    assert browser.script(PATHS) == paths
 
-        browser.point("figure svg")
-        readout = browser.script("return document.querySelector('.readout').innerText")
-        width = browser.script("return document.querySelector('figure svg').clientWidth")
-        nearest = 5 * round(20 * (width / 2 - 50) / (width - 62))  # 50 pixels left and 12 right of the plot
-        loss = statistics.fmean(r["train_loss"] for r in rows if (r["algorithm"], r["round"]) == ("fedavg", nearest))
-        assert f"round: {nearest}" in readout and f"{loss:.4g} ± " in readout
-        for width in (360, 800, 1440):
-            browser.size(width, 900)
-            browser.point("figure:last-child svg")
-            assert browser.script("return document.querySelectorAll('.readout:not([hidden])').length") == 1
-            assert browser.script("return document.documentElement.scrollWidth") <= width
-        assert browser.errors() == []
+    assert browser.script(CURVES) == 4
+    browser.click("#legend button:nth-child(2)")
+    assert browser.script(CURVES) == 0
+    browser.press("#legend button:nth-child(2)", " ")  # the keyboard does the same
+    assert browser.script(CURVES) == 4
+
+    browser.point("figure svg")
+    readout = browser.script(TEXT, ".readout")
+    width = browser.script("return document.querySelector('figure svg').clientWidth")
+    nearest = 5 * round(20 * (width / 2 - 50) / (width - 62))  # 50 pixels left and 12 right of the plot
+    loss = statistics.fmean(r["train_loss"] for r in rows if (r["algorithm"], r["round"]) == ("fedavg", nearest))
+    assert f"round: {nearest}" in readout and f"{loss:.4g} ± " in readout
+    for width in (360, 800, 1440):
+        browser.size(width, 900)
+        browser.point("figure:last-child svg")
+        assert browser.script(COUNT, ".readout:not([hidden])") == 1
+        assert browser.script("return document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.browser
 @needs_browser
-def test_strange_runs_work_in_a_browser(tmp_path):
-    with Browser() as browser:
-        for name, rows in STRANGE.items():
-            browser.open(report.write(folder(tmp_path / name, rows)).as_uri())
-            marks = browser.script("return document.querySelectorAll('path.curve, circle.dot').length")
-            shapes = "return document.getElementById('panels').innerHTML"
-            drawn = browser.script(shapes)
-            assert not [bad for bad in ("NaN", "Infinity", "undefined") if bad in drawn], name
-            assert marks > 0 or name in ("all null", "beyond"), name
-            assert browser.errors() == [], name
+def test_zoom(tmp_path, browser):
+    browser.open(page_of(folder(tmp_path / "run", synthetic(["fedavg", "stem"], [0, 1]))))
+    whole, high, paths = browser.script(TICKS, "x"), browser.script(TICKS, "y"), browser.script(PATHS)
+    window = "return ['from', 'to'].map(id => document.getElementById(id).valueAsNumber)"
+    idle = "return document.getElementById('reset').disabled"
+    assert browser.script(window) == [0, 100] and browser.script(idle)
+
+    browser.drag("figure svg", 20, 80)
+    width = browser.script("return document.querySelector('figure svg').clientWidth")
+    middle, scale = width / 2 - 50, 100 / (width - 62)
+    assert browser.script(window) == pytest.approx([(middle + 20) * scale, (middle + 80) * scale], abs=1)
+    near = browser.script(TICKS, "x")
+    assert near[0] == near[1] == near[2] == near[3] != whole[0]  # the same in every panel
+    assert all((middle + 20) * scale - 1 <= float(text) <= (middle + 80) * scale + 1 for text in near[0])
+    assert max(map(float, browser.script(TICKS, "y")[0])) < max(map(float, high[0]))  # y follows what is to be seen
+    assert not [d for d in browser.script(PATHS) if "NaN" in d or "Infinity" in d]
+
+    for undo in (
+        lambda: browser.double_click("figure svg"),
+        lambda: browser.click("#reset"),
+        lambda: browser.press("#to", "\ue00c"),  # Escape
+        lambda: (browser.click("button[data-axis=bytes]"), browser.click("button[data-axis=round]")),
+    ):
+        undo()
+        assert browser.script(TICKS, "x") == whole and browser.script(PATHS) == paths and browser.script(idle)
+        browser.press("#from", "\ue009a\ue00950\ue007")  # Control-a, 50, Enter: zoom by keyboard alone
+        assert browser.script(window) == [50, 100] and browser.script(TICKS, "x")[3][0] == "50"
+    browser.press("#from", "\ue009a\ue009900\ue007")  # beyond the end: taken back
+    assert browser.script(window) == [50, 100]
+    browser.click("#reset")
+    browser.drag("figure svg", 3, 6)  # a click that shook
+    browser.drag("figure svg", -60, 40, "touch")  # a finger reads values and scrolls
+    assert browser.script(TICKS, "x") == whole
+    assert (
+        browser.script("return getComputedStyle(document.querySelector('figure svg')).touchAction")
+        == "pan-y pinch-zoom"
+    )
+
+
+SAVE = """
+const blobs = [], make = URL.createObjectURL;
+URL.createObjectURL = (blob) => (blobs.push(blob), make(blob));
+let name = null;
+HTMLAnchorElement.prototype.click = function () { name = this.download; };
+document.querySelector(`[data-file=${arguments[0]}]`).click();
+return new Promise((done) => {
+  const wait = () => (name ? blobs[0].text().then((text) => done([name, text])) : setTimeout(wait, 20));
+  wait();
+});
+"""
+
+
+@pytest.mark.browser
+@needs_browser
+def test_the_buttons_save_what_the_command_line_writes(tmp_path, browser):
+    run = folder(tmp_path / "run one", synthetic(["fedavg", EVIL, "é ü"], [0, 1]))
+    browser.open(page_of(run))
+    assert browser.script(SAVE, "csv") == ["run-one.csv", report.csv([run])]
+    assert browser.script(SAVE, "tex") == ["run-one.tex", report.latex([run])]
+
+
+@pytest.mark.browser
+@needs_browser
+def test_groups_in_a_browser(tmp_path, browser):
+    browser.open(page_of(grouped(tmp_path / "run")))
+    rows = "return [...document.querySelectorAll('#panels section')].map(s => [s.querySelector('h3').textContent, s.querySelectorAll('figure').length, s.querySelectorAll('path.curve').length])"
+    assert browser.script(rows) == [[f"I = {i}", 4, 32] for i in (5, 10, 20)]
+    ticks = browser.script(TICKS, "y")
+    assert ticks[:4] == ticks[4:8] == ticks[8:] and ticks[0] != ticks[1]  # a column has one scale
+    assert browser.script(COUNT, "#legend button") == 8
+    browser.click("#legend button:nth-child(5)")  # a method leaves every row
+    assert browser.script(rows) == [[f"I = {i}", 4, 28] for i in (5, 10, 20)]
+    for axis in ("gradients", "bytes", "seconds", "round"):
+        browser.click(f"button[data-axis={axis}]")
+        assert len(set(browser.script(LABELS))) == 1 and len(browser.script(LABELS)) == 12
+        assert browser.script(rows)[2][2] == 28
+    browser.drag("figure svg", -40, 40)
+    near = browser.script(TICKS, "x")
+    assert len({tuple(own) for own in near}) == 1
+    assert browser.script(
+        "return [...document.querySelectorAll('#final + .scroll .group')].map(r => r.textContent.trim())"
+    ) == ["I = 5", "I = 10", "I = 20"]
+
+
+@pytest.mark.browser
+@needs_browser
+def test_a_comparison_in_a_browser(tmp_path, browser):
+    first, second = two_settings(tmp_path)
+    report.write(first)
+    browser.open(report.compare([first, second]).as_uri())
+    shown = "return [...document.querySelectorAll('#panels figure:first-child path.curve')].length"
+    assert browser.script(shown) == 5 and browser.script("return document.title") == "Comparison of first, second"
+    assert browser.script("return [...document.querySelectorAll('#legend button')].map(b => b.textContent)") == [
+        "fedavg",
+        "stem",
+        "only here",
+        "first",
+        "second",
+    ]
+    browser.click("#legend button:last-child")  # the second run
+    assert browser.script(shown) == 2
+    browser.click("#legend button:first-child")  # fedavg, of both
+    assert browser.script(shown) == 1
+    table = browser.script(TEXT, ".differences")
+    assert "problem.rho\t0.8\t0.2" in table and "algorithms.only here\t–\tyes" in table and "cohort" not in table
+    assert browser.script(SAVE, "csv") == ["comparison.csv", report.csv([first, second])]
+    browser.script("delete HTMLAnchorElement.prototype.click")
+    browser.click(".runs a")
+    assert browser.script("return document.title") == "Heterogeneous digits"  # the run's own page
+
+
+@pytest.mark.browser
+@needs_browser
+def test_claims_in_a_browser(tmp_path, browser):
+    browser.open(page_of(folder(tmp_path / "run", synthetic(["a"], [0]), claims_json=claims_of())))
+    section = browser.script(TEXT, ".claims")
+    assert (
+        "◐ PARTIAL" in section
+        and "FedDA wins <b>" in section
+        and "one of two" in section
+        and "Stand-in: digits" in section
+    )
+    assert "fedda-mvr vs fedavg" not in section  # folded
+    assert browser.script(TEXT, "#claims + h3 + p") == "1 partial; runs: run"
+    browser.click(".claims summary")
+    details = browser.script(TEXT, ".claims details")
+    assert all(
+        text in details for text in ("fedda-mvr vs fedavg", "91.00 %", "+1.20 points", "0.40 points", "✓ SUPPORTED")
+    )
+
+
+@pytest.mark.browser
+@needs_browser
+def test_a_sweep_in_a_browser(tmp_path, browser):
+    browser.open(report.write(swept(tmp_path / "sweep")).as_uri())
+    head = browser.script(TEXT, "header p")
+    assert "Validation accuracy (higher is better) on the validation split, not the test set · budget 24 points" in head
+    assert (
+        browser.script(COUNT, "section.swept") == 7 and browser.script("return document.getElementById('evil')") is None
+    )
+    section = "section.swept:nth-of-type({})"  # the first section is the table of the best
+    count = lambda i, what: browser.script(COUNT, f"{section.format(i + 2)} {what}")  # noqa: E731
+    assert (count(0, "svg.chart"), count(0, ".heat"), count(0, "path.lost"), count(0, ".edge")) == (1, 0, 1, 0)
+    assert count(1, ".edge") == 1 and "widen the grid" in browser.script(TEXT, section.format(3))
+    assert (count(2, "svg.chart"), count(2, ".heat td"), count(2, "td.lost"), count(2, "td.chosen")) == (0, 12, 3, 1)
+    assert browser.script(TEXT, f"{section.format(4)} td.chosen").replace("\xa0", " ") == "★ 95.0"
+    assert (count(3, "svg.chart"), count(3, ".heat")) == (3, 3)
+    assert (count(4, "svg.chart"), count(4, ".heat")) == (2, 0)
+    assert "no point has a value" in browser.script(TEXT, "section table")
+
+
+@pytest.mark.browser
+@needs_browser
+def test_strange_runs_work_in_a_browser(tmp_path, browser):
+    for name, rows in STRANGE.items():
+        browser.open(page_of(folder(tmp_path / name, rows)))
+        marks = browser.script(COUNT, "path.curve, circle.dot")
+        browser.press("#from", "\ue009a\ue0090.5\ue007")
+        drawn = browser.script("return document.getElementById('panels').innerHTML")
+        assert not [bad for bad in ("NaN", "Infinity", "undefined") if bad in drawn], name
+        assert marks > 0 or name in ("all null", "beyond"), name
+        assert browser.errors() == [], name
+
+
+@pytest.mark.browser
+@needs_browser
+def test_hundreds_of_labels(tmp_path, browser):
+    run = folder(tmp_path / "run", synthetic([f"algorithm {i}" for i in range(200)], [0], every=50))
+    browser.open(report.write(run).as_uri())
+    assert browser.script(COUNT, "path.curve") == 800
+    browser.point("figure svg")
+    assert "and 186 more" in browser.script(TEXT, ".readout")
+
+
+@pytest.mark.browser
+@needs_browser
+@pytest.mark.parametrize("kind", ["groups", "comparison", "sweep"])
+def test_screenshots_in_both_themes(tmp_path, browser, kind):
+    """What a reader sees: paper and ink change with the theme, every pen is painted, nothing is wider than the window."""
+    if kind == "groups":
+        run = grouped(tmp_path / "run")
+        (run / "claims.json").write_text(claims_of())
+        page, pens = page_of(run), list(style.COLOURS)
+    elif kind == "comparison":
+        page, pens = report.compare(two_settings(tmp_path)).as_uri(), list(style.COLOURS[:3])
+    else:
+        page, pens = report.write(swept(tmp_path / "sweep")).as_uri(), [style.COLOURS[0], style.COLOURS[1]]
+    papers = {}
+    for scheme, width in itertools.product(("light", "dark"), (1280, 390)):
+        browser.colours(scheme)
+        browser.size(width, 900)
+        browser.open(page)
+        assert browser.script("return document.documentElement.scrollWidth") <= width
+        outside = "return [...document.querySelectorAll('button, input, figure, h1, h2, h3, p')].filter(e => e.checkVisibility() && !e.closest('.hidden, .scroll') && (e.getBoundingClientRect().right > innerWidth || e.getBoundingClientRect().left < 0)).map(e => e.outerHTML)"
+        assert browser.script(outside) == []
+        browser.size(width, 2000)
+        shot = tmp_path / f"{scheme}-{width}.png"
+        browser.screenshot(shot)
+        pixels = image.imread(shot)[..., :3]
+        assert pixels.shape[1] == width
+        papers[scheme] = pixels[2, 2].mean()
+        for colour in pens:
+            assert painted(pixels, colour) > 5, (scheme, width, colour)
+    assert papers["light"] > 0.9 and papers["dark"] < 0.2
 
 
 @needs_browser
 @pytest.mark.browser
-def test_the_report_of_a_real_run_opens(tmp_path):
+def test_the_report_of_a_real_run_opens(tmp_path, browser):
     """Not made-up rows: what `fedda run` writes, with a penalty, so that every panel is there."""
     place = tmp_path / "run"
     command = ["-m", "fedda", "run", "breast-cancer", "--rounds", "6", "--seeds", "0,1", "--out", str(place)]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    with Browser() as browser:
-        browser.open((place / "report.html").as_uri())
-        paths = browser.script("return [...document.querySelectorAll('svg path')].map(p => p.getAttribute('d'))")
-        assert sum(bool(d) for d in paths) >= 3 * 5 and not any("NaN" in (d or "") for d in paths)
-        assert browser.errors() == []
+    browser.open((place / "report.html").as_uri())
+    paths = browser.script("return [...document.querySelectorAll('svg path')].map(p => p.getAttribute('d'))")
+    assert sum(bool(d) for d in paths) >= 3 * 5 and not any("NaN" in (d or "") for d in paths)

@@ -34,9 +34,10 @@ ALLOWED = {
     "costs": BASE | {"problems", "training"},
     "report": set(),
     "progress": set(),
-    "experiments": BASE | {"core", "algorithms", "engines", "data", "problems", "training", "rules", "__init__"},
+    "experiments": BASE
+    | {"core", "algorithms", "engines", "data", "presets", "problems", "report", "rules", "training", "__init__"},
     "listing": BASE | {"costs", "presets", "problems", "experiments"},
-    "cli": BASE | {"arguments", "listing", "plugins", "experiments", "report", "progress", "__init__"},
+    "cli": BASE | {"arguments", "data", "listing", "plugins", "experiments", "report", "progress", "__init__"},
     "__main__": {"cli"},
     "__init__": BASE | {"core", "rules", "algorithms", "engines", "problems", "training", "data"},
 }

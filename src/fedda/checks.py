@@ -51,7 +51,9 @@ BOUNDS: dict[str, Bound] = {
     "server_beta": FRACTION,
 }
 PER_COORDINATE = frozenset({"gamma", "gamma1", "gamma2"})  # a tensor may also hold one number for each coordinate
-COUNTS = frozenset({"steps", "rounds", "cohort", "clients", "batch", "every", "chunk", "filters", "layers"})
+COUNTS = frozenset(
+    {"steps", "rounds", "cohort", "clients", "batch", "every", "chunk", "filters", "layers", "shards", "labels"}
+)
 
 
 def check(owner: str, **values: Any) -> None:

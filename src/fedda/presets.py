@@ -1,10 +1,12 @@
 """The paper's tuned hyper-parameters by data set, and readings of its ambiguities: ``make(name, preset=...)``.
 
-Values that the paper does not give are ours and marked so.
+Values that the paper does not give are ours and marked so. A preset may also be a TOML file, as a sweep writes it.
 """
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from . import checks
@@ -73,8 +75,26 @@ def preset(name: str, which: str) -> Words:
     >>> preset("stem", "cifar10")
     {'lr': 0.1, 'w': 100.0, 'c': 2000.0}
     """
-    if which not in PRESETS:
-        raise ValueError(f"unknown preset {which!r}; {checks.nearest(str(which), PRESETS)}")
-    if name not in PRESETS[which]:
-        raise ValueError(f"the preset {which!r} has no values for {name!r}; it has {', '.join(PRESETS[which])}")
-    return dict(PRESETS[which][name])
+    if str(which).endswith(".toml"):
+        table = read(Path(which))
+    elif which in PRESETS:
+        table = PRESETS[which]
+    else:
+        raise ValueError(f"unknown preset {which!r}; {checks.nearest(str(which), PRESETS)} (or give a .toml file)")
+    if name not in table:
+        raise ValueError(f"the preset {which!r} has no values for {name!r}; it has {', '.join(table)}")
+    return dict(table[name])
+
+
+def read(path: Path) -> dict[str, Words]:
+    """The presets of a file: a table of words for each label."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as why:
+        raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
+    except (ValueError, RecursionError) as why:
+        raise ValueError(f"{path}: is no TOML: {(str(why).splitlines() or [''])[0][:200]}") from None
+    for label, words in table.items():
+        if not isinstance(words, dict):
+            raise ValueError(f"{path}: a preset file holds a table for each algorithm, such as [fedavg], got {label!r}")
+    return table

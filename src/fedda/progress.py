@@ -9,11 +9,18 @@ from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-SHOWN = {"test_loss": "loss", "train_loss": "loss", "test_accuracy": "accuracy", "train_accuracy": "accuracy"}
+SHOWN = {
+    "test_loss": "loss",
+    "validation_loss": "loss",
+    "train_loss": "loss",
+    "test_accuracy": "accuracy",
+    "validation_accuracy": "accuracy",
+    "train_accuracy": "accuracy",
+}
 
 
 def watcher(labels: list[str]) -> Bars | Lines:
@@ -104,9 +111,10 @@ class Bars:
             console=console,
             expand=True,
         )
-        fields: dict[str, Any] = {"words": "", "rate": 0.0, "ended": ""}
-        add = self.progress.add_task
-        self.tasks = {name: add(name, total=None, start=False, **fields) for name in labels}
+        self.tasks = {name: self._task(name) for name in labels}
+
+    def _task(self, name: str) -> TaskID:
+        return self.progress.add_task(name, total=None, start=False, words="", rate=0.0, ended="")
 
     def __enter__(self) -> Bars:
         self.progress.start()
@@ -118,6 +126,8 @@ class Bars:
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         self.first, self.began = done, time.monotonic()
+        if label not in self.tasks:
+            self.tasks[label] = self._task(label)
         self.progress.update(self.tasks[label], total=rounds, completed=done)
         self.progress.start_task(self.tasks[label])
 

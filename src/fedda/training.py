@@ -156,7 +156,9 @@ class Run:
             metrics |= self._details(x)
         # What is watched is [..., 1, 1], a metric [...].
         metrics |= {k: v.expand(*self.lead, 1, 1)[..., 0, 0] for k, v in self.algorithm.monitor(self.server).items()}
-        columns = {name: column.reshape(-1).tolist() for name, column in metrics.items()}
+        # A replica that is over has no model to speak of; the last one it had would pass for a result.
+        over = self.silent >= PATIENCE
+        columns = {k: torch.where(over, torch.nan, v.double()).reshape(-1).tolist() for k, v in metrics.items()}
         counted = {"steps": self.round * self.algorithm.steps, **asdict(self.counts)}
         return [
             {"round": self.round, "seed": seed, **counted, "dropped": dropped}

@@ -1,6 +1,6 @@
-"""The command line: `fedda run | list | report`, one module for each group of commands."""
+"""The command line: `fedda run | sweep | claims | report | data | list`, one module for each group of commands."""
 
-from . import look, run  # noqa: F401  each adds its commands to the app
+from . import claims, data, look, run, sweep  # noqa: F401  each adds its commands to the app
 from .app import main
 
 __all__ = ["main"]

@@ -30,6 +30,10 @@ Plugins = Annotated[
     list[str] | None,
     typer.Option("--plugin", help="A .py file or module with algorithms of your own; may be given several times."),
 ]
+Words = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="One word of the file, such as problem.batch=32 or fedavg.lr=0.1; several times."),
+]
 
 
 def main() -> None:

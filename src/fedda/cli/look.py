@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .. import checks, listing, report
+from ..experiments import claims
 from ..progress import table
 from .app import Plugins, app, load_plugins
 
@@ -27,16 +28,58 @@ def list_(what: Annotated[str, typer.Argument()] = "all", plugin: Plugins = None
         table(*listing.rows(kind), kind)
 
 
-@app.command("report", epilog="Example: fedda report runs/digits")
-def report_(folders: list[Path]) -> None:
-    """Write report.html and its pictures into each run folder, and print one table of final values.
+@app.command("report", epilog="Example: fedda report runs/digits runs/short --csv curves.csv")
+def report_(
+    folders: list[Path],
+    csv: Annotated[Path | None, typer.Option(help="Write every point of every curve into this file.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the final values as a LaTeX table into this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the comparison goes, the common parent of the folders if left out.")
+    ] = None,
+) -> None:
+    """Write report.html and its pictures into each folder, and print one table of final values.
 
-    FOLDERS are run folders, as `fedda run` writes them.
+    FOLDERS are run folders, as `fedda run` writes them; several are also compared on one page, comparison.html. A
+    folder that `fedda sweep` wrote gets a page of its sweep.
     """
+    runs = [folder for folder in folders if not report.is_sweep(folder)]
+    if (csv or latex) and not runs:
+        raise ValueError("--csv and --latex need a run folder; a sweep's points are in its sweep.json")
+    several = len({folder.resolve() for folder in runs}) > 1
+    if out is not None and not several:
+        raise ValueError("--out is where a comparison goes: give two run folders or more")
+    for folder in runs:
+        claims.write(folder)
     pages = [report.write(folder) for folder in folders]
-    print_summaries(folders)
+    comparison = report.compare(runs, out) if several else None
+    if comparison and comparison.is_relative_to(Path.cwd()):
+        comparison = comparison.relative_to(Path.cwd())
+    if csv:
+        csv.write_text(report.csv(runs), encoding="utf-8")
+    if latex:
+        latex.write_text(report.latex(runs), encoding="utf-8")
+    if runs:
+        print_summaries(runs)
+    for folder in folders:
+        if folder not in runs:
+            print_choices(folder)
     for page in pages:
         print(f"report: {page}")
+    for word, path in (("comparison", comparison), ("csv", csv), ("latex", latex)):
+        if path:
+            print(f"{word}: {path}")
+
+
+def print_choices(folder: Path) -> None:
+    """One table of what a sweep chose, and how many points came to nothing."""
+    sweep = report.read_sweep(folder)
+    rows = []
+    for own in sweep.algorithms:
+        words, value = report.sweep.chosen(own, sweep.metric)
+        lost = sum(point.value is None for point in own.points)
+        rows.append([own.label, words, value, str(len(own.points)), str(lost) if lost else ""])
+    heads = ["algorithm", "chosen", sweep.metric.replace("_", " "), "points", "diverged"]
+    table(heads, rows, folder.resolve().name)
 
 
 COLUMNS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +13,36 @@ import typer
 
 from .. import registry, report
 from ..arguments import usable_device
-from ..experiments import find
+from ..experiments import claims, find
 from ..experiments import run as run_experiment
 from ..experiments.choose import choose, resumed
 from ..experiments.folder import Folder
+from ..experiments.tensorboard import TensorBoard
 from ..progress import watcher
-from .app import Plugins, again, app, load_plugins, place_and_reason
+from .app import Plugins, Words, again, app, load_plugins, place_and_reason
+from .claims import print_verdicts
 from .look import print_summaries
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """A disk that fills up in the middle of a run: what is there can be gone on with."""
+    try:
+        yield
+    except OSError as why:
+        if not Folder(place).holds_run:
+            raise
+        words = f"cannot write: {place_and_reason(why)}; the last checkpoint is whole"
+        raise ValueError(f"{words}, go on with: {again()}") from None
+
+
+@contextmanager
+def reporting(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as why:
+        words = f"the run is whole but its report cannot be written: {place_and_reason(why)}"
+        raise ValueError(f"{words}; make room, then: {shlex.join(['fedda', 'report', str(place)])}") from None
 
 
 @app.command(epilog="Example: fedda run digits --rounds 50 --algorithms fedda-mvr,fedavg --out runs/short")
@@ -26,6 +51,9 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the experiment's.")] = None,
     algorithms: Annotated[str | None, typer.Option(help="Which to run, by comma: labels, or any algorithm.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, by comma; they run as replicas of one program.")] = None,
+    data: Annotated[str | None, typer.Option(help="Other data: a name, a .npz file or a folder of images.")] = None,
+    preset: Annotated[Path | None, typer.Option(help="A file of tuned values, as `fedda sweep` writes it.")] = None,
+    words: Words = None,
     out: Annotated[Path | None, typer.Option(help="The run folder, runs/NAME if left out.")] = None,
     engine: Annotated[str, typer.Option(help="auto, vectorised or sequential.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
@@ -34,6 +62,7 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Run in spite of an absurd first step size.")] = False,
     save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 5.0,
     summary: Annotated[bool, typer.Option(help="Print the table of final values.")] = True,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard, too.")] = False,
     plugin: Plugins = None,
 ) -> None:
     """Run an experiment: every algorithm, every seed, into one run folder with a report.
@@ -47,26 +76,21 @@ def run(
         raise ValueError(f"--save-seconds must be >= 0, got {save_seconds}")
     if engine != "auto":
         registry.engines.find(engine)
-    wanted = choose(find(experiment), rounds, algorithms, seeds)
+    wanted = choose(find(experiment), rounds, algorithms, seeds, data, preset, words or ())
     place = out or Path("runs") / wanted.name
     if device is not None:
         usable_device(device, "--device")
     if resume:
         wanted = resumed(wanted, place, rounds)
     watch = watcher(list(wanted.algorithms))
-    try:
-        with watch:
-            run_experiment(wanted, place, watch, engine, device, resume, overwrite, force, save_seconds)
-    except OSError as why:
-        if not Folder(place).holds_run:
-            raise
-        words = f"cannot write: {place_and_reason(why)}; the last checkpoint is whole"
-        raise ValueError(f"{words}, go on with: {again()}") from None
-    try:
+    logged = TensorBoard(watch, place / "tensorboard") if tensorboard else nullcontext(watch)
+    with writing(place), watch, logged as seen:
+        run_experiment(wanted, place, seen, engine, device, resume, overwrite, force, save_seconds)
+    with reporting(place):
+        claimed = claims.write(place)
         page = report.write(place)
-    except OSError as why:
-        words = f"the run is whole but its report cannot be written: {place_and_reason(why)}"
-        raise ValueError(f"{words}; make room, then: {shlex.join(['fedda', 'report', str(place)])}") from None
     if summary:
         print_summaries([place])
+        if claimed:
+            print_verdicts(place)
     print(f"report: {page}")

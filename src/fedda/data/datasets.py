@@ -1,4 +1,4 @@
-"""Data sets by name. These two come with scikit-learn: real data without a download."""
+"""What a data set is, and two that come with scikit-learn: real data without a download."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ Array = np.ndarray
 
 
 class Dataset(NamedTuple):
-    """Samples for training and testing, classes 0, 1, ...; `client` where the data says whose a sample is."""
+    """Samples for training and testing, classes 0, 1, ...; `client` where the data says whose a sample is.
+
+    Images stay bytes, uint8 [n, channels, height, width], and bring the mean and the deviation of each channel over the
+    training part, in the same units: a quarter of the memory, and the model is given (x - mean) / std. Anything else is
+    float32 as it is to be used, without `mean` and `std`. The arrays may be read-only views of files.
+    """
 
     x: Array
     y: Array
@@ -21,12 +26,22 @@ class Dataset(NamedTuple):
     y_test: Array
     classes: int
     client: Array | None = None
+    client_test: Array | None = None
+    mean: Array | None = None
+    std: Array | None = None
+    names: tuple[str, ...] | None = None
 
     def validation(self) -> Dataset:
         """The training part alone, a fifth of it in the place of the test set."""
         train, test = held_out(len(self.y), draw=1)
-        whose = None if self.client is None else self.client[train]
-        return Dataset(self.x[train], self.y[train], self.x[test], self.y[test], self.classes, whose)
+        return self._replace(
+            x=self.x[train],
+            y=self.y[train],
+            x_test=self.x[test],
+            y_test=self.y[test],
+            client=None if self.client is None else self.client[train],
+            client_test=None if self.client is None else self.client[test],
+        )
 
 
 @datasets.register("digits")
@@ -54,10 +69,14 @@ def breast_cancer() -> Dataset:
     return data._replace(x=x, x_test=x_test)
 
 
-def hold_out(x: Array, y: Array, classes: int) -> Dataset:
+def hold_out(
+    x: Array, y: Array, classes: int, client: Array | None = None, names: tuple[str, ...] | None = None
+) -> Dataset:
     """A data set from samples that come without a test set."""
     train, test = held_out(len(y), draw=0)
-    return Dataset(x[train], y[train].astype(np.int64), x[test], y[test].astype(np.int64), classes)
+    y = y.astype(np.int64)
+    data = Dataset(x[train], y[train], x[test], y[test], classes, names=names)
+    return data if client is None else data._replace(client=client[train], client_test=client[test])
 
 
 def held_out(n: int, draw: int, fraction: float = 0.2) -> tuple[Array, Array]:

@@ -1,6 +1,7 @@
 """Experiments: a problem, algorithms and seeds as data (TOML), run into a folder that can be resumed at any moment."""
 
 from .config import Experiment, builtin, find
-from .runner import Stopped, run
+from .jobs import Stopped
+from .runner import run
 
 __all__ = ["Experiment", "Stopped", "builtin", "find", "run"]

@@ -2,40 +2,84 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from .. import checks
+from .. import checks, presets
 from ..registry import algorithms as known
 from .config import Experiment, checked, read
 
 
-def choose(experiment: Experiment, rounds: int | None, algorithms: str | None, seeds: str | None) -> Experiment:
-    """The experiment with other rounds, algorithms (labels, or any name) or seeds; checked like a file.
+def choose(
+    experiment: Experiment,
+    rounds: int | None = None,
+    algorithms: str | None = None,
+    seeds: str | None = None,
+    data: str | None = None,
+    preset: Path | None = None,
+    words: Sequence[str] = (),
+) -> Experiment:
+    """The experiment with other rounds, algorithms (labels, or any name), seeds, data, values from a preset file, or
+    single words ("problem.batch=32", "fedavg.lr=0.1"); checked like a file.
 
     >>> from fedda.experiments import find
     >>> list(choose(find("digits"), 5, "fedavg", "0,1").algorithms)
     ['fedavg']
+    >>> choose(find("digits"), words=["problem.batch=32"]).problem.batch
+    32
     """
     table = experiment.model_dump()
     if rounds is not None:
         checks.count("command line", "rounds", rounds)
         table["rounds"] = rounds
+    if data is not None:
+        table["problem"]["data"] = data
     if algorithms is not None:
-        chosen = {}
-        for label in filter(None, map(str.strip, algorithms.split(","))):
-            if label not in experiment.algorithms and label not in known.entries:
-                nearest = checks.nearest(label, {*experiment.algorithms, *known.entries})
-                raise ValueError(f"--algorithms: unknown {label!r}; {nearest}")
-            chosen[label] = experiment.algorithms.get(label, {})
-        if not chosen:
-            raise ValueError(f"--algorithms must name some, by comma; the file has {', '.join(experiment.algorithms)}")
-        table["algorithms"] = chosen
+        table["algorithms"] = _chosen(experiment, algorithms)
     if seeds is not None:
         try:
             table["seeds"] = [int(seed) for seed in seeds.split(",")]
         except ValueError:
             raise ValueError(f"--seeds must be whole numbers by comma, such as 0,1,2, got {seeds!r}") from None
+    if preset is not None:
+        table["setting"] = "tuned"
+        tuned = presets.read(preset)
+        if not set(tuned) & set(table["algorithms"]):
+            raise ValueError(f"--preset: {preset} has values for {', '.join(tuned) or 'nothing'}, not for this run")
+        for label in table["algorithms"]:
+            table["algorithms"][label] |= tuned.get(label, {})
+    for text in words:
+        _set(table, text)
     return checked(table, "command line")
+
+
+def _chosen(experiment: Experiment, algorithms: str) -> dict[str, Any]:
+    chosen = {}
+    for label in filter(None, map(str.strip, algorithms.split(","))):
+        if label not in experiment.algorithms and label not in known.entries:
+            nearest = checks.nearest(label, {*experiment.algorithms, *known.entries})
+            raise ValueError(f"--algorithms: unknown {label!r}; {nearest}")
+        chosen[label] = dict(experiment.algorithms.get(label, {}))
+    if not chosen:
+        raise ValueError(f"--algorithms must name some, by comma; the file has {', '.join(experiment.algorithms)}")
+    return chosen
+
+
+def _set(table: dict[str, Any], text: str) -> None:
+    """One word of the command line, with a value as TOML has it; a bare word is a text."""
+    path, equals, value = text.partition("=")
+    owner = next((name for name in ("problem", *table["algorithms"]) if path.startswith(f"{name}.")), None)
+    place = table if owner is None else table["problem"] if owner == "problem" else table["algorithms"][owner]
+    word = path if owner is None else path[len(owner) + 1 :]
+    if not equals or not word or (owner is None and (word in ("problem", "algorithms") or word not in table)):
+        known = ("a key of the file", "problem.WORD", *(f"{label}.WORD" for label in table["algorithms"]))
+        raise ValueError(f"--set must be WORD=VALUE with WORD {', '.join(known)}, got {text!r}")
+    try:
+        place[word] = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        place[word] = value
 
 
 def resumed(wanted: Experiment, place: Path, rounds: int | None) -> Experiment:

@@ -13,8 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .. import checks
 from ..core import Algorithm
+from ..data import known
 from ..problems import Neural, load, options_of
-from ..registry import algorithms, datasets, expanded, make, models, partitions
+from ..problems.loading import CLIENTS, names_owners
+from ..registry import algorithms, expanded, make, models, partitions
 from .toml import dumps
 
 SEED = 2**63  # seeds are counters of 63 bits
@@ -25,36 +27,41 @@ class ProblemTable(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
     data: str
-    clients: int = Field(10, ge=1)
+    clients: int | None = Field(None, ge=1)
     partition: str = "iid"
     model: str = "mlp"
     batch: int = Field(16, ge=1)
     seed: int = Field(0, ge=0, lt=SEED)
 
-    def build(self) -> Neural:
+    def build(self, validation: bool = False) -> Neural:
         words = self.model_dump()
         with owned("problem"):
-            return load(words.pop("data"), **words)
+            return load(words.pop("data"), validation=validation, **words)
 
     def completed(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
         with owned("problem"):
-            datasets.find(self.data)
+            known(self.data)
             for entry in (partitions.find(self.partition), models.find(self.model)):
                 options |= options_of(entry)
             for word in self.model_extra or {}:
                 if word not in options:
-                    known = {*type(self).model_fields, *options}
-                    raise ValueError(f"no key {word!r} with this partition and model; {checks.nearest(word, known)}")
-        return options | self.model_dump()
+                    words = {*type(self).model_fields, *options}
+                    raise ValueError(f"no key {word!r} with this partition and model; {checks.nearest(word, words)}")
+            # Those that the data names are counted when it is read.
+            counted = None if names_owners(self.partition) else CLIENTS
+        return options | self.model_dump() | {"clients": self.clients or counted}
 
 
 class Experiment(BaseModel):
-    """A whole experiment. [algorithms.LABEL] holds flat words; `name` says which algorithm, if not LABEL."""
+    """A whole experiment. [algorithms.LABEL] holds flat words; `name` says which algorithm, if not LABEL, and `group`
+    in which row of the figure its curve is drawn."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     name: str
     title: str = ""
+    figure: str = ""  # the figure of the paper whose claims this run can speak to
+    setting: str = ""  # whose hyper-parameters these are: "paper", "tuned", ...
     rounds: int = Field(ge=1)
     every: int | None = Field(None, ge=1)
     cohort: int | None = Field(None, ge=1)
@@ -80,21 +87,22 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Experiment:
-        if self.cohort is not None and self.cohort > self.problem.clients:
+        if self.cohort and self.problem.clients and self.cohort > self.problem.clients:
             raise ValueError(f"cohort must be at most {self.problem.clients}, the number of clients, got {self.cohort}")
         if not self.algorithms:
             raise ValueError("algorithms must hold at least one table, such as [algorithms.fedavg]")
         for label, words in self.algorithms.items():
             if not label.strip() or not label.isprintable():
                 raise ValueError(f"algorithms: a label must be printable text, got {label!r}")
-            if not isinstance(words.get("name", ""), str):
-                raise ValueError(f"algorithms.{label}: name must be the name of an algorithm, got {words['name']!r}")
+            for word, what in (("name", "the name of an algorithm"), ("group", "a text, the name of a row")):
+                if not isinstance(words.get(word, ""), str):
+                    raise ValueError(f"algorithms.{label}: {word} must be {what}, got {words[word]!r}")
         return self
 
     def build(self, label: str) -> Algorithm:
-        words = dict(self.algorithms[label])
+        name, words = self.algorithms[label].get("name", label), hyper(self.algorithms[label])
         with owned(f"algorithms.{label}"):
-            return make(words.pop("name", label), **words)
+            return make(name, **words)
 
     def completed(self) -> Experiment:
         """The same with every default, as it is read back from its file: what runs is what is written."""
@@ -103,12 +111,13 @@ class Experiment(BaseModel):
             for label, words in self.algorithms.items():
                 with owned(f"algorithms.{label}"):
                     entry = algorithms.find(words.get("name", label))
-                    rest = {k: v for k, v in words.items() if k != "name"}
-                    full[label] = {"name": entry.name} | entry.complete(expanded(entry, rest))
+                    ours = {"name": entry.name} | ({"group": words["group"]} if "group" in words else {})
+                    full[label] = ours | entry.complete(expanded(entry, hyper(words)))
+            problem = self.problem.completed()
             table = self.model_dump() | {
                 "every": self.every or max(1, self.rounds // 100),
-                "cohort": self.cohort or self.problem.clients,
-                "problem": self.problem.completed(),
+                "cohort": self.cohort or problem["clients"],
+                "problem": problem,
                 "algorithms": full,
             }
             text = dumps(table)
@@ -116,6 +125,11 @@ class Experiment(BaseModel):
 
     def toml(self) -> str:
         return dumps(self.model_dump())
+
+
+def hyper(words: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of an algorithm's table: all but what says which algorithm, and where it is drawn."""
+    return {word: value for word, value in words.items() if word not in ("name", "group")}
 
 
 @contextmanager

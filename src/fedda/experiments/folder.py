@@ -21,8 +21,16 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 ROWS = ("metrics.jsonl", "timings.jsonl")
-OURS = ("config.toml", "environment.json", "failures.json", "report.html", *ROWS, "checkpoint/state.json")
-PATTERNS = ("curves-*.png", "checkpoint/*.safetensors", "checkpoint/*.safetensors.tmp")
+SWEEP = ("sweep.toml", "sweep.json", "best.toml")
+RESULTS = ("failures.json", "claims.json", "report.html")
+OURS = ("config.toml", "environment.json", *RESULTS, *SWEEP, *ROWS, "checkpoint/state.json")
+PATTERNS = (
+    "curves-*.png",
+    "sweep-*.png",
+    "tensorboard/*/events.out.tfevents.*",
+    "checkpoint/*.safetensors",
+    "checkpoint/*.safetensors.tmp",
+)
 
 
 class Damaged(Exception):
@@ -48,8 +56,8 @@ class Folder:
         if taken:
             raise ValueError(f"{self.path}: holds {taken[0]!r} but no whole run: {ways}")
 
-    def create(self, config: str, environment: dict[str, Any]) -> None:
-        """Begin a run; a folder that was not there appears whole or not at all."""
+    def create(self, files: dict[str, str]) -> None:
+        """Begin a run with these files; a folder that was not there appears whole or not at all."""
         made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         # Built beside its place and then renamed: a kill in between leaves nothing that looks like a run.
         stage = Folder(self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")) if made else self
@@ -59,9 +67,9 @@ class Folder:
             stage.clear()
             for name in ROWS:
                 (stage.path / name).touch()
-            stage.write("environment.json", json.dumps(environment, indent=1) + "\n")
             stage.commit()
-            stage.write("config.toml", config)
+            for name in sorted(files, key=lambda name: name == "config.toml"):  # with it the folder holds a run
+                stage.write(name, files[name])
             if made:
                 os.rename(stage.path, self.path)
         except BaseException as why:
@@ -145,7 +153,8 @@ class Folder:
         # The slug is for people; the number tells labels apart.
         slug = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")[:40]
         file = f"{number:02d}-{slug}-{int(tensors['round'])}.safetensors"
-        content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        # Cloned: an algorithm may hold one tensor under two names at first, and safetensors refuses that.
+        content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
         self.write(f"checkpoint/{file}", content)
         self.state["algorithms"][label] = {"file": file, "crc32": zlib.crc32(content), **facts}
         self.commit()

@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shlex
-import signal
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import __version__
-from ..core import Problem
+from ..core import Algorithm, Problem
 from ..training import Diverged, Run
 from .config import Experiment, owned
 from .folder import Folder
+from .jobs import Job, Progress, Work
 
 # Below so many numbers in a stack of vectors a second thread only waits, and stalls when the machine is busy. A fixed
 # rule and not a measurement: the number of threads changes the rounding, and a run must repeat to the bit.
-SMALL = 500_000
-
-
-class Progress(Protocol):
-    """Who watches: a live display, plain lines, or nobody."""
-
-    def begin(self, label: str, done: int, rounds: int) -> None: ...
-    def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None: ...
-    def end(self, label: str, word: str) -> None: ...
-
-
-class Stopped(Exception):
-    """Somebody stopped the run (Ctrl-C, SIGTERM, a closed terminal); it can go on from its checkpoint."""
-
-    def __init__(self, signal_number: int, words: str):
-        super().__init__(f"stopped by {signal.Signals(signal_number).name}, {words}")
-        self.signal = signal_number
+SMALL = 2_000_000
 
 
 def run(
@@ -63,122 +46,51 @@ def run(
     if not resume and not overwrite:
         folder.refuse_if_taken()
     experiment = experiment.completed()
-    assert experiment.every is not None
-    with owned(experiment.name):
-        problem: Any = experiment.problem.build()
-    problem = problem if device is None else problem.to(device)
-    if problem.d * (experiment.cohort or 1) * len(experiment.seeds) < SMALL:
-        torch.set_num_threads(1)
+    problem = built(experiment, device, replicas=len(experiment.seeds))
 
-    def start(label: str, state: dict[str, Any] | None = None) -> Run:
+    def start(label: str, state: dict[str, Tensor] | None) -> Run:
         with owned(experiment.name):
             algorithm = experiment.build(label)
-        try:
-            return Run(
-                algorithm, problem, experiment.cohort, experiment.seeds, engine=engine,
-                weights=experiment.weights, force=force, state=state,
-            )  # fmt: skip
-        except (ValueError, Diverged) as why:
-            raise ValueError(f"{experiment.name}: {label}: {why}") from None
-        except KeyError as why:
-            if state is None:
-                raise
-            raise ValueError(f"{out}: {label}: the checkpoint, of another version, has no {why}") from None
+        return started(experiment, label, algorithm, problem, experiment.seeds, state, engine=engine, force=force)
 
+    jobs = [Job(label, partial(start, label)) for label in experiment.algorithms]
+    work = Work(experiment, folder, watch, save_seconds)
     if not resume:
-        for label in experiment.algorithms:
-            start(label)
-    try:
-        with stop_signals() as stop:
-            if resume:
-                folder.open()
-                folder.write("config.toml", experiment.toml())  # it may be asked for more rounds now
-            else:
-                folder.create(experiment.toml(), environment(problem, engine))
-            for label in experiment.algorithms:
-                state, facts = folder.load(label)
-                if "failure" not in facts:
-                    seconds = facts.get("seconds", 0.0)
-                    _one(experiment, label, start(label, state), seconds, folder, watch, stop, save_seconds)
-            if resume:
-                folder.tidy(list(experiment.algorithms), experiment.every, experiment.rounds)
-    finally:
-        folder.release()
+        work.try_out(jobs)
+    work.do(jobs, resume, {"config.toml": experiment.toml(), "environment.json": environment(problem, engine)})
     return folder
 
 
-def _one(
-    experiment: Experiment, label: str, run: Run, seconds: float, folder: Folder, watch: Progress,
-    stop: list[int], save_seconds: float,
-) -> None:  # fmt: skip
-    """One algorithm, from where it stands to its last round."""
-    watch.begin(label, run.round, experiment.rounds)
-
-    def note() -> None:
-        rows = run.evaluate(experiment.detail)
-        folder.append("metrics.jsonl", [{"algorithm": label, **row} for row in rows])
-        folder.append("timings.jsonl", [{"algorithm": label, "round": run.round, "seconds": round(seconds, 6)}])
-        watch.advance(label, run.round, rows)
-
-    if run.round == 0:
-        note()
-    saved = time.monotonic()
-    while run.round < experiment.rounds:
-        began = time.perf_counter()
-        try:
-            run.step()
-        except Diverged as why:
-            folder.save(label, run.state(), seconds=seconds, failure=str(why))
-            return watch.end(label, f"failed: {why}")
-        due = run.round % (experiment.every or 1) == 0 or run.round == experiment.rounds
-        if due and run.problem.device.type == "cuda":
-            torch.cuda.synchronize(run.problem.device)
-        seconds += time.perf_counter() - began
-        if due:
-            note()
-        else:
-            watch.advance(label, run.round, None)
-        if stop or run.round == experiment.rounds or time.monotonic() - saved >= save_seconds:
-            folder.save(label, run.state(), seconds=seconds)
-            saved = time.monotonic()
-        if stop:
-            raise Stopped(stop[0], "saved")
-    watch.end(label, "done")
+def built(experiment: Experiment, device: str | None, replicas: int, validation: bool = False) -> Any:
+    """The experiment's problem, on its device; small ones get one thread."""
+    with owned(experiment.name):
+        problem: Any = experiment.problem.build(validation)
+    problem = problem if device is None else problem.to(device)
+    if problem.d * (experiment.cohort or problem.clients) * replicas < SMALL:
+        torch.set_num_threads(1)
+    return problem
 
 
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """The first signal is noted, so that the round can end and be saved; a second has its usual effect."""
-    seen: list[int] = []
-    usual: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-        usual = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    # What the caller ignores (nohup, a shell's background job) or has not set through Python stays as it is.
-    usual = {s: handler for s, handler in usual.items() if handler not in (signal.SIG_IGN, None)}
-
-    def back() -> None:
-        for s, handler in usual.items():
-            signal.signal(s, handler)
-
-    def note(number: int, frame: Any) -> None:
-        seen.append(number)
-        back()
-
-    for s in usual:
-        signal.signal(s, note)
+def started(
+    experiment: Experiment, label: str, algorithm: Algorithm, problem: Any, seeds: list[int],
+    state: dict[str, Tensor] | None, **how: Any,
+) -> Run:  # fmt: skip
+    """A run at its start or at its checkpoint; what is refused is said with the label."""
     try:
-        yield seen
-    except KeyboardInterrupt:
-        raise Stopped(signal.SIGINT, "at once") from None
-    finally:
-        back()
+        return Run(algorithm, problem, experiment.cohort, seeds, weights=experiment.weights, state=state, **how)
+    except (ValueError, Diverged) as why:
+        raise ValueError(f"{experiment.name}: {label}: {why}") from None
+    except KeyError as why:
+        if state is None:
+            raise
+        raise ValueError(f"{experiment.name}: {label}: the checkpoint, of another version, has no {why}") from None
 
 
-def environment(problem: Problem, engine: str) -> dict[str, Any]:
-    """What a reader needs to repeat the run."""
+def environment(problem: Problem, engine: str) -> str:
+    """What a reader needs to repeat the run, as JSON."""
     device = problem.device
     cpu = f"cpu, {torch.get_num_threads()} threads"
-    return {
+    facts = {
         "command": shlex.join(["fedda", *sys.argv[1:]]),
         "fedda": __version__,
         "python": platform.python_version(),
@@ -191,3 +103,4 @@ def environment(problem: Problem, engine: str) -> dict[str, Any]:
         "parameters": problem.d,
         "samples": int(problem.sizes.sum()),
     }
+    return json.dumps(facts, indent=1) + "\n"

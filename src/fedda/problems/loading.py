@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from .. import rng
 from ..checks import check, nearest
+from ..data import Dataset, open_dataset
 from ..data.partition import GIVEN, split
-from ..registry import Entry, datasets, models, partitions
+from ..registry import Entry, models, partitions
 from . import models as _models  # noqa: F401  registers the models
 from .neural import Loss, Neural, flatten
 from .own import problem
 
+CLIENTS = 10  # where neither the user nor the data says
+
 
 def load(
     name: str,
-    clients: int = 10,
+    clients: int | None = None,
     partition: str = "iid",
     model: str = "mlp",
     batch: int = 16,
@@ -28,17 +32,16 @@ def load(
     device: Any = None,
     **options: Any,
 ) -> Neural:
-    """A data set over clients with a model, all by name; options go to the partition (rho, alpha) and the model
-    (hidden, filters). `seed` is the partition's; a run's own seed chooses the model's first parameters.
+    """A data set (a name, a .npz file or a folder of images) over clients with a model; options go to the partition
+    (rho, alpha) and the model (hidden, filters). There are 10 `clients` by default, with the partition `by_client` all
+    that the data names. `seed` is the partition's; a run's own seed chooses the model's first parameters.
     With `validation`, a fifth of the training samples takes the place of the test set: for choosing hyper-parameters.
 
     >>> import fedda
     >>> fedda.load("digits", clients=10, partition="dominant_class", rho=0.8, model="mlp", hidden=32).d
     2410
     """
-    check("load", clients=clients, batch=batch)
-    data = datasets.find(name)()
-    data = data.validation() if validation else data
+    check("load", batch=batch)
     sharing, building = partitions.find(partition), models.find(model)
     takes = [set(options_of(entry)) for entry in (sharing, building)]
     for word in options:
@@ -47,8 +50,15 @@ def load(
             hint = f"it belongs to {', '.join(owners)}" if owners else nearest(word, takes[0] | takes[1])
             raise ValueError(f"load: no option {word!r} with {partition} and {model}; {hint}")
     how, what = ({k: v for k, v in options.items() if k in taken} for taken in takes)
-    owner = torch.as_tensor(split(partition, data.y, clients, seed, data.client, **how))
-    keep = owner >= 0
+    data = open_dataset(name)
+    data = data.validation() if validation else data
+    owned = names_owners(partition)
+    if clients is None:
+        clients = len(np.unique(data.client)) if owned and data.client is not None else CLIENTS
+    check("load", clients=clients)
+    owner = split(partition, data.y, clients, seed, data.client, **how)
+    if owned and data.client_test is not None:
+        data = _tested_on(data, np.unique(np.asarray(data.client)[owner >= 0]))
 
     def build(seed: int) -> tuple[nn.Module, Loss]:
         # PyTorch's own initialisation, from a stream of the run's seed, without touching the user's generator
@@ -58,18 +68,37 @@ def load(
             return made
 
     network, loss = build(0)
-    arrays = {"x": torch.as_tensor(data.x)[keep], "y": torch.as_tensor(data.y)[keep], "client": owner[keep]}
+    keep = owner >= 0
     made = problem(
         network,
         loss,
-        **arrays,
+        x=data.x[keep],
+        y=data.y[keep],
+        client=owner[keep],
         batch=batch,
-        test=(data.x_test, data.y_test),
+        test=(np.array(data.x_test), np.array(data.y_test)),  # what is read from a file may not be written to
         init=lambda s: flatten(build(s)[0]),
+        scale=None if data.mean is None or data.std is None else (_sample(data.mean), _sample(data.std)),
     )
     return made.to(device, dtype)
+
+
+def names_owners(partition: str) -> bool:
+    """Whether a partition takes the owners that the data names."""
+    return "client" in partitions.find(partition).defaults
 
 
 def options_of(entry: Entry) -> dict[str, Any]:
     """The words of a partition or a model that a user gives, with their defaults: all but what `load` hands on."""
     return {k: v for k, v in entry.defaults.items() if k not in (*GIVEN, "shape", "classes")}
+
+
+def _tested_on(data: Dataset, clients: np.ndarray) -> Dataset:
+    """The test samples of the clients that take part alone."""
+    tested = np.isin(np.asarray(data.client_test), clients)
+    return data._replace(x_test=data.x_test[tested], y_test=data.y_test[tested])
+
+
+def _sample(channels: np.ndarray) -> np.ndarray:
+    """A number for each channel, to go with [channels, height, width]."""
+    return np.array(channels)[:, None, None]

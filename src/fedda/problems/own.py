@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check
-from .neural import Batch, Loss, Neural, cast, trainable
+from .neural import Batch, Loss, Neural, Scale, cast, trainable
 
 
 def problem(
@@ -24,11 +24,13 @@ def problem(
     batch: int = 16,
     test: tuple[Any, Any] | None = None,
     init: Callable[[int], Tensor] | None = None,
+    scale: tuple[Any, Any] | None = None,
 ) -> Neural:
     """A federated problem from a model, a loss (a mean over the batch) and arrays.
 
     `client` gives the owner of each sample (any integers; clients may have unequal sizes). Runs start at the model's
-    own parameters, or at `init(seed)`, a flat vector.
+    own parameters, or at `init(seed)`, a flat vector. With `scale=(mean, std)`, arrays that fit a sample (such as
+    [channels, 1, 1]), x stays as it is, images as bytes, and is standardised where it is used.
 
     >>> import torch, fedda
     >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
@@ -43,20 +45,22 @@ def problem(
         raise ValueError("problem: the model must have parameters to train, all of one dtype on one device")
     model = copy.deepcopy(model)
     device, dtype = parameters[0].device, parameters[0].dtype
-    data = _arrays("x and y", x, y, device, dtype)
+    standard = None if scale is None else _scale(scale, device, dtype)
+    data = _arrays("x and y", x, y, device, dtype, standard)
     owner = np.zeros(len(data.x), dtype=np.int64) if client is None else np.asarray(client)
     if owner.shape != (len(data.x),) or owner.dtype.kind not in "iuUS":
         raise ValueError(
             f"problem: client must be {len(data.x)} whole numbers or names, one a sample, "
             f"got {owner.dtype} {list(owner.shape)}"
         )
-    held = None if test is None else _arrays("test", *_pair(test), device, dtype)
+    held = None if test is None else _arrays("test", *_pair("test", test, "(x, y)"), device, dtype, standard)
+    ids = torch.as_tensor(np.unique(owner, return_inverse=True)[1]).to(device)
+    made = Neural(model, loss, data, ids, batch, held, init, standard)
     for part in (data, held):
         if part is not None:
-            refuse_mismatch(model, loss, Batch(part.x[:64], part.y[:64]))
-    refuse_state(model, data.x[:2])
-    ids = torch.as_tensor(np.unique(owner, return_inverse=True)[1]).to(device)
-    return Neural(model, loss, data, ids, batch, held, init)
+            refuse_mismatch(model, loss, made.ready(part, slice(64)))
+    refuse_state(model, made.ready(data, slice(2)).x)
+    return made
 
 
 def refuse_mismatch(model: nn.Module, loss: Loss, few: Batch) -> None:
@@ -92,18 +96,27 @@ def refuse_state(model: nn.Module, x: Tensor) -> None:
         )
 
 
-def _arrays(name: str, x: Any, y: Any, device: torch.device, dtype: torch.dtype) -> Batch:
+def _arrays(
+    name: str, x: Any, y: Any, device: torch.device, dtype: torch.dtype, scale: Scale | None
+) -> Batch:  # fmt: skip
     x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in (x, y))
     if x.dim() < 1 or y.dim() < 1 or len(x) != len(y) or len(x) == 0:
         raise ValueError(
             f"problem: {name} must hold as many samples each, at least 1, got {list(x.shape)}, {list(y.shape)}"
         )
-    if not all(bool(v.isfinite().all()) for v in (x, y)):
+    if not all(bool(v.isfinite().all()) for v in (x, y) if v.is_floating_point()):
         raise ValueError(f"problem: {name} must be finite numbers; some are NaN or infinite")
-    return Batch(cast(x.to(device), dtype), cast(y.to(device), dtype))
+    return cast(Batch(x, y), dtype, scale, device)
 
 
-def _pair(test: Any) -> tuple[Any, Any]:
-    if not isinstance(test, tuple | list) or len(test) != 2:
-        raise ValueError(f"problem: test must be a pair (x, y), got {type(test).__name__}")
-    return test[0], test[1]
+def _scale(scale: Any, device: torch.device, dtype: torch.dtype) -> Scale:
+    mean, std = (torch.as_tensor(v).to(device, dtype) for v in _pair("scale", scale, "(mean, std)"))
+    if not (bool(mean.isfinite().all()) and bool((std > 0).all()) and bool(std.isfinite().all())):
+        raise ValueError("problem: scale must be finite numbers (mean, std), the deviations > 0")
+    return Scale(mean, std)
+
+
+def _pair(name: str, pair: Any, what: str) -> tuple[Any, Any]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ValueError(f"problem: {name} must be a pair {what}, got {type(pair).__name__}")
+    return pair[0], pair[1]

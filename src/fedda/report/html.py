@@ -1,42 +1,42 @@
 """`report.html`: one self-contained page a run, with its figures beside it."""
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedda.report import format, plots, style
-from fedda.report.curves import Array, Curve
+from fedda.report import plots
+from fedda.report.claims import claims
+from fedda.report.files import replace, slug
+from fedda.report.payload import dashes, embed, payload
+from fedda.report.picture import Picture, picture
 from fedda.report.read import Run, read
-from fedda.report.summary import summary
+from fedda.report.tables import COSTS, Table, table
 
-HERE = Path(__file__).parent
-POINTS = 500  # a curve on the page: more than its panel has pixels
+WEB = Path(__file__).parent / "web"
+SCRIPTS = ("scale.js", "chart.js", "readout.js", "zoom.js", "controls.js")  # in the order of their use
 
 
-def write(folder: str | Path) -> Path:
+def write_run(folder: str | Path) -> Path:
     r"""Write `report.html` and its PNG files into a run folder, each atomically, and give the page's path.
 
-    >>> import tempfile
+    >>> import json, tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "config.toml").write_text("[algorithms.fedavg]\nlr = 0.1\n")
     >>> row = {"algorithm": "fedavg", "seed": 0, "round": 0, "train_loss": 2.5}
     >>> _ = (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    >>> write(folder).name
+    >>> write_run(folder).name
     'report.html'
     """
     run = read(folder)
-    for axis in style.axes(run):
-        if axis.file:
-            _replace(run.folder / axis.file, plots.draw(run, axis))
-    page = run.folder / "report.html"
-    _replace(page, render(run).encode())
-    return page
+    page = render(run)  # before any file is written: a malformed claims.json leaves the folder as it was
+    shown = picture([run])
+    for axis in shown.axes:
+        if axis.figure:
+            replace(run.folder / f"curves-{axis.figure}.png", plots.draw(shown, axis))
+    return replace(run.folder / "report.html", page)
 
 
 def render(run: Run) -> str:
@@ -45,31 +45,70 @@ def render(run: Run) -> str:
     >>> render(Run(Path("a"), {"title": "1 < 2"}, {}, {}, [], {}, [], [], {})).count("<h1>1 &lt; 2</h1>")
     1
     """
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
     config = dict(run.config)
-    algorithms = config.pop("algorithms", {})
-    axes = style.axes(run)
-    return environment.get_template("page.html.j2").render(
-        title=str(config.get("title") or config.get("name") or run.folder.name),
-        facts=" · ".join(_facts(config)),
-        band=plots.band(run),
-        data=_embed(_payload(run, axes)),
-        css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        js=Markup("\n".join((HERE / name).read_text(encoding="utf-8") for name in ("scale.js", "page.js"))),
-        axes=axes,
-        files=[axis.file for axis in axes if axis.file],
-        columns=_columns(run),
-        table=_table(run),
+    asked = config.pop("algorithms", {})
+    algorithms = asked if isinstance(asked, dict) else {}
+    shown = picture([run])
+    return fill(
+        "page.html.j2",
+        title=title(run),
+        facts=" · ".join(facts(config)),
+        figures=[f"curves-{axis.figure}.png" for axis in shown.axes if axis.figure],
         failures=run.failures,
-        algorithms={label: ", ".join(f"{k} = {v}" for k, v in _flat(own)) for label, own in algorithms.items()},
-        config=list(_flat(config)),
-        environment=list(_flat(run.environment)),
+        claims=claims(run.folder),
+        algorithms={label: ", ".join(f"{k} = {v}" for k, v in flat(own)) for label, own in algorithms.items()},
+        config=list(flat(config)),
+        environment=list(flat(run.environment)),
+        **curves(shown, table(shown, [run]), slug(run.folder.resolve().name)),
     )
 
 
-def _facts(config: dict[str, Any]) -> Iterator[str]:
+def curves(shown: Picture, found: Table, name: str) -> dict[str, Any]:
+    """Give what the templates need for the panels and the tables.
+
+    >>> sorted(curves(Picture([""], [], [], []), Table([], [], [""]), "a"))
+    ['axes', 'band', 'costs', 'data', 'js', 'table']
+    """
+    return {
+        "axes": shown.axes,
+        "band": plots.band(shown),
+        "data": embed(payload(shown, found, name)),
+        "table": found,
+        "costs": [head for head, _, _ in COSTS],
+        "js": Markup("\n".join((WEB / script).read_text(encoding="utf-8") for script in SCRIPTS)),
+    }
+
+
+def fill(template: str, **words: Any) -> str:
+    """Fill a template of the folder `web`; what is not marked as safe is escaped.
+
+    >>> "<title>a &amp; b</title>" in fill("base.html.j2", title="a & b", facts="")
+    True
+    """
+    environment = Environment(
+        loader=FileSystemLoader(WEB), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["dashes"] = dashes
+    return environment.get_template(template).render(
+        css=Markup((WEB / "page.css").read_text(encoding="utf-8")), **words
+    )
+
+
+def title(run: Run) -> str:
+    """Give the title of a run, or the name of its folder.
+
+    >>> title(Run(Path("runs/a"), {}, {}, {}, [], {}, [], [], {}))
+    'a'
+    """
+    return str(run.config.get("title") or run.config.get("name") or run.folder.name)
+
+
+def facts(config: dict[str, Any]) -> Iterator[str]:
+    """Say in a few words what was run.
+
+    >>> list(facts({"problem": {"data": "digits"}, "rounds": 40, "seeds": [0]}))
+    ['data digits', '40 rounds', '1 seed (0)']
+    """
     problem = config.get("problem") if isinstance(config.get("problem"), dict) else {}
     assert isinstance(problem, dict)
     if "data" in problem:
@@ -85,93 +124,14 @@ def _facts(config: dict[str, Any]) -> Iterator[str]:
         yield f"{len(seeds)} seed{'s' * (len(seeds) != 1)} ({', '.join(map(str, seeds))})"
 
 
-def _columns(run: Run) -> list[str]:
-    best = ["Best test accuracy"] if "test_accuracy" in run.metrics else []
-    return [*(style.metric(m).name for m in run.metrics), *best, "Gradients", "Up", "Down", "Dropped", "Time"]
+def flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """List a nested table as dotted keys and texts.
 
-
-def _table(run: Run) -> list[dict[str, Any]]:
-    finals = summary(run)
-    asked, seeds = run.config.get("rounds"), run.config.get("seeds")
-    measured = [*run.metrics, *(["best_test_accuracy"] if "test_accuracy" in run.metrics else [])]
-    best: dict[str, float | None] = {}
-    for key in measured:
-        values = [final[key] for final in finals if final[key] is not None]
-        better = style.metric(key).better
-        # One algorithm alone is not the best of anything.
-        best[key] = {"lower": min, "higher": max}[better](values) if better and len(values) > 1 else None
-    table = []
-    for i, final in enumerate(finals):
-        cells = []
-        for key in measured:
-            text = format.spread(final[key], final[f"{key}_std"], style.metric(key).percent)
-            cells.append((text, best[key] is not None and final[key] == best[key]))
-        for key, write_count in (
-            ("gradients", format.count),
-            ("bytes_up", format.size),
-            ("bytes_down", format.size),
-            ("dropped", format.count),
-            ("seconds", format.duration),
-        ):
-            cells.append((write_count(final[key]), False))
-        colour, dash = style.pen(i)
-        done, n, lost = final["rounds"], final["seeds"], final["diverged"]
-        table.append(
-            {
-                "label": final["label"],
-                "colour": colour,
-                "dash": " ".join(map(str, dash)),
-                "rounds": "–" if done is None else f"{done} of {asked}" if asked not in (None, done) else f"{done}",
-                "seeds": f"{n} of {len(seeds)}" if isinstance(seeds, list) and len(seeds) != n else f"{n}",
-                "note": "failed" if final["failure"] else f"{lost} of {n} seeds diverged" if lost else "",
-                "cells": cells,
-            }
-        )
-    return table
-
-
-def _payload(run: Run, axes: list[style.Axis]) -> dict[str, Any]:
-    algorithms = []
-    for i, label in enumerate(run.labels):
-        own = run.curves.get(label)
-        if own:
-            colour, dash = style.pen(i)
-            curves = [_points(own[m], axes) if m in own else None for m in run.metrics]
-            algorithms.append({"label": label, "colour": colour, "dash": " ".join(map(str, dash)), "curves": curves})
-    metrics = [vars(style.metric(m)) for m in run.metrics]
-    return {"axes": [vars(axis) for axis in axes], "metrics": metrics, "algorithms": algorithms}
-
-
-def _points(curve: Curve, axes: list[style.Axis]) -> dict[str, list[float | None]]:
-    size = len(curve.round)
-    keep = np.unique(np.linspace(0, size - 1, min(size, POINTS)).round().astype(int))
-
-    def short(values: Array) -> list[float | None]:
-        # Beyond 1e300 the page's own arithmetic would overflow.
-        return [float(f"{v:.6g}") if abs(v) < 1e300 else None for v in values[keep].tolist()]
-
-    columns = {axis.key: short(getattr(curve, axis.key) / axis.scale) for axis in axes}
-    return columns | {"mean": short(curve.mean), "std": short(curve.std), "seeds": short(curve.seeds)}
-
-
-def _embed(value: object) -> Markup:
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    # Inside <script> only `<` can end the element or open a comment; JSON may write it as an escape.
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-def _flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
+    >>> list(flat({"problem": {"data": "digits", "sizes": [1, 2]}}))
+    [('problem.data', 'digits'), ('problem.sizes', '1, 2')]
+    """
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+            yield from flat(inner, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

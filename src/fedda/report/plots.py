@@ -1,4 +1,4 @@
-"""The figures of a run as PNG, in the paper's layout: one row, one panel a metric."""
+"""The figures of a run as PNG, in the paper's layout: four panels a row, a row for each group."""
 
 import io
 import math
@@ -11,14 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from fedda.report.curves import Curve
 from fedda.report.format import plain
-from fedda.report.read import Run
-from fedda.report.style import Axis, Metric, metric, pen
+from fedda.report.picture import Picture
+from fedda.report.style import Axis, Metric, metric
 
-PANELS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density")
+NAMES = 40  # in the legend: after these the pens repeat
+ROWS = 12  # a taller figure is of no use on paper; the page has them all
 RC: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -32,38 +34,50 @@ RC: dict[Any, Any] = {
 }
 
 
-def draw(run: Run, axis: Axis) -> bytes:
-    """Draw the panels of `run` against `axis` and give the PNG.
+def draw(shown: Picture, axis: Axis) -> bytes:
+    """Draw the panels of `shown` against `axis` and give the PNG.
 
-    >>> from pathlib import Path
-    >>> from fedda.report.curves import aggregate
-    >>> rows = [{"algorithm": "a", "seed": 0, "round": r, "train_loss": 1 / (r + 1)} for r in range(5)]
-    >>> curves = aggregate(rows, {}, ["train_loss"])
-    >>> run = Run(Path("a"), {}, {}, {}, rows, {}, ["a"], ["train_loss"], curves)
-    >>> draw(run, Axis("round", "Rounds", "round", 1))[1:4]
+    >>> draw(Picture([""], ["train_loss"], [], []), Axis("round", "Rounds", "round", 1))[1:4]
     b'PNG'
     """
-    shown = [key for key in PANELS if key in run.metrics] or run.metrics[:4]
+    rows = shown.rows[:ROWS]
+    # All groups of one line of metrics stand together: rows compare down a column.
+    lines = [(i, title, metrics) for metrics in shown.lines for i, title in enumerate(rows)]
+    columns = min(4, max(1, *map(len, shown.lines)))
+    lines = [(i, title, part) for i, title, metrics in lines for part in _parts(metrics, columns)]
     with rc_context(RC):
         # No pyplot: a library must not touch the user's figures or backend.
-        figure = Figure(figsize=(max(4.4, 3.2 * len(shown)), 3.5), dpi=160, layout="constrained")
+        figure = Figure(dpi=160, layout="constrained")
         FigureCanvasAgg(figure)
-        for panel, key in zip(np.atleast_1d(figure.subplots(1, max(1, len(shown)))), shown, strict=False):
-            _panel(panel, run, metric(key), axis)
-        _legend(figure, run, len(shown))
+        under = _legend(figure, shown, columns)
+        height = (2.9 if len(lines) == 1 else 2.45 * len(lines)) + 0.21 * under + 0.25
+        figure.set_size_inches(max(4.4, 3.2 * columns), height)
+        grid = figure.subplots(len(lines), columns, squeeze=False)
+        for at, (row, title, metrics) in enumerate(lines):
+            first = at == 0 or lines[at - 1][2] != metrics
+            last = at == len(lines) - 1 or lines[at + 1][2] != metrics
+            for column in range(columns):
+                panel = grid[at, column]
+                if column >= len(metrics):
+                    panel.set_axis_off()
+                    continue
+                _panel(panel, shown, row, metric(metrics[column]), axis)
+                panel.set(title=metric(metrics[column]).name if first else "", xlabel=axis.label if last else "")
+            if title:
+                name = grid[at, 0].set_ylabel("", fontsize=11, fontweight="bold")
+                literal(name, title)
         file = io.BytesIO()
         figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()
 
 
-def band(run: Run) -> str:
+def band(shown: Picture) -> str:
     """Say in words what the lines and the bands are.
 
-    >>> from pathlib import Path
-    >>> band(Run(Path("a"), {}, {}, {}, [], {}, [], [], {}))
+    >>> band(Picture([""], [], [], []))
     'one seed'
     """
-    seeds = {int(n) for own in run.curves.values() for curve in own.values() for n in curve.seeds} or {1}
+    seeds = {int(n) for own in shown.series for curve in own.curves.values() for n in curve.seeds} or {1}
     if max(seeds) == 1:
         return "one seed"
     number = f"{max(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
@@ -102,48 +116,77 @@ def limits(curves: Sequence[Curve], shown: Metric) -> tuple[float, float, bool]:
     return (max(low, -0.02), min(high, 1.02), False) if shown.percent else (low, high, False)
 
 
-def _panel(panel: Axes, run: Run, shown: Metric, axis: Axis) -> None:
-    found = [(i, run.curves.get(label, {}).get(shown.key)) for i, label in enumerate(run.labels)]
-    own = [(i, curve) for i, curve in found if curve is not None]
-    low, high, log = limits([curve for _, curve in own], shown)
+def _parts(metrics: list[str], most: int) -> list[list[str]]:
+    return [metrics[i : i + most] for i in range(0, len(metrics), most)] or [[]]
+
+
+def _panel(panel: Axes, shown: Picture, row: int, what: Metric, axis: Axis) -> None:
+    own = [(series, series.curves[what.key]) for series in shown.series if what.key in series.curves]
+    # Over all rows, not this one alone: then a column has one scale.
+    low, high, log = limits([curve for _, curve in own], what)
+    end = max((float(np.nanmax(getattr(curve, axis.key), initial=0)) for _, curve in own), default=0) / axis.scale
     # Far outside the panel, yet near enough for the renderer's integer arithmetic.
     outside = (low / 1e6, high * 1e6) if log else (low - 50 * (high - low), high + 50 * (high - low))
-    for i, curve in own:
-        colour, dash = pen(i)
+    for series, curve in own:
+        if series.row != row:
+            continue
         x = getattr(curve, axis.key) / axis.scale
         y = np.clip(curve.mean, *outside)
         there = np.isfinite(np.concatenate([[math.nan], y, [math.nan]]))
         lone = there[1:-1] & ~there[:-2] & ~there[2:]  # no line leads to such a point
-        panel.plot(x, y, color=colour, linestyle=(0, dash) if dash else "-", linewidth=1.5)
-        panel.plot(x[lone], y[lone], color=colour, linestyle="", marker="o", markersize=4)
+        line = (0, series.dash) if series.dash else "-"
+        panel.plot(x, y, color=series.colour, linestyle=line, linewidth=1.5)
+        if lone.any():
+            panel.plot(x[lone], y[lone], color=series.colour, linestyle="", marker="o", markersize=4)
         if np.isfinite(curve.std).any():
             bottom, top = np.clip(curve.mean - curve.std, *outside), np.clip(curve.mean + curve.std, *outside)
-            panel.fill_between(x, bottom, top, color=colour, alpha=0.16, linewidth=0)
-    panel.set(title=shown.name, xlabel=axis.label, yscale="log" if log else "linear", ylim=(low, high))
+            panel.fill_between(x, bottom, top, color=series.colour, alpha=0.16, linewidth=0)
+    panel.set(yscale="log" if log else "linear", ylim=(low, high))
+    panel.set_xlim(-0.03 * (end or 1), 1.03 * (end or 1))
     panel.xaxis.set_major_locator(MaxNLocator(5))
-    if shown.percent:
+    if what.percent:
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))
     elif not log:
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
 
 
-def _legend(figure: Figure, run: Run, panels: int) -> None:
-    drawn = [(i, label) for i, label in enumerate(run.labels) if run.curves.get(label)]
-    lines = []
-    for i, _ in drawn:
-        colour, dash = pen(i)
-        lines.append(Line2D([], [], color=colour, linestyle=(0, dash) if dash else "-", linewidth=1.8))
-    names = [label if len(label) <= 40 else label[:39] + "…" for _, label in drawn]
+def _legend(figure: Figure, shown: Picture, columns: int) -> int:
+    """Draw it, and give its number of lines."""
+    entries = shown.entries[:NAMES]
+    lines = [
+        Line2D([], [], color=entry.colour or "#444444", linestyle=(0, entry.dash) if entry.dash else "-", linewidth=1.8)
+        for entry in entries
+    ]
+    names = [entry.text if len(entry.text) <= 40 else entry.text[:39] + "…" for entry in entries]
+    room = max(1, 30 * columns // (9 + max(map(len, names), default=1)))
+    deep = math.ceil(len(names) / room)
+    notes = [band(shown)]
+    if len(shown.rows) > ROWS:
+        notes.append(f"the first {ROWS} of {len(shown.rows)} rows")
+    if len(shown.entries) > NAMES:
+        notes.append(f"the first {NAMES} of {len(shown.entries)} names")
     legend = figure.legend(
         lines,
-        [str(i) for i, _ in drawn],
+        [str(i) for i in range(len(lines))],
         loc="outside lower center",
-        ncols=max(1, min(len(names), round(1.6 * max(panels, 1)), 120 // max(map(len, names), default=1))),
+        ncols=math.ceil(len(names) / max(1, deep)) or 1,  # lines of one length, not a full one and a rest
         frameon=False,
-        title=band(run),
+        title="; ".join(notes),
         title_fontsize=8,
         handlelength=3.2,
     )
     for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_parse_math(False)  # a label is the user's text: `$` is a dollar
-        text.set_text(name)  # set here, since a legend leaves out names that begin with `_`
+        literal(text, name)  # set here, since a legend leaves out names that begin with `_`
+    return deep + 1
+
+
+def literal(text: Text, words: str) -> None:
+    """Set a text of the user's, in which `$` is a dollar.
+
+    >>> label = Text()
+    >>> literal(label, "$x_1$")
+    >>> label.get_text(), label.get_parse_math()
+    ('$x_1$', False)
+    """
+    text.set_parse_math(False)
+    text.set_text(words)

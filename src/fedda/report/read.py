@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def read(folder: str | Path) -> Run:
         raise ValueError(f"{folder}: no such folder; give the folder that `fedda run` wrote")
     if not (folder / "metrics.jsonl").is_file():
         raise ValueError(f"{folder / 'metrics.jsonl'}: not there; give a run folder, as `fedda run` writes it")
-    config = _config(folder / "config.toml")
+    config = toml(folder / "config.toml")
     rows = _rows(folder / "metrics.jsonl")
     if not rows:
         raise ValueError(f"{folder / 'metrics.jsonl'}: has no complete row yet; let the run reach round 0")
@@ -91,8 +92,16 @@ def _metrics(rows: list[Row]) -> list[str]:
         found -= {"objective"}  # there is no penalty
     if all(number(row.get("infeasible", 0.0)) == 0.0 for row in rows):
         found -= {"infeasible"}
-    known = [key for key in ORDER if key in found]
-    return known + sorted(found.difference(ORDER))
+    return ordered(found)
+
+
+def ordered(found: Iterable[str]) -> list[str]:
+    """Put metrics into the order in which they are shown.
+
+    >>> ordered({"test_loss", "gap", "train_loss"})
+    ['train_loss', 'test_loss', 'gap']
+    """
+    return sorted(set(found), key=lambda key: (ORDER.index(key) if key in ORDER else len(ORDER), key))
 
 
 def _rows(path: Path) -> list[Row]:
@@ -124,7 +133,15 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     return parsed
 
 
-def _config(path: Path) -> dict[str, Any]:
+def toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "config.toml"
+    >>> _ = path.write_text("rounds = 40")
+    >>> toml(path)
+    {'rounds': 40}
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,15 +1,17 @@
-"""How algorithms, metrics and axes are shown: the same in the figures and on the page."""
+"""How metrics, axes and pens are shown: the same in the figures and on the page."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from fedda.report.read import Run
+from fedda.report.curves import Curve
 
-# Okabe and Ito's palette less black and yellow, which vanish on a dark and on a light page.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-# Six colours and five patterns have no common factor: thirty curves before a pair repeats.
+# Okabe and Ito's palette less black and yellow, which vanish on a dark and on a light page; violet and crimson are as
+# far from these as these from each other, also for eyes without one of the three kinds of cones.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a4fff", "#dd0044")
+# Eight colours and five patterns have no common factor: forty curves before a pair repeats.
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2.5), (1.5, 2), (7, 2, 1.5, 2), (12, 3))
 
 
@@ -50,13 +52,13 @@ def metric(key: str) -> Metric:
 
 @dataclass(frozen=True)
 class Axis:
-    """An x axis: the field of `Curve`, its button, its label with the unit, what one unit is, its file."""
+    """An x axis: the field of `Curve`, its button, its label with the unit, what one unit is, its figure's name."""
 
     key: Literal["round", "gradients", "bytes", "seconds"]
     name: str
     label: str
     scale: float
-    file: str | None = None
+    figure: str | None = None
 
 
 _ONE = ((1, ""),)
@@ -64,22 +66,20 @@ _COUNT = ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands"), (1, ""))
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
 _TIME = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 _AXES = (
-    (Axis("round", "Rounds", "round", 1, "curves-rounds.png"), _ONE),
-    (Axis("gradients", "Gradients", "gradient evaluations", 1, "curves-gradients.png"), _COUNT),
-    (Axis("bytes", "Bytes", "sent up and down", 1, "curves-bytes.png"), _BYTES),
+    (Axis("round", "Rounds", "round", 1, "rounds"), _ONE),
+    (Axis("gradients", "Gradients", "gradient evaluations", 1, "gradients"), _COUNT),
+    (Axis("bytes", "Bytes", "sent up and down", 1, "bytes"), _BYTES),
     (Axis("seconds", "Time", "time", 1), _TIME),
 )
 
 
-def axes(run: Run) -> list[Axis]:
-    """List the x axes that this run has values for, each in a unit that keeps its ticks short.
+def axes(curves: Iterable[Curve]) -> list[Axis]:
+    """List the x axes that these curves have values for, each in a unit that keeps its ticks short.
 
-    >>> from pathlib import Path
-    >>> [axis.key for axis in axes(Run(Path("a"), {}, {}, {}, [], {}, [], [], {}))]
+    >>> [axis.key for axis in axes([])]
     ['round']
     """
-    curves = [curve for own in run.curves.values() for curve in own.values()]
-    found = []
+    found, curves = [], list(curves)
     for axis, units in _AXES:
         values = np.concatenate([np.zeros(1), *(getattr(curve, axis.key) for curve in curves)])
         top = float(np.nanmax(values))

@@ -13,14 +13,48 @@ function spread(mean, std, metric) {
   return write(mean, 4) + (isNumber(std) ? ` ± ${write(std, 2)}` : "") + (metric.percent ? " %" : "");
 }
 
-// Bottom, top and kind of the y axis over the visible curves; a diverging loss may leave the panel.
-function limits(curves, metric) {
+// An exponential mean over about 3 % of the points, corrected for its start; a gap begins it anew.
+function smoothed(curve) {
+  const keep = 1 - 1 / Math.max(2, 0.03 * curve.mean.length), result = { ...curve };
+  for (const key of ["mean", "std"]) {
+    let sum = 0, weight = 0;
+    result[key] = curve[key].map((v) => {
+      if (!isNumber(v)) return (sum = weight = 0), null;
+      sum = keep * sum + (1 - keep) * v;
+      weight = keep * weight + (1 - keep);
+      return sum / weight;
+    });
+  }
+  return result;
+}
+
+// The part of a curve between two values of x, with the points where it enters and leaves.
+function between(curve, key, from, to) {
+  const found = { mean: [], std: [] }, at = curve[key];
+  const add = (i, j, t) => {
+    for (const field of ["mean", "std"]) {
+      const a = curve[field][i], b = curve[field][j];
+      found[field].push(isNumber(a) && isNumber(b) ? a + t * (b - a) : null);
+    }
+  };
+  at.forEach((v, i) => {
+    if (!isNumber(v)) return;
+    if (v >= from && v <= to) add(i, i, 0);
+    const next = at[i + 1];
+    if (isNumber(next)) for (const edge of [from, to]) if (v < edge && edge < next) add(i, i + 1, (edge - v) / (next - v));
+  });
+  return found;
+}
+
+// Bottom, top and kind of the y axis over these curves; a diverging loss may leave the panel. `starts` are those of the
+// whole curves, also where a part of each is shown.
+function limits(curves, metric, starts) {
   const means = curves.map((c) => c.mean.filter(isNumber)).filter((m) => m.length);
   if (!means.length) return { low: 0, high: 1, log: false, cut: false };
   const all = means.flat();
   let low = all.reduce((a, b) => Math.min(a, b)), high = all.reduce((a, b) => Math.max(a, b));
-  const start = Math.max(...means.map((m) => m[0])), loss = metric.better === "lower";
-  const cap = loss && start > 0 ? 10 * start : Infinity, cut = high > cap;
+  const start = starts.reduce((a, b) => Math.max(a, b), -Infinity), loss = metric.better === "lower";
+  const cap = loss && start > 0 && 10 * start > low ? 10 * start : Infinity, cut = high > cap;
   if (loss && low > 0 && Math.min(high, cap) > 100 * low) {
     const margin = (Math.min(high, cap) / low) ** 0.04;
     return { low: low / margin, high: Math.min(high, cap) * margin, log: true, cut };
@@ -46,6 +80,8 @@ function ticks(low, high, count) {
   const found = [];
   for (let i = Math.ceil(low / step); i <= Math.floor(high / step) && found.length < 12; i++) found.push(i * step);
   const decimals = Math.min(12, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+  // Close together far from zero, short numbers would all be the same.
+  if (Math.abs(high) >= 1e5 && step < 1e-3 * Math.abs(high)) return found.map((v) => [v, v.toFixed(decimals)]);
   return found.map((v) => [v, Math.abs(high) >= 1e5 || step < 1e-4 ? short(v) : v.toFixed(decimals)]);
 }
 

@@ -1,0 +1,150 @@
+"""From raw arrays to a checked `Dataset`: layouts, labels, lengths; what is wrong is said with the file's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .datasets import Dataset, hold_out
+from .files import BadFile
+
+Array = np.ndarray
+CALLED = ("x", "y", "x_test", "y_test")
+MOST_CLASSES = 1 << 16  # a label beyond is an identifier or an overflow, and a model for it would fill the memory
+
+
+def assemble(
+    where: Path,
+    x: Array,
+    y: Array,
+    x_test: Array | None = None,
+    y_test: Array | None = None,
+    client: Array | None = None,
+    client_test: Array | None = None,
+    names: Sequence[str] | None = None,
+    called: Sequence[str] = CALLED,
+) -> Dataset:
+    """The data set of these arrays, with a fifth held out where there is no test part.
+
+    `names` are the classes' names, where they are known; `called` is what the file calls the arrays.
+
+    >>> data = assemble(Path("a"), np.zeros((10, 4, 4), np.uint8), np.arange(10) % 2)
+    >>> data.x.shape, data.x_test.shape, data.classes
+    ((8, 1, 4, 4), (2, 1, 4, 4), 2)
+    """
+    if (x_test is None) != (y_test is None):
+        raise BadFile(where, "x_test and y_test must come together")
+    x = samples(where, called[0], x)
+    y = one_each(where, called[1], y, len(x))
+    if x_test is not None and y_test is not None:
+        x_test = samples(where, called[2], x_test)
+        y_test = one_each(where, called[3], y_test, len(x_test))
+        if x_test.shape[1:] != x.shape[1:] or x_test.dtype != x.dtype:
+            shapes = [f"{list(part.shape[1:])} of {part.dtype}" for part in (x, x_test)]
+            raise BadFile(where, f"{called[0]} and {called[2]} must be alike, got {shapes[0]} and {shapes[1]}")
+    elif len(x) < 3:
+        raise BadFile(where, f"x must hold at least 3 samples to hold some out for testing, got {len(x)}")
+    y, y_test, classes, found = numbered(where, y, y_test, None if names is None else len(names), called[1::2])
+    names = tuple(names) if names is not None else found
+    client = None if client is None else owners(where, "client", client, len(x))
+    if client_test is not None:
+        if x_test is None:
+            raise BadFile(where, "client_test needs x_test")
+        client_test = owners(where, "client_test", client_test, len(x_test))
+    if x_test is None or y_test is None:
+        data = hold_out(x, y, classes, client, names)
+    else:
+        data = Dataset(x, y, x_test, y_test, classes, client, client_test, names=names)
+    if data.x.dtype == np.uint8:
+        mean, std = moments(data.x)
+        data = data._replace(mean=mean, std=std)
+    return data
+
+
+def samples(where: Path, name: str, x: Array) -> Array:
+    """Images as uint8 [n, channels, height, width], anything else as float32 [n, ...]."""
+    if x.dtype.kind not in "buif":
+        raise BadFile(where, f"{name} must be numbers, got {x.dtype}")
+    if x.ndim < 2 or 0 in x.shape:
+        raise BadFile(where, f"{name} must be [samples, ...] and not empty, got shape {list(x.shape)}")
+    if x.dtype == np.uint8 and x.ndim > 2:
+        return images(where, name, x)
+    with np.errstate(over="ignore"):  # what is too large for float32 is found below
+        x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise BadFile(where, f"{name} must be finite numbers, sample {np.argwhere(~np.isfinite(x))[0][0]} is not")
+    return x
+
+
+def images(where: Path, name: str, x: Array) -> Array:
+    if x.ndim == 3:
+        return np.ascontiguousarray(x[:, None])
+    if x.ndim == 4 and x.shape[3] in (1, 3):
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    if x.ndim == 4 and x.shape[1] in (1, 3):
+        return np.ascontiguousarray(x)
+    ways = "[n, height, width], [n, height, width, 1 or 3] or [n, 1 or 3, height, width]"
+    raise BadFile(where, f"{name}: images must be {ways}, got shape {list(x.shape)}")
+
+
+def one_each(where: Path, name: str, y: Array, n: int) -> Array:
+    """One value a sample, [n] or [n, 1]."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise BadFile(where, f"{name} must hold one value a sample, got shape {list(y.shape)}")
+    if len(y) != n:
+        raise BadFile(where, f"{name} must be as long as its samples, {n}, got {len(y)}")
+    return y
+
+
+def numbered(
+    where: Path, y: Array, y_test: Array | None, labels: int | None, called: Sequence[str]
+) -> tuple[Array, Array | None, int, tuple[str, ...] | None]:
+    """Labels as class numbers: whole numbers stay, texts get numbers in sorted order."""
+    parts = [y] if y_test is None else [y, y_test]
+    if all(part.dtype.kind in "US" for part in parts) and labels is None:
+        parts = [part.astype(str) if part.dtype.kind == "U" else np.char.decode(part, "utf-8") for part in parts]
+        found, number = np.unique(np.concatenate(parts), return_inverse=True)
+        new = np.split(number.astype(np.int64), [len(y)])
+        return new[0], None if y_test is None else new[1], len(found), tuple(map(str, found))
+    for name, part in zip(called, parts, strict=False):
+        if part.dtype.kind not in "bui":
+            raise BadFile(where, f"{name} must be whole numbers from 0 or texts, got {part.dtype}")
+        low, high = int(part.min()), int(part.max())
+        top = (labels or MOST_CLASSES) - 1
+        if low < 0 or high > top:
+            raise BadFile(where, f"{name} must hold classes from 0 to {top}, got {low if low < 0 else high}")
+    new = [part.astype(np.int64) for part in parts]
+    classes = labels or 1 + int(max(part.max() for part in new))
+    return new[0], None if y_test is None else new[1], classes, None
+
+
+def owners(where: Path, name: str, client: Array, n: int) -> Array:
+    client = one_each(where, name, client, n)
+    if client.dtype.kind not in "uiUS":
+        raise BadFile(where, f"{name} must be whole numbers or texts, got {client.dtype}")
+    return client.astype(np.int64) if client.dtype.kind in "ui" else client
+
+
+def moments(x: Array) -> tuple[Array, Array]:
+    """Mean and deviation of each channel of uint8 images, float32 [channels].
+
+    From counts of the 256 values: exact in whole numbers, whatever the size, and without a copy as floats.
+
+    >>> moments(np.array([[[[0, 4]]]], np.uint8))
+    (array([2.], dtype=float32), array([2.], dtype=float32))
+    """
+    counts = np.zeros((x.shape[1], 256), dtype=np.int64)
+    for begin in range(0, len(x), 1024):
+        for c, count in enumerate(counts):
+            count += np.bincount(x[begin : begin + 1024, c].ravel(), minlength=256)
+    values = np.arange(256, dtype=np.float64)
+    total = counts.sum(axis=1)
+    mean = counts @ values / total
+    variance = (counts * (values - mean[:, None]) ** 2).sum(axis=1) / total
+    # A channel without contrast is shifted to zero and not divided by it.
+    std = np.sqrt(np.where(variance > 0, variance, 1.0))
+    return mean.astype(np.float32), std.astype(np.float32)

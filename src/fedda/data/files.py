@@ -1,0 +1,57 @@
+"""Where data lies on this machine, and how a file that cannot be used is refused: one line with its name."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def home() -> Path:
+    """The folder of the data: $FEDDA_DATA, else `fedda` in the user's cache."""
+    if given := os.environ.get("FEDDA_DATA"):
+        return Path(given).expanduser()
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "fedda"
+    except RuntimeError:  # no home directory, as in some containers
+        raise ValueError("there is no home directory to keep data in; set FEDDA_DATA to a folder") from None
+
+
+class BadFile(ValueError):
+    """A file that cannot be used, said in one line that begins with its name."""
+
+    def __init__(self, path: Path | str, words: str):
+        super().__init__(" ".join(f"{path}: {words}".split()))
+
+
+@contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Say whatever goes wrong within as a `BadFile` of this path; `kind` is what the file should be.
+
+    A damaged file can make its decoder fail in any way at all (zlib.error, struct.error, KeyError, MemoryError, ...),
+    so every exception is caught here, and only here.
+
+    >>> with reading(Path("a.npz"), ".npz file"):
+    ...     raise KeyError("x")
+    Traceback (most recent call last):
+    fedda.data.files.BadFile: a.npz: is not a whole .npz file (KeyError: 'x')
+    """
+    try:
+        mode = os.stat(path).st_mode if path.exists() else 0
+        if mode and not stat.S_ISREG(mode):  # a pipe would be waited for, for ever
+            a = "an" if kind[0] in "aeiou" else "a"
+            raise BadFile(path, f"must be {a} {kind}, got a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}")
+        yield
+    except BadFile:
+        raise
+    except MemoryError:
+        raise BadFile(path, "does not fit in memory") from None
+    except Exception as why:
+        if (
+            isinstance(why, OSError) and why.strerror
+        ):  # Pillow and gzip also say "damaged" with OSError, without a reason
+            raise BadFile(path, f"cannot be read: {why.strerror}") from None
+        reason = (str(why).strip().splitlines() or [""])[0][:200]
+        raise BadFile(path, f"is not a whole {kind} ({type(why).__name__}: {reason})") from None

@@ -1,0 +1,132 @@
+"""The verdict rule: a difference against twice its standard error, and what many verdicts make together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .values import Method, Value
+
+SUPPORTED, PARTIAL, INCONCLUSIVE = "SUPPORTED", "PARTIAL", "INCONCLUSIVE"
+NOT_SUPPORTED, NOT_TESTED = "NOT SUPPORTED", "NOT TESTED"
+WORDS = (SUPPORTED, PARTIAL, NOT_SUPPORTED, INCONCLUSIVE, NOT_TESTED)
+SEEDS = 3  # fewer decide nothing
+EQUAL = 1e-12  # rounding is no difference
+LOWER = frozenset(("train_loss", "test_loss", "density", "nonzero"))  # lower is better
+
+Table = Mapping[str, Method]
+
+
+@dataclass(frozen=True)
+class Detail:
+    """One comparison, A against B; the difference is positive where it favours the claim."""
+
+    comparison: str
+    metric: str
+    verdict: str
+    a: float | None = None
+    b: float | None = None
+    difference: float | None = None
+    se: float | None = None
+    area: float | None = None  # the same difference for the means over all rounds
+    seeds: int | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a rule says of one case."""
+
+    verdict: str
+    details: Sequence[Detail] = ()
+    remarks: Sequence[str] = ()
+    summary: str = ""  # instead of the sentence that the details make
+
+
+def decide(difference: Value) -> str:
+    """The verdict on a difference that should be positive.
+
+    >>> decide(Value(0.03, 0.01, 0.0, 5)), decide(Value(0.01, 0.01, 0.0, 5)), decide(Value(-0.03, 0.01, 0.0, 5))
+    ('SUPPORTED', 'INCONCLUSIVE', 'NOT SUPPORTED')
+    >>> decide(Value(0.03, 0.01, 0.0, 2))
+    'INCONCLUSIVE'
+    """
+    d, bar = difference.mean, 2 * difference.se + EQUAL
+    if difference.seeds < SEEDS or math.isnan(d):
+        return INCONCLUSIVE
+    return SUPPORTED if d > bar else NOT_SUPPORTED if d < -bar else INCONCLUSIVE
+
+
+def combine(verdicts: Iterable[str]) -> str:
+    """The verdict on a claim of many parts; a part that is not tested is one that is not shown.
+
+    >>> combine([SUPPORTED, SUPPORTED]), combine([SUPPORTED, NOT_TESTED]), combine([NOT_SUPPORTED, NOT_TESTED])
+    ('SUPPORTED', 'PARTIAL', 'NOT SUPPORTED')
+    >>> combine([NOT_SUPPORTED, INCONCLUSIVE]), combine([])
+    ('INCONCLUSIVE', 'NOT TESTED')
+    """
+    all_parts = list(verdicts)
+    tested = {verdict for verdict in all_parts if verdict != NOT_TESTED}
+    if not tested:
+        return NOT_TESTED
+    if tested == {SUPPORTED} and NOT_TESTED not in all_parts:
+        return SUPPORTED
+    if tested == {NOT_SUPPORTED}:
+        return NOT_SUPPORTED
+    return PARTIAL if tested & {SUPPORTED, PARTIAL} else INCONCLUSIVE
+
+
+def worth(table: Table, key: str, metric: str) -> Value | None:
+    """A method's value with the sign that makes more better; minus infinity for one that diverged.
+
+    >>> worth({"a": Method("a", {"test_loss": Value(0.5, 0.1, 0.7, 3)})}, "a", "test_loss").mean
+    -0.5
+    >>> worth({"a": Method("a", lost="diverged", seeds=3)}, "a", "test_loss").mean
+    -inf
+    """
+    method = table.get(key)
+    if method is None:
+        return None
+    if method.lost:
+        return Value(-math.inf, 0.0, math.nan, method.seeds)
+    value = method.values.get(metric)
+    return value if value is None or metric not in LOWER else -value
+
+
+def compare(table: Table, a: str, b: str, metric: str, margin: float = 0.0, what: str = "") -> Detail:
+    """Whether `a` is better than `b`, or at least not worse by more than `margin`."""
+    ours, theirs = worth(table, a, metric), worth(table, b, metric)
+    d = None if ours is None or theirs is None else (ours - theirs).plus(margin)
+    words = what or f"{called(table, a)} vs {called(table, b)}"
+    return detail(words, metric, d, raw(table, a, metric), raw(table, b, metric))
+
+
+def called(table: Table, key: str) -> str:
+    """A method's name in a comparison, which says that it diverged."""
+    return f"{key} (diverged)" if key in table and table[key].lost else key
+
+
+def detail(
+    comparison: str, metric: str, d: Value | None, a: float | None, b: float | None, verdict: str = ""
+) -> Detail:
+    """A comparison as it is written: a number that does not exist is None."""
+    if d is None:
+        return Detail(comparison, metric, NOT_TESTED, a, b)
+    exists = math.isfinite(d.mean)
+    return Detail(
+        comparison,
+        metric,
+        verdict or decide(d),
+        a,
+        b,
+        d.mean if exists else None,
+        d.se if exists else None,
+        d.area if math.isfinite(d.area) else None,
+        d.seeds,
+    )
+
+
+def raw(table: Table, key: str, metric: str) -> float | None:
+    """A method's mean as it was measured."""
+    value = table[key].values.get(metric) if key in table else None
+    return None if value is None else value.mean

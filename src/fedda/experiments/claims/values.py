@@ -1,0 +1,115 @@
+"""From the rows of a run to what a verdict compares: for each method and metric a mean and its standard error."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedda.report.curves import Row, number
+
+TAIL = 0.05  # a value is the mean over this last part of the rounds
+METRICS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
+# Taken seed by seed: both halves of a gap come from the same model.
+GAPS = {"loss_gap": ("test_loss", "train_loss"), "accuracy_gap": ("train_accuracy", "test_accuracy")}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number over seeds. The difference of two has the standard error of independent numbers.
+
+    >>> a = Value.over({0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.5, 1: 0.5, 2: 0.5})
+    >>> round(a.mean, 3), round(a.se, 3), a.seeds
+    (0.8, 0.058, 3)
+    >>> round((a - a).se / a.se, 3)
+    1.414
+    """
+
+    mean: float
+    se: float  # 0 for one seed, which has no verdict anyway
+    area: float  # mean over all rounds: the area under the curve
+    seeds: int
+    last: Mapping[int, float] = field(default_factory=dict)  # by seed
+    areas: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def over(cls, last: Mapping[int, float], areas: Mapping[int, float]) -> Value:
+        values = list(last.values())
+        se = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+        return cls(statistics.fmean(values), se, statistics.fmean(areas.values()), len(values), last, areas)
+
+    def __sub__(self, other: Value) -> Value:
+        se = math.hypot(self.se, other.se)
+        return Value(self.mean - other.mean, se, self.area - other.area, min(self.seeds, other.seeds))
+
+    def __neg__(self) -> Value:
+        return Value(-self.mean, self.se, -self.area, self.seeds)
+
+    def plus(self, amount: float) -> Value:
+        return Value(self.mean + amount, self.se, self.area + amount, self.seeds)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One curve of a figure: its values by metric, or why it has none."""
+
+    label: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+    seeds: int = 0
+    lost: str = ""  # "diverged ...": it loses every comparison
+    words: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    rounds: int = 0
+
+
+def known(rows: Iterable[Row]) -> list[str]:
+    """The metrics that are a number somewhere; one that never is does not belong to the problem."""
+    found = {m for row in rows for m in METRICS if math.isfinite(number(row.get(m)))}
+    return [m for m in METRICS if m in found]
+
+
+def measure(
+    label: str, rows: list[Row], rounds: int, words: Mapping[str, Any] | None = None, metrics: list[str] | None = None
+) -> Method:
+    """The values of one label from its rows, in the metrics of its run.
+
+    A method with a seed that is not finite at the end has diverged: the mean over the survivors would flatter it.
+
+    >>> rows = [{"seed": s, "round": r, "train_loss": 1 / (r + s + 1)} for s in (0, 1) for r in range(101)]
+    >>> value = measure("fedavg", rows, 100).values["train_loss"]
+    >>> value.last[0] == sum(1 / (r + 1) for r in range(96, 101)) / 5
+    True
+    """
+    seeds: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["round"]):
+        seeds.setdefault(row["seed"], []).append(row)
+    own = [m for m in (known(rows) if metrics is None else metrics) if any(m in row for row in rows)]
+    last = {m: {seed: mean(tail(mine, rounds), m) for seed, mine in seeds.items()} for m in own}
+    areas = {m: {seed: mean([r for r in mine if r["round"]], m) for seed, mine in seeds.items()} for m in own}
+    for gap, (high, low) in GAPS.items():
+        if high in last and low in last:
+            last[gap] = {seed: last[high][seed] - last[low][seed] for seed in seeds}
+            areas[gap] = {seed: areas[high][seed] - areas[low][seed] for seed in seeds}
+    broken = {seed for m in own for seed, value in last[m].items() if not math.isfinite(value)}
+    lost = f"diverged in {len(broken)} of {len(seeds)} seeds" if broken else ""
+    values = {} if lost else {m: Value.over(last[m], areas[m]) for m in last}
+    lost = "diverged" if len(broken) == len(seeds) and broken else lost
+    return Method(label, values, len(seeds), lost, words or {}, tuple(rows), rounds)
+
+
+def tail(rows: list[Row], end: int, rounds: int | None = None) -> list[Row]:
+    """The rows of one seed, in order, in the last 5 % of `rounds` up to the round `end`, at least the last of them.
+
+    >>> [row["round"] for row in tail([{"round": r} for r in range(0, 101, 2)], 100)]
+    [96, 98, 100]
+    """
+    until = [row for row in rows if row["round"] <= end]
+    # Compared in whole numbers of 1 / TAIL: 0.95 * rounds is no exact float.
+    late = [row for row in until if (end - row["round"]) * round(1 / TAIL) < (rounds or end)]
+    return late or until[-1:]
+
+
+def mean(rows: list[Row], metric: str) -> float:
+    return statistics.fmean(number(row.get(metric)) for row in rows) if rows else math.nan

@@ -1,0 +1,183 @@
+"""Programs run one after the other into a run folder: rows, checkpoints, failures, signals."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..training import Diverged, Run
+from .config import Experiment, one_line
+from .folder import Folder
+
+MEMORY = "out of memory"
+
+
+class Progress(Protocol):
+    """Who watches: a live display, plain lines, or nobody."""
+
+    def begin(self, label: str, done: int, rounds: int) -> None: ...
+    def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None: ...
+    def end(self, label: str, word: str) -> None: ...
+
+
+class Stopped(Exception):
+    """Somebody stopped the run (Ctrl-C, SIGTERM, a closed terminal); it can go on from its checkpoint."""
+
+    def __init__(self, signal_number: int, words: str):
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}, {words}")
+        self.signal = signal_number
+
+
+@dataclass(frozen=True)
+class Job:
+    """One program: all seeds, or all points of a grid, as its replicas."""
+
+    label: str
+    start: Callable[[dict[str, Tensor] | None], Run]  # from nothing, or from a checkpoint
+    row: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda replica, row: (
+        row
+    )  # what is written of a replica's row
+
+
+@dataclass(frozen=True)
+class Work:
+    """How the jobs of an experiment are run."""
+
+    experiment: Experiment
+    folder: Folder
+    watch: Progress
+    save_seconds: float
+
+    def try_out(self, jobs: Sequence[Job]) -> None:
+        """Start every job once, so that a mistake in the last is found before anything is written."""
+        for job in jobs:
+            with suppressed_memory():
+                job.start(None)
+
+    def do(self, jobs: Sequence[Job], resume: bool, files: dict[str, str]) -> None:
+        """All jobs into the folder, from where they stand; `files` are what the folder holds from the start on."""
+        try:
+            with stop_signals() as stop:
+                if resume:
+                    self.folder.open()
+                    self.folder.write("config.toml", files["config.toml"])  # it may be asked for more rounds now
+                else:
+                    self.folder.create(files)
+                for job in jobs:
+                    state, facts = self.folder.load(job.label)
+                    # Memory may be free again, or there may be more of it now; what diverged would diverge again.
+                    if "failure" not in facts or facts["failure"].startswith(MEMORY):
+                        self._one(job, state, facts.get("seconds", 0.0), stop)
+                if resume:
+                    assert self.experiment.every is not None
+                    labels = [job.label for job in jobs]
+                    self.folder.tidy(labels, self.experiment.every, self.experiment.rounds)
+        finally:
+            self.folder.release()
+
+    def _one(self, job: Job, state: dict[str, Tensor] | None, seconds: float, stop: list[int]) -> None:
+        """One job, from where it stands to its last round; what it fails of is noted, and the others go on."""
+        run: Run | None = None
+        try:
+            run = job.start(state if state is not None and "server.x" in state else None)
+            for spent in self._rounds(job, run, seconds, stop):
+                seconds = spent
+                self.folder.save(job.label, run.state(), seconds=seconds)
+                if stop:
+                    raise Stopped(stop[0], "saved")
+            return self.watch.end(job.label, "done")
+        except Diverged as why:
+            failure = str(why)
+        except (MemoryError, RuntimeError) as why:
+            if not no_memory(why):
+                raise
+            failure = f"{MEMORY} ({one_line(why)}): take a smaller cohort, fewer seeds, or another device"
+        held = {"round": torch.tensor(0)} if run is None else run.state()
+        self.folder.save(job.label, held, seconds=seconds, failure=failure)
+        self.watch.end(job.label, f"failed: {failure}")
+        del run, held
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _rounds(self, job: Job, run: Run, seconds: float, stop: list[int]) -> Iterator[float]:
+        """Step to the last round; yields the seconds spent in rounds whenever a checkpoint is due."""
+        experiment, label = self.experiment, job.label
+        self.watch.begin(label, run.round, experiment.rounds)
+
+        def note() -> None:
+            rows = run.evaluate(experiment.detail)
+            written = [{"algorithm": label, **job.row(i, row)} for i, row in enumerate(rows)]
+            self.folder.append("metrics.jsonl", written)
+            timing = {"algorithm": label, "round": run.round, "seconds": round(seconds, 6)}
+            self.folder.append("timings.jsonl", [timing])
+            self.watch.advance(label, run.round, written)
+
+        if run.round == 0:
+            note()
+        saved = time.monotonic()
+        while run.round < experiment.rounds:
+            began = time.perf_counter()
+            run.step()
+            due = run.round % (experiment.every or 1) == 0 or run.round == experiment.rounds
+            if due and run.problem.device.type == "cuda":
+                torch.cuda.synchronize(run.problem.device)
+            seconds += time.perf_counter() - began
+            if due:
+                note()
+            else:
+                self.watch.advance(label, run.round, None)
+            if stop or run.round == experiment.rounds or time.monotonic() - saved >= self.save_seconds:
+                yield seconds
+                saved = time.monotonic()
+
+
+def no_memory(why: BaseException) -> bool:
+    """Whether it is the memory that is short; on CPU torch says so with an ordinary RuntimeError."""
+    if isinstance(why, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(words in str(why).lower() for words in ("out of memory", "not enough memory", "can't allocate memory"))
+
+
+@contextmanager
+def suppressed_memory() -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as why:
+        if not no_memory(why):
+            raise
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """The first signal is noted, so that the round can end and be saved; a second has its usual effect."""
+    seen: list[int] = []
+    usual: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+        usual = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    # What the caller ignores (nohup, a shell's background job) or has not set through Python stays as it is.
+    usual = {s: handler for s, handler in usual.items() if handler not in (signal.SIG_IGN, None)}
+
+    def back() -> None:
+        for s, handler in usual.items():
+            signal.signal(s, handler)
+
+    def note(number: int, frame: Any) -> None:
+        seen.append(number)
+        back()
+
+    for s in usual:
+        signal.signal(s, note)
+    try:
+        yield seen
+    except KeyboardInterrupt:
+        raise Stopped(signal.SIGINT, "at once") from None
+    finally:
+        back()

@@ -1,0 +1,104 @@
+"""Curves and final values for other programs: CSV for a spreadsheet, LaTeX for a paper."""
+
+import base64
+import csv
+import gzip
+import io
+import math
+import re
+
+from fedda.report.picture import Picture
+from fedda.report.tables import Table
+
+HEADS = ("algorithm", "metric", "round", "gradients", "bytes", "seconds", "mean", "std", "seeds")
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "'": r"\textquotesingle{}",
+    "`": r"\textasciigrave{}",
+    "±": r"$\pm$",
+    "–": "--",
+    "·": r"$\cdot$",
+    "…": r"\ldots{}",
+    "[": "{[}",  # after \\ a bracket would be read as a length
+    "]": "{]}",
+    **{character: f"\\{character}" for character in "{}$&#_%"},
+}
+
+
+def csv_text(shown: Picture) -> str:
+    """Give every point of every curve, a line each; empty where there is no value.
+
+    >>> csv_text(Picture([""], [], [], []))
+    'algorithm,metric,round,gradients,bytes,seconds,mean,std,seeds\\n'
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(HEADS)
+    for series in shown.series:
+        for metric in shown.metrics:
+            curve = series.curves.get(metric)
+            if curve is not None:
+                columns = [getattr(curve, head).tolist() for head in HEADS[2:]]
+                writer.writerows([series.label, metric, *map(_number, point)] for point in zip(*columns, strict=True))
+    return file.getvalue()
+
+
+def latex_text(found: Table) -> str:
+    r"""Give the final values as a booktabs table, the best of each column bold.
+
+    >>> print(latex_text(Table(["Train loss"], [("", [])], [""])))
+    % needs \usepackage{booktabs} and \usepackage[T1]{fontenc}
+    \begin{tabular}{lr}
+    \toprule
+    Algorithm & Train loss \\
+    \midrule
+    \bottomrule
+    \end{tabular}
+    <BLANKLINE>
+    """
+    width = 1 + len(found.heads)
+    lines = [
+        r"% needs \usepackage{booktabs} and \usepackage[T1]{fontenc}",
+        rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
+    ]
+    lines += [r"\toprule", " & ".join(escape(head) for head in ("Algorithm", *found.heads)) + r" \\"]
+    for title, group in found.groups:
+        lines.append(r"\midrule")
+        if title:
+            lines.append(rf"\multicolumn{{{width}}}{{l}}{{\emph{{{escape(title)}}}}} \\")
+        for line in group:
+            cells = [rf"\textbf{{{_cell(text)}}}" if best else _cell(text) for text, best in line.cells]
+            lines.append(" & ".join([escape(line.series.label), *cells]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def escape(text: str) -> str:
+    r"""Write a text so that LaTeX prints it as it is.
+
+    >>> escape("50 % of $x_1$")
+    '50 \\% of \\$x\\_1\\$'
+    """
+    return "".join(_LATEX.get(c, c if c.isprintable() else " ") for c in text)
+
+
+def packed(text: str) -> str:
+    """Give a text for a page that unpacks it: gzip in base64, a fifth of a large CSV.
+
+    >>> gzip.decompress(base64.b64decode(packed("a,b"))).decode()
+    'a,b'
+    """
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"e(-?\d+)\b", r"$\\cdot 10^{\1}$", escape(text))
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.10g}"

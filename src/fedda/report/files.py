@@ -1,0 +1,45 @@
+"""What the report leaves on the disk: whole files or none, with names that every system takes."""
+
+import os
+import re
+from pathlib import Path
+
+
+def replace(path: Path, content: str | bytes) -> Path:
+    """Write a file so that a reader finds the old one or the new one, never a part.
+
+    >>> import tempfile
+    >>> replace(Path(tempfile.mkdtemp()) / "a.txt", "ö").read_bytes()
+    b'\\xc3\\xb6'
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def slug(text: str) -> str:
+    """Give a name for a file: letters, digits, dot, dash, not too long.
+
+    >>> slug("fedda-mvr (I = 5)/../x"), slug("§")
+    ('fedda-mvr-I-5-..-x', 'unnamed')
+    """
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:60] or "unnamed"
+
+
+def slugs(texts: list[str]) -> list[str]:
+    """Give names for several files, no two alike, also where a system ignores case.
+
+    >>> slugs(["a b", "A-b", "c"])
+    ['a-b', 'A-b-2', 'c']
+    """
+    found: list[str] = []
+    for text in texts:
+        name, n = slug(text), 2
+        while name.lower() in {other.lower() for other in found}:
+            name, n = f"{slug(text)}-{n}", n + 1
+        found.append(name)
+    return found

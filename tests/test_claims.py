@@ -1,0 +1,870 @@
+"""Verdicts on the paper's claims: from synthetic runs whose numbers are known, and through the command line."""
+
+import copy
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from commands import ENVIRONMENT, fedda, inside, is_one_line
+from fedda.experiments import builtin, claims, find
+from fedda.experiments.claims import compare, kinds, ranks, rise, steps, words
+from fedda.experiments.claims.runs import source
+from fedda.experiments.claims.values import Method, Value, measure
+from fedda.experiments.toml import dumps
+
+S, P, N, I, U = "SUPPORTED", "PARTIAL", "NOT SUPPORTED", "INCONCLUSIVE", "NOT TESTED"
+NOISE = {0: -2.0, 1: -1.0, 2: 0.0, 3: 1.0, 4: 2.0}  # of each seed, in units of SPREAD
+SPREAD = 0.0005
+METRICS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density")
+FOUR = METRICS[:4]
+BASELINES = ("fedavg", "fedcm", "stem", "fedadam", "local-adapt", "local-amsgrad", "mime-mvr")
+VARIANTS = ("fedda-1-1", "fedda-1-2", "fedda-2-1", "fedda-2-2")
+MAIN = ("cifar10", "femnist", "cifar10-heterogeneous")
+
+
+def curve(*values):
+    return dict(zip(METRICS, values, strict=False))
+
+
+def late(t):
+    """A test loss that turns in the middle."""
+    return 0.4 + 0.2 * abs(t - 0.5)
+
+
+def paper():
+    """A world in which every claim holds that can: figure -> label -> metric -> value, or curve over [0, 1]."""
+    main = {
+        "fedda-mvr": curve(0.10, 0.97, 0.50, 0.80),
+        "fedavg": curve(0.20, 0.93, 1.50, 0.60),
+        "local-amsgrad": curve(0.25, 0.92, 0.55, 0.78),
+        "fedadam": curve(0.30, 0.91, 0.60, 0.77),
+        "mime-mvr": curve(0.35, 0.90, 0.62, 0.76),
+        "local-adapt": curve(0.40, 0.89, 0.64, 0.75),
+        "fedcm": curve(0.50, 0.85, 0.90, 0.70),
+        "stem": curve(0.60, 0.80, 1.00, 0.68),
+    }
+    hard = {k: v | {"test_accuracy": v["test_accuracy"] - (0.15 if k == "fedavg" else 0.05)} for k, v in main.items()}
+    variants = {
+        "fedda-1-1": curve(0.10, 0.97, late, 0.80),
+        "fedda-1-2": curve(0.20, 0.95, 0.60, 0.79),
+        "fedda-2-1": curve(0.25, 0.94, 0.65, 0.78),
+        "fedda-2-2": curve(0.30, 0.93, 0.70, 0.77),
+    }
+
+    def by_steps(**rows):
+        names = {name.replace("_", "-"): values for name, values in rows.items()}
+        return {
+            f"{n} ({s})": {"test_accuracy": v} for n, vs in names.items() for s, v in zip((5, 10, 20), vs, strict=True)
+        }
+
+    world = {
+        "pathmnist": {
+            "fedda-mvr-l1": curve(0.2, 0.90, 0.4, 0.85, 0.10),
+            "fedda-mvr": curve(0.3, 0.88, 0.5, 0.83, 0.80),
+            "fedavg": curve(0.4, 0.86, 0.6, 0.80, 0.85),
+            "feddualavg": curve(0.9, 0.70, 0.9, 0.68, 0.30),
+        },
+        "pathmnist-variants": {
+            "fedda-1-1": curve(0.2, 0.90, 0.4, 0.85, 0.10),
+            "fedda-1-2": curve(0.2, 0.90, 0.4, 0.84, 0.30),
+            "fedda-2-1": curve(0.2, 0.90, 0.4, 0.83, 0.90),
+            "fedda-2-2": curve(0.2, 0.90, 0.4, 0.82, 0.40),
+        },
+        "cifar10": main,
+        "femnist": main,
+        "cifar10-heterogeneous": hard,
+        "cifar10-variants": variants,
+        "femnist-variants": variants,
+        "cifar10-momentum": by_steps(
+            fedcm=(0.70, 0.71, 0.72), fedda_2_1=(0.75, 0.78, 0.82), fedda_2_2=(0.74, 0.77, 0.80)
+        ),
+        "cifar10-amsgrad": by_steps(local_amsgrad=(0.74, 0.745, 0.75), fedda_2_1=(0.75, 0.78, 0.82)),
+        "cifar10-fedadam": by_steps(
+            fedadam=(0.70, 0.705, 0.71), local_adapt=(0.705, 0.71, 0.715), fedda_2_1=(0.75, 0.78, 0.82)
+        ),
+        "cifar10-ablation": by_steps(
+            fedda_1_1=(0.7, 0.75, 0.8),
+            fedda_1_2=(0.7, 0.75, 0.8),
+            fedda_2_1=(0.7, 0.75, 0.8),
+            fedda_2_2=(0.7, 0.75, 0.8),
+        ),
+    }
+    return {figure: copy.deepcopy(labels) for figure, labels in world.items()}  # figures that share nothing
+
+
+def changed(world, changes):
+    """The world with other values: (figures, labels, metric) -> value, a label -> None to remove it."""
+    for (figures, labels, metric), value in changes.items():
+        for figure in [figures] if isinstance(figures, str) else figures:
+            for label in [labels] if isinstance(labels, str) else labels:
+                if metric is None:
+                    del world[figure][label]
+                else:
+                    world[figure][label][metric] = value
+    return world
+
+
+def folder(path, labels, name, seeds=range(5), rounds=100, every=5, last=None, failures=None, settings=None, **more):
+    """A run folder with these curves, each seed with its own constant noise; None is a value that is not finite."""
+    path.mkdir(parents=True)
+    table = {"name": name, "figure": name, "setting": "paper", "rounds": rounds, "seeds": list(seeds)} | more
+    table.setdefault("problem", {"data": name.split("-")[0], "clients": 10})
+    base = {label: re.sub(r" \(\d+\)$", "", label) for label in labels}
+    table["algorithms"] = {
+        label: {"name": {"fedda-mvr-l1": "fedda-mvr"}.get(base[label], base[label])}
+        | ({"steps": int(label.split("(")[1][:-1])} if "(" in label else {})
+        | (settings or {}).get(label, {})
+        for label in labels
+    }
+    (path / "config.toml").write_text(dumps({k: v for k, v in table.items() if v is not None}))
+    lines = []
+    for label, values in labels.items():
+        down = 3000 if base[label].endswith("-1") else 2000
+        for r in range(0, (rounds if last is None else last) + 1, every):
+            for seed in seeds:
+                row = {
+                    "algorithm": label,
+                    "seed": seed,
+                    "round": r,
+                    "bytes_up": 2000 * r + 70,
+                    "bytes_down": down * r + 9,
+                }
+                for metric, value in values.items():
+                    at = value(r / rounds) if callable(value) else value
+                    exact = metric.startswith("bytes") or at is None
+                    row[metric] = at if exact else at + SPREAD * NOISE[seed]
+                    row[metric] = at * r if metric.startswith("bytes") else row[metric]
+                lines.append(json.dumps(row) + "\n")
+    (path / "metrics.jsonl").write_text("".join(lines))
+    if failures:
+        (path / "failures.json").write_text(json.dumps(failures))
+    return path
+
+
+def runs(place, world, **how):
+    for figure, labels in world.items():
+        folder(place / figure, labels, figure, **how)
+    return place
+
+
+def judged(place):
+    (group,) = claims.verdicts([place])
+    return {v.claim.id: v for v in group.verdicts}
+
+
+# ------------------------------------------------------------------------------------------------- the whole table
+
+WORST = {"train_loss": 5.0, "train_accuracy": 0.1, "test_loss": 5.0, "test_accuracy": 0.1}
+
+
+def worst(figures, labels):
+    return {(figures, labels, metric): value for metric, value in WORST.items()}
+
+
+def equal(figures, labels, values=(0.4, 0.9, 0.6, 0.7)):
+    return {(figures, labels, metric): value for metric, value in zip(FOUR, values, strict=True)}
+
+
+def best(figure, label):
+    return {(figure, label, m): v for m, v in (("train_accuracy", 0.99), ("test_accuracy", 0.99), ("density", 0.01))}
+
+
+def steps_of(figure, name, values):
+    return {(figure, f"{name} ({s})", "test_accuracy"): v for s, v in zip((5, 10, 20), values, strict=True)}
+
+
+def at_all_steps(*names):
+    return tuple(f"{name} ({s})" for name in names for s in (5, 10, 20))
+
+
+ALL = ("fedda-mvr", *BASELINES)
+CASES = [
+    *[(c, best("pathmnist", b), N) for c, b in (("C1", "fedda-mvr"), ("C2", "fedavg"), ("C3", "feddualavg"))],
+    *[(c, {("pathmnist", b, m): v for m, v in (("train_accuracy", 0.90), ("test_accuracy", 0.85), ("density", 0.10))}, I)
+      for c, b in (("C1", "fedda-mvr"), ("C2", "fedavg"), ("C3", "feddualavg"))],
+    *[(c, {("pathmnist", b, "test_accuracy"): 0.9}, P) for c, b in (("C1", "fedda-mvr"), ("C2", "fedavg"), ("C3", "feddualavg"))],
+    ("C4", {("pathmnist", "fedavg", "test_accuracy"): 0.95}, N),
+    ("C4", {("pathmnist-variants", VARIANTS, "test_accuracy"): 0.79}, I),  # exactly one point below
+    ("C4", {("pathmnist-variants", VARIANTS, "test_accuracy"): 0.795}, S),  # half a point below is allowed
+    ("C4", {("pathmnist-variants", "fedda-1-2", "test_accuracy"): 0.5}, P),
+    ("C4", {("pathmnist", "fedavg", None): None}, U),
+    ("C5", {("pathmnist-variants", "fedda-1-1", "density"): 0.95}, N),
+    ("C5", {("pathmnist-variants", VARIANTS, "density"): 0.3}, I),
+    ("C5", {("pathmnist-variants", "fedda-2-2", "density"): 0.05}, P),
+    *[(c, worst(f, "fedda-mvr"), N) for c, f in (("C6", "cifar10"), ("C7", "femnist"), ("C8", "cifar10-heterogeneous"))],
+    *[(c, equal(f, ALL), I) for c, f in (("C6", "cifar10"), ("C7", "femnist"), ("C8", "cifar10-heterogeneous"))],
+    *[(c, {(f, "fedcm", "test_accuracy"): 0.9}, P) for c, f in (("C6", "cifar10"), ("C7", "femnist"), ("C8", "cifar10-heterogeneous"))],
+    ("C6", {("cifar10", "mime-mvr", None): None}, P),  # a baseline that was not run
+    ("C9", {(MAIN, "fedavg", "train_loss"): 5.0}, N),
+    ("C9", {(MAIN, ALL, "train_loss"): 0.4}, I),
+    ("C9", {("cifar10", "fedavg", "train_loss"): 5.0}, P),
+    ("C9", {(MAIN, "fedavg", "train_loss"): 0.32}, S),  # the fourth of eight
+    ("C9", {(MAIN, "fedavg", "train_loss"): 0.37}, N),  # the fifth
+    ("C9", {(MAIN, "fedavg", "train_loss"): 0.35}, I),  # the fourth or the fifth
+    ("C10", {(MAIN, "fedavg", "test_loss"): 0.2, (MAIN, "fedavg", "test_accuracy"): 0.93}, N),
+    ("C10", equal(MAIN, ALL), I),
+    ("C10", {("femnist", "stem", "test_loss"): 9.0}, P),
+    ("C11", {("cifar10-heterogeneous", "fedavg", "test_accuracy"): 0.60}, N),
+    ("C11", {("cifar10-heterogeneous", "fedavg", "test_accuracy"): 0.55}, I),
+    ("C11", {("cifar10-heterogeneous", "stem", "test_accuracy"): 0.10}, P),
+    ("C12", worst(MAIN, ("fedda-mvr", "fedadam", "local-adapt", "local-amsgrad", "mime-mvr")), N),
+    ("C12", equal(MAIN, ALL), I),
+    ("C12", {(MAIN, ("fedavg", "fedcm", "stem"), m): v for m, v in (("test_loss", 0.1), ("test_accuracy", 0.99))}, P),
+    *[(c, worst(MAIN, "fedda-mvr"), N) for c in ("C13", "C14")],
+    *[(c, equal(MAIN, ALL), I) for c in ("C13", "C14")],
+    *[(c, {("femnist", "mime-mvr", "test_accuracy"): 0.95}, P) for c in ("C13", "C14")],
+    ("C15", {(("cifar10", "femnist"), "fedcm", "test_accuracy"): 0.95}, N),
+    ("C15", {(("cifar10-variants", "femnist-variants"), VARIANTS, "test_accuracy"): 0.69}, I),
+    ("C15", {("femnist-variants", "fedda-1-2", "test_accuracy"): 0.1}, P),
+    ("C16", {(("cifar10-variants", "femnist-variants"), "fedda-1-2", m): v for m, v in (("train_loss", 0.01), ("train_accuracy", 0.99))}, N),
+    ("C16", {(("cifar10-variants", "femnist-variants"), "fedda-1-2", m): v for m, v in (("train_loss", 0.1), ("train_accuracy", 0.97))}, I),
+    ("C16", {("femnist-variants", "fedda-1-2", m): v for m, v in (("train_loss", 0.01), ("train_accuracy", 0.99))}, P),
+    ("C16", {(("cifar10-variants", "femnist-variants"), "fedda-1-2", "train_loss"): 0.01}, S),  # three of four remain
+    ("C17", {(("cifar10-variants", "femnist-variants"), "fedda-1-1", "test_loss"): lambda t: 1 - t}, N),
+    ("C17", {(("cifar10-variants", "femnist-variants"), "fedda-1-1", "test_loss"): 0.5}, I),
+    ("C17", {("femnist-variants", "fedda-1-1", "test_loss"): lambda t: 1 - t}, P),
+    ("C17", {(("cifar10-variants", "femnist-variants"), "fedda-1-1", "test_loss"): lambda t: abs(t - 0.9)}, N),  # too late
+    ("C18", steps_of("cifar10-momentum", "fedcm", (0.95,) * 3), N),
+    ("C18", {("cifar10-momentum", at_all_steps("fedcm", "fedda-2-1", "fedda-2-2"), "test_accuracy"): 0.7}, I),
+    ("C18", {("cifar10-momentum", "fedcm (20)", "test_accuracy"): 0.95}, P),
+    ("C18", {("cifar10-momentum", at_all_steps("fedda-2-1"), None): None}, P),  # lent by the ablation: 0.70 at I = 5
+    ("C19", steps_of("cifar10-amsgrad", "local-amsgrad", (0.95,) * 3), N),
+    ("C19", steps_of("cifar10-amsgrad", "local-amsgrad", (0.75, 0.78, 0.82)), I),
+    ("C19", {("cifar10-amsgrad", "local-amsgrad (5)", "test_accuracy"): 0.95}, P),
+    ("C20", steps_of("cifar10-amsgrad", "local-amsgrad", (0.70, 0.75, 0.80)), N),  # margins 0.05, 0.03, 0.02
+    ("C20", steps_of("cifar10-amsgrad", "local-amsgrad", (0.70, 0.73, 0.77)), I),  # 0.05 throughout
+    ("C20", steps_of("cifar10-amsgrad", "local-amsgrad", (0.74, 0.70, 0.80)), P),  # 0.01, 0.08, 0.02
+    ("C20", {("cifar10-amsgrad", ("local-amsgrad (10)", "fedda-2-1 (10)"), None): None}, S),  # from 5 to 20
+    ("C21", {("cifar10-amsgrad", at_all_steps("fedda-2-1"), "bytes_down"): 2000}, S),
+    ("C21", {}, P),
+    ("C21", {("cifar10-amsgrad", at_all_steps("fedda-2-1"), "bytes_up"): 3000}, N),
+    ("C22", steps_of("cifar10-fedadam", "local-adapt", (0.75, 0.755, 0.76)), N),  # five points
+    ("C22", steps_of("cifar10-fedadam", "local-adapt", (0.65, 0.655, 0.66)), N),  # worse
+    ("C22", steps_of("cifar10-fedadam", "local-adapt", (0.70, 0.705, 0.71)), I),  # the same
+    ("C22", steps_of("cifar10-fedadam", "local-adapt", (0.71, 0.715, 0.72)), I),  # on the bound
+    ("C22", {("cifar10-fedadam", "local-adapt (20)", "test_accuracy"): 0.95}, P),
+    ("C23", steps_of("cifar10-fedadam", "fedadam", (0.5, 0.6, 0.7)) | steps_of("cifar10-fedadam", "local-adapt", (0.5, 0.6, 0.7)), N),
+    ("C23", steps_of("cifar10-fedadam", "fedadam", (0.5, 0.6, 0.57)) | steps_of("cifar10-fedadam", "local-adapt", (0.5, 0.6, 0.57)), I),
+    ("C23", steps_of("cifar10-fedadam", "fedadam", (0.5, 0.6, 0.7)), P),
+    ("C24", steps_of("cifar10-fedadam", "fedda-2-1", (0.1,) * 3), N),
+    ("C24", steps_of("cifar10-fedadam", "fedda-2-1", (0.7,) * 3) | steps_of("cifar10-fedadam", "fedadam", (0.7,) * 3) | steps_of("cifar10-fedadam", "local-adapt", (0.7,) * 3), I),
+    ("C24", {("cifar10-fedadam", "fedadam (10)", "test_accuracy"): 0.95}, P),
+    ("C25", {k: v for n in VARIANTS for k, v in steps_of("cifar10-ablation", n, (0.8, 0.75, 0.7)).items()}, N),
+    ("C25", {k: v for n in VARIANTS for k, v in steps_of("cifar10-ablation", n, (0.8,) * 3).items()}, I),
+    ("C25", steps_of("cifar10-ablation", "fedda-2-2", (0.8, 0.75, 0.7)), P),
+]  # fmt: skip
+
+
+def test_in_the_paper_s_world_the_claims_hold(tmp_path):
+    found = judged(runs(tmp_path, paper()))
+    assert list(found) == [f"C{i}" for i in range(1, 32)]
+    expected = {f"C{i}": S for i in range(1, 26)} | {"C21": P} | {f"C{i}": U for i in range(26, 32)}
+    assert {k: v.verdict for k, v in found.items()} == expected
+    assert all(v.stand_in is None for v in found.values())
+    assert all("\n" not in v.reason and v.reason for v in found.values())
+    assert len(found["C6"].details) == 28 and found["C6"].reason.startswith("all 28 comparisons supported")
+
+
+@pytest.mark.parametrize(
+    ("claim", "changes", "verdict"), CASES, ids=[f"{c}-{v}-{i}" for i, (c, _, v) in enumerate(CASES)]
+)
+def test_each_claim_can_come_out_otherwise(tmp_path, claim, changes, verdict):
+    wanted = next(c for c in claims.claims() if c.id == claim)
+    world = {f: labels for f, labels in changed(paper(), changes).items() if f in wanted.named}
+    found = judged(runs(tmp_path, world))[claim]
+    assert found.verdict == verdict, found
+
+
+def test_every_claim_with_a_rule_can_come_out_in_every_way():
+    for i in range(1, 26):
+        verdicts = {v for c, _, v in CASES if c == f"C{i}"}
+        assert {N, P} <= verdicts and (I in verdicts or i == 21), i
+
+
+# --------------------------------------------------------------------------------- the definitions, by other means
+
+
+def se(values):
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+SE = se([SPREAD * n for n in NOISE.values()])  # of every value in these runs; of a gap it is 0
+
+
+def test_a_value_is_the_mean_over_the_last_twentieth_then_over_seeds(tmp_path):
+    place = folder(tmp_path / "a", {"fedavg": {"test_accuracy": lambda t: t * t}}, "cifar10", rounds=200, every=2)
+    value = source(place).method("fedavg", None).values["test_accuracy"]
+    last = [(r / 200) ** 2 for r in range(192, 201, 2)]  # 190 = 0.95 * 200 is not in
+    assert value.mean == pytest.approx(statistics.fmean(last), abs=1e-12)
+    assert value.se == pytest.approx(SE, rel=1e-9) and value.seeds == 5
+    assert value.area == pytest.approx(statistics.fmean((r / 200) ** 2 for r in range(2, 201, 2)), abs=1e-12)
+
+
+def test_few_rows_leave_the_last(tmp_path):
+    place = folder(tmp_path / "a", {"fedavg": {"test_accuracy": lambda t: t}}, "cifar10", rounds=100, every=50)
+    assert source(place).method("fedavg", None).values["test_accuracy"].mean == pytest.approx(1.0)
+
+
+def test_a_comparison_has_its_numbers(tmp_path):
+    (line, *_) = judged(runs(tmp_path, {"cifar10": paper()["cifar10"]}))["C14"].details
+    assert (line.comparison, line.metric, line.seeds, line.verdict) == (
+        "cifar10: fedda-mvr vs mime-mvr",
+        "train_loss",
+        5,
+        S,
+    )
+    assert line.a == pytest.approx(0.10) and line.b == pytest.approx(0.35)
+    assert line.difference == pytest.approx(0.25) and line.area == pytest.approx(0.25)  # lower is better
+    assert line.se == pytest.approx(math.sqrt(2) * SE)
+
+
+def test_the_bar_is_two_standard_errors(tmp_path):
+    bar = 2 * math.sqrt(2) * SE
+    for d, verdict in ((1.01 * bar, S), (0.99 * bar, I), (-0.99 * bar, I), (-1.01 * bar, N)):
+        world = {"pathmnist-variants": {n: {"density": 0.5 + d} for n in VARIANTS} | {"fedda-1-1": {"density": 0.5}}}
+        assert judged(runs(tmp_path / f"{d}", world))["C5"].verdict == verdict
+
+
+def test_c10_is_about_gaps_within_a_seed(tmp_path):
+    found = judged(runs(tmp_path, {"femnist": paper()["femnist"]}))["C10"]
+    assert found.verdict == P and "no run of cifar10" in found.reason  # one of three figures
+    lines = {d.comparison: d for d in found.details if d.metric == "accuracy_gap"}
+    line = lines["femnist: fedavg vs stem"]
+    assert line.a == pytest.approx(0.93 - 0.60) and line.b == pytest.approx(0.80 - 0.68)
+    assert line.difference == pytest.approx(0.33 - 0.12) and line.se == pytest.approx(0.0, abs=1e-12)
+    (line,) = [d for d in found.details if d.comparison == "femnist: fedavg vs fedcm" and d.metric == "loss_gap"]
+    assert line.difference == pytest.approx((1.5 - 0.2) - (0.9 - 0.5))
+
+
+def test_c11_compares_drops(tmp_path):
+    found = judged(runs(tmp_path, {f: paper()[f] for f in ("cifar10", "cifar10-heterogeneous")}))["C11"]
+    line = found.details[0]
+    assert (line.comparison, line.a, line.b) == (
+        "drop of fedavg vs drop of fedda-mvr",
+        pytest.approx(0.15),
+        pytest.approx(0.05),
+    )
+    assert line.difference == pytest.approx(0.10) and line.se == pytest.approx(2 * SE)
+
+
+def test_c16_counts_metrics(tmp_path):
+    world = changed(
+        {"cifar10-variants": paper()["cifar10-variants"]}, {("cifar10-variants", "fedda-2-1", "train_loss"): 0.05}
+    )
+    found = judged(runs(tmp_path, world))["C16"]
+    assert "best in 3 of 4 metrics" in found.reason
+    shown = {d.metric: d for d in found.details}
+    assert [shown[m].verdict for m in FOUR] == [N, S, S, S]
+    assert shown["train_loss"].comparison == "cifar10-variants: fedda-1-1 vs fedda-2-1"
+    assert shown["test_accuracy"].comparison == "cifar10-variants: fedda-1-1 vs fedda-1-2"  # the closest
+    assert shown["test_accuracy"].difference == pytest.approx(0.01)
+
+
+def test_c17_looks_at_the_smoothed_curve(tmp_path):
+    world = {"cifar10-variants": {"fedda-1-1": {"test_loss": late}}}
+    (line,) = judged(runs(tmp_path, world, rounds=100, every=1))["C17"].details
+    smoothed = {r: statistics.fmean(late(q / 100) for q in range(max(0, r - 4), r + 1)) for r in range(101)}
+    low = min(smoothed, key=smoothed.get)
+    assert line.comparison.endswith(f"end vs minimum at round {low}")
+    assert (line.a, line.b) == (pytest.approx(smoothed[100]), pytest.approx(smoothed[low]))
+    assert line.difference == pytest.approx(smoothed[100] - smoothed[low]) and line.se == pytest.approx(
+        math.sqrt(2) * SE
+    )
+
+
+def test_c17_is_also_read_from_the_main_figure(tmp_path):
+    world = {"cifar10": {"fedda-mvr": {"test_loss": late}}}
+    assert judged(runs(tmp_path, world))["C17"].details[0].verdict == S
+
+
+def test_c20_c23_compare_differences_of_differences(tmp_path):
+    world = {f: paper()[f] for f in ("cifar10-amsgrad", "cifar10-fedadam")}
+    found = judged(runs(tmp_path, world))
+    first, second = found["C20"].details
+    assert (first.a, first.b) == (pytest.approx(0.78 - 0.745), pytest.approx(0.75 - 0.74))
+    assert second.difference == pytest.approx((0.82 - 0.75) - (0.78 - 0.745)) and second.se == pytest.approx(2 * SE)
+    gain = found["C23"].details[0]
+    assert (gain.a, gain.b) == (pytest.approx(0.82 - 0.75), pytest.approx(0.71 - 0.70))
+    assert gain.difference == pytest.approx(0.06) and gain.se == pytest.approx(2 * SE)
+    assert "confounded" in found["C23"].reason
+
+
+def test_c22_needs_both_bounds(tmp_path):
+    found = judged(runs(tmp_path, {"cifar10-fedadam": paper()["cifar10-fedadam"]}))["C22"]
+    assert [d.difference for d in found.details] == [pytest.approx(0.005)] * 3
+    bar = 2 * math.sqrt(2) * SE
+    for d, verdict in (
+        (bar * 1.01, S),
+        (bar * 0.99, I),
+        (0.01 - bar * 0.99, I),
+        (0.01 + bar * 0.99, I),
+        (0.01 + bar * 1.01, N),
+    ):
+        value = {"local-adapt (5)": {"test_accuracy": 0.7 + d}, "fedadam (5)": {"test_accuracy": 0.7}}
+        line = judged(runs(tmp_path / f"{d}", {"cifar10-fedadam": value}))["C22"].details[0]
+        assert line.verdict == verdict, d
+
+
+def test_c25_takes_each_variant_from_one_number_of_steps_to_the_next(tmp_path):
+    found = judged(runs(tmp_path, {"cifar10-ablation": paper()["cifar10-ablation"]}))["C25"]
+    assert [d.comparison for d in found.details[:2]] == [
+        "fedda-1-1 (10) vs fedda-1-1 (5)",
+        "fedda-1-1 (20) vs fedda-1-1 (10)",
+    ]
+    assert len(found.details) == 8 and all(d.difference == pytest.approx(0.05) for d in found.details)
+    assert "confounded" in found.reason
+
+
+def test_c12_ranks_seed_by_seed_and_again_without_mime(tmp_path):
+    labels = paper()["cifar10"]
+    labels["mime-mvr"] = curve(9.0, 0.01, 9.0, 0.01)
+    found = judged(runs(tmp_path, {"cifar10": labels}))["C12"]
+    train, test = found.details
+    # By training: fedda-mvr 1, fedavg 2, local-amsgrad 3, fedadam 4, local-adapt 5, fedcm 6, stem 7, mime-mvr 8.
+    assert train.a == pytest.approx((1 + 3 + 4 + 5 + 8) / 5) and train.b == pytest.approx((2 + 6 + 7) / 3)
+    # By test: fedavg behind stem, mime-mvr last.
+    assert test.a == pytest.approx((1 + 2 + 3 + 4 + 8) / 5) and test.b == pytest.approx((5 + 6 + 7) / 3)
+    assert (train.se, train.verdict) == (0.0, S) and "without mime-mvr: SUPPORTED" in found.reason
+
+
+def test_c21_is_counted_a_round_without_the_start(tmp_path):
+    found = judged(runs(tmp_path, {"cifar10-amsgrad": paper()["cifar10-amsgrad"]}, seeds=[0]))["C21"]
+    up, down = found.details[:2]
+    assert (up.a, up.b, up.verdict) == (2000, 2000, S) and (down.a, down.b, down.verdict) == (3000, 2000, N)
+    assert found.verdict == P and "down a round: fedda-2-1 3 kB, local-amsgrad 2 kB (1.5 times)" in found.reason
+    assert "verdict needs" not in found.reason
+
+
+# ----------------------------------------------------------------------- divergence, failures, seeds, unfinished runs
+
+
+def test_who_diverges_loses_and_it_is_said(tmp_path):
+    world = {f: paper()[f] for f in MAIN}
+    world["cifar10-heterogeneous"]["stem"] = {m: lambda t: None if t > 0.5 else 1.0 for m in FOUR}
+    world["cifar10"]["stem"]["train_loss"] = None  # accuracy of a model that is not finite: finite, and worth nothing
+    found = judged(runs(tmp_path, world))
+    assert found["C8"].verdict == S and "stem diverged" in found["C8"].reason
+    line = next(d for d in found["C8"].details if "stem" in d.comparison)
+    assert (line.comparison, line.b, line.difference, line.area) == ("fedda-mvr vs stem (diverged)", None, None, None)
+    assert found["C6"].verdict == S and "stem diverged" in found["C6"].reason
+    # Who diverges on the second figure has lost more than FedAvg; here it did on the first as well.
+    assert next(d for d in found["C11"].details if "stem" in d.comparison).verdict == I
+    assert "left out: stem" in found["C10"].reason
+
+
+def test_c11_a_method_that_diverges_only_on_heterogeneous_data_suffers_more(tmp_path):
+    world = {f: paper()[f] for f in ("cifar10", "cifar10-heterogeneous")}
+    world["cifar10-heterogeneous"]["stem"] = dict.fromkeys(FOUR, None) | {"train_loss": lambda t: None if t else 2.0}
+    found = judged(runs(tmp_path, world))["C11"]
+    line = next(d for d in found.details if "stem" in d.comparison)
+    assert line.verdict == N and line.comparison.endswith("(stem diverged)") and found.verdict == P
+
+
+def test_both_diverged_is_inconclusive_and_the_winner_s_divergence_is_a_loss(tmp_path):
+    gone = {m: lambda t: None if t else 1.0 for m in FOUR}
+    world = {"femnist": {"fedda-mvr": gone, "mime-mvr": gone, "fedavg": curve(0.2, 0.9, 1.0, 0.6)}}
+    found = judged(runs(tmp_path, world))
+    assert found["C14"].verdict == I
+    assert {d.verdict for d in found["C7"].details if "fedavg" in d.comparison} == {N}
+
+
+def test_one_diverged_seed_is_a_divergence(tmp_path):
+    place = folder(
+        tmp_path / "a", {"fedda-mvr": curve(0.1, 0.9, 0.5, 0.8), "mime-mvr": curve(0.05, 0.95, 0.4, 0.9)}, "femnist"
+    )
+    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if (row["algorithm"], row["seed"], row["round"]) == ("mime-mvr", 3, 100):
+            row["test_loss"] = None
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = judged(place)["C14"]
+    assert "mime-mvr diverged in 1 of 5 seeds" in found.reason
+    assert {d.verdict for d in found.details} == {S}
+
+
+def test_a_failure_is_a_loss_and_want_of_memory_is_not(tmp_path):
+    labels = {
+        "fedda-mvr": curve(0.1, 0.9, 0.5, 0.8),
+        "stem": curve(0.1, 0.9, 0.5, 0.8),
+        "fedcm": curve(0.1, 0.9, 0.5, 0.8),
+    }
+    failures = {"stem": "no client gave a finite reply, 3 rounds in a row", "fedcm": "out of memory (tried 80 GB)"}
+    place = folder(tmp_path / "a", labels, "cifar10", failures=failures)
+    # What failed has no rows to the end.
+    rows = [
+        r
+        for r in map(json.loads, (place / "metrics.jsonl").read_text().splitlines())
+        if r["algorithm"] == "fedda-mvr" or r["round"] < 30
+    ]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = judged(place)["C6"]
+    assert {d.verdict for d in found.details if "stem" in d.comparison} == {S}
+    assert {d.verdict for d in found.details if "fedcm" in d.comparison} == {U}
+    assert "stem diverged (no client gave a finite reply" in found.reason and found.verdict == P
+    assert "not in the runs: fedavg, fedcm" in found.reason
+
+
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+def test_few_seeds_decide_nothing(tmp_path, seeds):
+    found = judged(runs(tmp_path, paper(), seeds=seeds))
+    for i in range(1, 26):
+        v = found[f"C{i}"]
+        assert v.verdict == (P if i == 21 else I), v
+        assert i == 21 or f"{len(seeds)} seed{'s' * (len(seeds) > 1)}, a verdict needs 3" in v.reason, v
+
+
+def test_an_unfinished_run_is_not_tested(tmp_path):
+    runs(tmp_path, {"cifar10": paper()["cifar10"], "femnist": paper()["femnist"]})
+    folder(tmp_path / "h", paper()["cifar10-heterogeneous"], "cifar10-heterogeneous", last=60)
+    found = judged(tmp_path)
+    assert (
+        found["C8"].verdict == U
+        and found["C8"].reason == "cifar10-heterogeneous is unfinished: fedda-mvr is at round 60 of 100"
+    )
+    assert found["C9"].verdict == P and "unfinished" in found["C9"].reason
+    assert found["C11"].verdict == U and "unfinished" in found["C11"].reason
+    assert found["C6"].verdict == S
+
+
+def test_a_method_that_has_not_begun_makes_the_run_unfinished(tmp_path):
+    place = folder(
+        tmp_path / "a", {"fedda-mvr": curve(0.1, 0.9, 0.5, 0.8), "mime-mvr": curve(0.2, 0.8, 0.6, 0.7)}, "femnist"
+    )
+    rows = [line for line in (place / "metrics.jsonl").read_text().splitlines(True) if '"mime-mvr"' not in line]
+    (place / "metrics.jsonl").write_text("".join(rows))
+    assert judged(place)["C14"].verdict == U and "mime-mvr is at round 0 of 100" in judged(place)["C14"].reason
+
+
+# ------------------------------------------------------------------------------------ settings, stand-ins, identity
+
+
+def test_settings_are_judged_apart(tmp_path):
+    good, bad = paper()["femnist"], changed(paper(), worst("femnist", "fedda-mvr"))["femnist"]
+    folder(tmp_path / "a", good, "femnist")
+    folder(tmp_path / "b", bad, "femnist", setting="tuned")
+    folder(tmp_path / "c", bad, "femnist", setting=None)
+    groups = claims.verdicts([tmp_path])
+    assert [group.setting for group in groups] == ["paper", "tuned", ""]
+    assert [next(v.verdict for v in group.verdicts if v.claim.id == "C7") for group in groups] == [S, N, N]
+
+
+def stand_in(path, labels, **more):
+    return folder(
+        path, labels, "digits-heterogeneous", figure="cifar10-heterogeneous", problem={"data": "digits"}, **more
+    )
+
+
+def test_a_stand_in_is_named_and_the_real_one_preferred(tmp_path):
+    bad = changed(paper(), worst("cifar10-heterogeneous", "fedda-mvr"))["cifar10-heterogeneous"]
+    stand_in(tmp_path / "a" / "deep" / "down", bad)
+    found = judged(tmp_path)["C8"]
+    assert (found.verdict, found.stand_in) == (N, "digits, standing in for CIFAR-10")
+    folder(tmp_path / "b", paper()["cifar10-heterogeneous"], "cifar10-heterogeneous")
+    (group,) = claims.verdicts([tmp_path])
+    found = group.verdicts[7]
+    assert (found.verdict, found.stand_in) == (S, None)
+    assert any("down: not used, another run speaks to cifar10-heterogeneous" in note for note in group.notes)
+
+
+def test_a_stand_in_is_not_compared_with_real_data(tmp_path):
+    folder(tmp_path / "a", paper()["cifar10"], "cifar10")
+    stand_in(tmp_path / "b", paper()["cifar10-heterogeneous"])
+    found = judged(tmp_path)
+    assert found["C11"].verdict == U and "no run of cifar10-heterogeneous with the data" in found["C11"].reason
+    # Figures of one claim that are judged each by itself may come from both.
+    assert found["C9"].verdict == P and found["C9"].stand_in == "digits, standing in for CIFAR-10"
+
+
+def test_what_is_lent_has_the_same_data_and_rounds(tmp_path):
+    folder(tmp_path / "a", paper()["pathmnist-variants"], "pathmnist-variants")
+    folder(tmp_path / "b", paper()["pathmnist"], "pathmnist", rounds=200)
+    found = judged(tmp_path)["C4"]
+    assert found.verdict == U and "not in the runs: fedavg" in found.reason
+
+
+def test_an_experiment_in_pieces_is_one_figure(tmp_path):
+    labels = paper()["femnist"]
+    for i, names in enumerate((ALL[:3], ALL[3:])):
+        folder(tmp_path / f"{i}", {name: labels[name] for name in names}, "femnist")
+    assert judged(tmp_path)["C7"].verdict == S
+
+
+def test_a_method_is_known_by_label_else_by_algorithm_and_steps(tmp_path):
+    labels = {"ours": {"test_accuracy": 0.9}, "fedcm": {"test_accuracy": 0.8}, "theirs": {"test_accuracy": 0.7}}
+    settings = {
+        "ours": {"name": "fedda-2-1", "steps": 5},
+        "fedcm": {"steps": 5},
+        "theirs": {"name": "fedcm", "steps": 10},
+    }
+    one = source(folder(tmp_path / "a", labels, "cifar10-momentum", settings=settings))
+    assert one.method("fedda-2-1", 5).label == "ours" and one.method("fedda-2-1", 10) is None
+    assert one.method("fedcm", 5).label == "fedcm" and one.method("fedcm", 10).label == "theirs"
+
+    labels = {n: {"test_accuracy": 0.9} for n in ("plain", "sparse", "fedavg", "one", "two")}
+    settings = {
+        "plain": {"name": "fedda-1-1"},
+        "sparse": {"name": "fedda-mvr", "prox": {"kind": "l1", "gamma": 0.01}},
+        "one": {"name": "stem"},
+        "two": {"name": "stem"},
+    }
+    one = source(folder(tmp_path / "b", labels, "cifar10", settings=settings))
+    assert one.method("fedda-mvr", None).label == "plain" and one.method("fedda-mvr-l1", None).label == "sparse"
+    assert one.method("stem", None) is None  # either could be meant
+
+
+def test_the_reading_of_the_paper_is_said(tmp_path):
+    settings = {"fedda-mvr-l1": {"mu0": "zero", "prox": {"kind": "l1", "gamma": 0.001, "decoupled": True}}}
+    place = folder(tmp_path / "a", paper()["pathmnist"], "pathmnist", settings=settings)
+    assert "fedda-mvr-l1: mu0 zero, l1 0.001, decoupled" in judged(place)["C1"].reason
+
+
+def test_a_collapse_is_a_trivial_reason(tmp_path):
+    world = paper()
+    world["pathmnist"]["feddualavg"] |= {"density": 0.0, "nonzero": 0.0}
+    found = judged(runs(tmp_path, {"pathmnist": world["pathmnist"]}))["C3"]
+    # Density 0 beats every density: the claim cannot hold in full.
+    assert found.verdict == P and "feddualavg collapsed to a constant predictor" in found.reason
+
+
+def test_a_short_run_says_so(tmp_path):
+    if "cifar10" in builtin():
+        found = judged(runs(tmp_path, {"cifar10": paper()["cifar10"]}))["C6"]
+        assert f"after 100 rounds of the {find('cifar10').rounds} of cifar10" in found.reason
+
+
+# ------------------------------------------------------------------------------------------------ rules on tables
+
+
+def a_claim(**changes):
+    words = {
+        "id": "X",
+        "text": "",
+        "where": "",
+        "kind": "",
+        "methods": ("a",),
+        "against": ("b",),
+        "metrics": ("test_accuracy",),
+    }
+    return claims.Claim(**words | changes)
+
+
+def table(**means):
+    return {k: Method(k, {"test_accuracy": Value(v, 0.01, v, 5)}, 5) for k, v in means.items()}
+
+
+@pytest.mark.parametrize(
+    ("rule", "claim", "means", "verdict"),
+    [
+        (kinds.beats, a_claim(), {"a": 0.9, "b": 0.8}, S),
+        (kinds.beats, a_claim(), {"a": 0.82, "b": 0.8}, I),  # 2 se = 0.028
+        (kinds.beats, a_claim(), {"a": 0.9}, U),
+        (kinds.at_least, a_claim(against=("b", "c"), points=0.01), {"a": 0.9, "b": 0.1, "c": 0.8}, S),
+        (kinds.at_least, a_claim(against=("b", "c"), points=0.01), {"a": 0.5, "b": 0.1, "c": 0.8}, N),
+        (kinds.largest, a_claim(against=("b", "c")), {"a": 0.9, "b": 0.8, "c": 0.7}, S),
+        (kinds.most, a_claim(), {"a": 0.9, "b": 0.8}, I),  # best in one metric, three are needed
+        (kinds.drop, a_claim(), {"a": 0.9, "b": 0.8, "heterogeneous a": 0.5, "heterogeneous b": 0.7}, S),
+        (kinds.drop, a_claim(), {"a": 0.9, "b": 0.8, "heterogeneous a": 0.5}, U),
+        (ranks.rank, a_claim(against=("b", "c", "d")), {"a": 0.7, "b": 0.9, "c": 0.6, "d": 0.5}, S),
+        (
+            ranks.rank,
+            a_claim(against=("b", "c")),
+            {"a": 0.7, "b": 0.9, "c": 0.6},
+            N,
+        ),  # the middle is not the better half
+        (steps.between, a_claim(points=0.2), {"a": 0.9, "b": 0.8}, S),
+        (steps.between, a_claim(points=0.2), {"a": 0.9, "b": 0.5}, N),
+        (steps.margin, a_claim(steps=(5, 20)), {"a (5)": 0.5, "b (5)": 0.5, "a (20)": 0.9, "b (20)": 0.5}, S),
+        (steps.margin, a_claim(steps=(5, 20)), {"a (5)": 0.5, "b (5)": 0.5}, U),
+        (steps.improves, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.4}, N),
+        (steps.gain, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.9, "b (5)": 0.5, "b (20)": 0.6}, S),
+        (steps.gain, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.9, "b (5)": 0.5}, U),
+        (rise.rise, a_claim(), {}, U),
+    ],
+)
+def test_rules(rule, claim, means, verdict):
+    assert rule(claim, table(**means)).verdict == verdict
+
+
+def test_a_rule_is_there_for_every_kind():
+    from fedda.experiments.claims.judge import KINDS
+
+    assert {c.kind for c in claims.claims()} == {*KINDS, "theory"}
+
+
+def test_combine_does_not_depend_on_the_grouping():
+    """Verdicts on figures and then on the claim are those on all comparisons at once."""
+    import itertools
+
+    for one in itertools.product((S, N, I, U), repeat=2):
+        for two in itertools.product((S, N, I, U), repeat=2):
+            if not {U} & {*one, *two} or U not in one:
+                assert compare.combine([compare.combine(one), *two]) == compare.combine([*one, *two])
+
+
+def test_measure_of_a_metric_that_is_never_a_number():
+    rows = [{"seed": 0, "round": r, "train_loss": 1.0, "test_loss": None} for r in range(3)]
+    method = measure("a", rows, 2)
+    assert method.lost == "" and set(method.values) == {"train_loss"}
+
+
+def test_a_long_list_is_cut():
+    lines = [compare.Detail(f"a vs {i}", "test_loss", N) for i in range(9)]
+    assert words.sentence(lines).endswith("a vs 5 (test loss) and 3 more")
+    lines += [compare.Detail("a vs b", "test_loss", U)] * 2
+    assert words.sentence(lines).endswith("and 3 more; 2 not tested")
+
+
+# ------------------------------------------------------------------------------------------------------ the files
+
+
+def test_the_claims_are_c1_to_c31_and_their_figures_exist():
+    found = claims.claims()
+    assert [c.id for c in found] == [f"C{i}" for i in range(1, 32)]
+    assert all(c.text.endswith(".") and c.where for c in found)
+    missing = {figure for c in found for figure in c.named} - set(builtin())
+    assert not missing
+
+
+def test_the_methods_of_the_claims_are_in_the_built_in_experiments():
+    for claim in claims.claims():
+        for case in claim.figures if claim.kind != "density" else ():
+            labels = {label for figure in case for label in find(figure).algorithms}
+            wanted = {kinds.key(n, s) for n in (*claim.methods, *claim.against) for s in claim.steps or (None,)}
+            if claim.either:
+                labels |= {"fedda-1-1"}
+            assert wanted <= labels, (claim.id, wanted - labels)
+
+
+def test_the_page_tells_every_claim():
+    page = " ".join((Path(__file__).parents[1] / "docs" / "claims.md").read_text().split())
+    for claim in claims.claims():
+        assert f"| {claim.id} | {claim.text} | {claim.where} |" in page, claim.id
+
+
+KEYS = {"id", "text", "where", "verdict", "reason", "stand_in", "details"}
+COLUMNS = {"comparison", "metric", "a", "b", "difference", "se", "area", "seeds", "verdict"}
+
+
+def test_write_leaves_the_claims_of_one_run(tmp_path):
+    place = stand_in(tmp_path / "a", paper()["cifar10-heterogeneous"], setting="tuned")
+    assert claims.write(place) == place / "claims.json"
+    assert not list(place.glob("*.tmp"))
+    (setting,) = json.loads((place / "claims.json").read_text())["settings"]
+    assert (setting["setting"], setting["runs"]) == ("tuned", ["digits-heterogeneous"])
+    found = {c["id"]: c for c in setting["claims"]}
+    assert list(found) == ["C8", "C9", "C10", "C12", "C13", "C14"]
+    for c in found.values():
+        assert c.keys() == KEYS and c["stand_in"] == "digits, standing in for CIFAR-10"
+        assert all(d.keys() == COLUMNS for d in c["details"]) and c["details"]
+    assert found["C8"]["verdict"] == S and found["C9"]["verdict"] == P
+
+    variants = folder(tmp_path / "b", paper()["cifar10-variants"], "cifar10-variants")
+    claims.write(variants)
+    (setting,) = json.loads((variants / "claims.json").read_text())["settings"]
+    assert [c["id"] for c in setting["claims"]] == ["C15", "C16", "C17"]
+    assert setting["claims"][0]["verdict"] == U and "not in the runs: fedavg" in setting["claims"][0]["reason"]
+
+
+def test_write_leaves_nothing_where_there_is_no_figure(tmp_path):
+    place = folder(tmp_path / "a", paper()["cifar10"], "cifar10", figure="")
+    assert claims.write(place) is None and not (place / "claims.json").exists()
+    (group,) = claims.verdicts([place])
+    assert {v.verdict for v in group.verdicts} == {U} and "speaks to no figure" in group.notes[0]
+
+
+def test_a_figure_that_nobody_claims_anything_about_is_noted(tmp_path):
+    place = folder(tmp_path / "a", paper()["cifar10"], "cifar10", figure="cifar")
+    (group,) = claims.verdicts([place])
+    assert "no claim is about 'cifar'" in group.notes[0]
+    claims.write(place)
+    assert json.loads((place / "claims.json").read_text())["settings"][0]["claims"] == []
+
+
+def test_theory_is_read_from_a_file(tmp_path):
+    runs(tmp_path / "runs", {"femnist": paper()["femnist"]})
+    says = {"C26": {"verdict": S, "reason": "they differ\nby 0.3"}, "C30": {"verdict": P, "reason": "slope -1.5"}}
+    (tmp_path / "theory.json").write_text(json.dumps(says))
+    found = judged(tmp_path)
+    assert (found["C26"].verdict, found["C26"].reason) == (S, "they differ by 0.3")
+    assert found["C30"].reason.startswith("slope -1.5; the authors' later version contradicts")
+    assert found["C27"].verdict == U and "theory.json" in found["C27"].reason
+
+
+def test_c30_and_c31_say_what_they_must_without_runs(tmp_path):
+    found = judged(runs(tmp_path, {"pathmnist": paper()["pathmnist"]}))
+    assert "contradicts the second half" in found["C30"].reason
+    assert found["C31"].verdict == U and "no experiment can check it" in found["C31"].reason
+    assert "fedda-mvr-l1 0.1, fedda-mvr 0.8" in found["C31"].reason
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("[1]", "must read"),
+        ('{"C26": "yes"}', "must read"),
+        ('{"C6": {"verdict": "SUPPORTED"}}', "'C6' is not judged there; only C26"),
+        ('{"C26": {"verdict": "TRUE"}}', "C26: verdict must be one of SUPPORTED"),
+    ],
+)
+def test_bad_theory_is_refused_in_one_line(tmp_path, text, fragment):
+    (tmp_path / "theory.json").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(fragment)) as error:
+        claims.verdicts([tmp_path])
+    assert "\n" not in str(error.value) and "theory.json" in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------ the command line
+
+
+def test_the_command_prints_all_claims_and_counts(tmp_path):
+    runs(tmp_path / "runs", {f: paper()[f] for f in ("femnist", "cifar10-amsgrad")})
+    stand_in(tmp_path / "runs" / "s", paper()["cifar10-heterogeneous"], setting="tuned")
+    done = fedda("claims", tmp_path / "runs", "--details", "--json", tmp_path / "claims.json")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.split("setting: tuned")
+    for part in (first, second):
+        assert {f"C{i}" for i in range(1, 32)} == set(re.findall(r"\bC\d+\b", part))
+    assert "setting: paper; runs: cifar10-amsgrad, femnist" in first
+    assert "SUPPORTED 3, PARTIAL 6, NOT SUPPORTED 0, INCONCLUSIVE 1, NOT TESTED 21" in first
+    assert "on digits, standing in for CIFAR-10" in second
+    assert "NOT TESTED: C1, C2, C3: no run of pathmnist" in second
+    assert "\x1b" not in done.stdout  # colours are for terminals
+    written = json.loads((tmp_path / "claims.json").read_text())["settings"]
+    assert [s["setting"] for s in written] == ["paper", "tuned"]
+    assert all(len(s["claims"]) == 31 and all(c.keys() == KEYS for c in s["claims"]) for s in written)
+
+
+def test_the_command_takes_run_folders_too(tmp_path):
+    world = {f: paper()[f] for f in ("cifar10", "cifar10-heterogeneous")}
+    runs(tmp_path, world)
+    done = fedda("claims", *(tmp_path / f for f in world), env=ENVIRONMENT | {"FORCE_COLOR": "1"})
+    assert done.returncode == 0 and re.search(r"C11\s.*\x1b\[32mSUPPORTED", done.stdout)
+
+
+@pytest.mark.parametrize("make", [None, "empty", "sweep"])
+def test_a_folder_that_is_no_run_is_one_line(tmp_path, capsys, monkeypatch, make):
+    place = tmp_path / "place"
+    if make == "empty":
+        place.mkdir()
+    if make == "sweep":
+        (folder(place, paper()["cifar10"], "cifar10") / "sweep.toml").write_text("")
+    code, _, stderr = inside(capsys, monkeypatch, "claims", place)
+    assert code == 2
+    is_one_line(stderr, str(place), "run folder")
+
+
+def test_a_damaged_run_is_one_line(tmp_path, capsys, monkeypatch):
+    place = folder(tmp_path / "a", paper()["cifar10"], "cifar10")
+    (place / "config.toml").write_text("a = ")
+    code, _, stderr = inside(capsys, monkeypatch, "claims", tmp_path)
+    assert code == 2
+    is_one_line(stderr, "config.toml: not valid TOML")
+
+
+def test_help_has_an_example():
+    done = fedda("claims", "--help")
+    assert done.returncode == 0 and "fedda claims runs --details --json claims.json" in done.stdout
