@@ -4,6 +4,7 @@ python docs/generate.py
 """
 
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -22,8 +23,9 @@ def pages():
     for entry in registry.algorithms:
         if not entry.alias_of:
             yield ROOT / "docs" / "algorithms" / f"{entry.name}.md", page(entry)
-    readme = ROOT / "README.md"
+    readme, sweeps = ROOT / "README.md", ROOT / "docs" / "sweeps.md"
     yield readme, replaced(readme.read_text(), "algorithms", table())
+    yield sweeps, replaced(sweeps.read_text(), "rates", rates())
 
 
 def replaced(text, name, new):
@@ -41,6 +43,23 @@ def table():
         if not e.alias_of
     ]
     return markdown(heads, rows)
+
+
+def rates():
+    """The recorded sweeps: validation loss by rate, the chosen one in bold."""
+    parts = []
+    for path in sorted((ROOT / "docs" / "sweeps").glob("*.json")):
+        found = json.loads(path.read_text())
+        rows = []
+        for label, own in found["algorithms"].items():
+            cells = []
+            for point in own["points"]:
+                value = "diverged" if point["value"] is None else f"{point['value']:.4g}"
+                cell = f"{point['values']['lr']:g}: {value}"
+                cells.append(f"**{cell}**" if point["best"] else cell)
+            rows.append((label, ", ".join(cells)))
+        parts.append(f"**{path.stem}**, {found['rounds']} rounds\n\n{markdown(('method', 'rate: loss'), rows)}")
+    return "\n\n".join(parts)
 
 
 def index():

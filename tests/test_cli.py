@@ -8,8 +8,10 @@ import signal
 import subprocess
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -242,7 +244,8 @@ def test_stopped_while_it_starts(tmp_path):
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+    # Where the signal meets exec'd text (a dataclass being made), Python itself ends by the signal: 130 to a shell too.
+    assert process.returncode in (130, -signal.SIGINT), stderr
     is_one_line(stderr, "stopped by SIGINT")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.toml"]
 
@@ -269,3 +272,38 @@ def test_a_failure_of_ours_is_a_traceback(tmp_path, fedda_inside, monkeypatch):
     with pytest.raises(AssertionError, match="ours"):
         fedda_inside("run", file, "--engine", "broken")
     assert not (tmp_path / "runs").exists()
+
+
+# -- data of one's own, TensorBoard ------------------------------------------------------------------------------------
+def test_a_run_on_a_file_of_one_s_own(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 5)).astype(np.float32)
+    np.savez(tmp_path / "mine.npz", x=x, y=(x[:, 0] > 0).astype(int), client=np.arange(80) % 8)
+    words = ("--data", tmp_path / "mine.npz", "--set", "problem.partition=by_client", "--set", "problem.clients=")
+    done = fedda("run", write(tmp_path / "tiny.toml"), *words, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert facts["clients"] == 8 and facts["samples"] == 64
+    again = fedda("run", tmp_path / "run" / "config.toml", "--out", tmp_path / "again")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "again" / "metrics.jsonl").read_bytes() == (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    (tmp_path / "bad.npz").write_bytes(b"nothing")
+    bad = fedda("run", write(tmp_path / "tiny.toml"), "--data", tmp_path / "bad.npz", "--out", tmp_path / "b")
+    assert bad.returncode == 2 and not (tmp_path / "b").exists()
+    is_one_line(bad.stderr, "bad.npz")
+
+
+def test_tensorboard_gets_every_metric(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    words = ("run", write(tmp_path / "tiny.toml"), "--tensorboard", "--out", tmp_path / "run")
+    done = fedda(*words)
+    assert done.returncode == 0, done.stderr
+    longer = fedda(*words, "--rounds", "8", "--resume")
+    assert longer.returncode == 0, longer.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for label, seed in product(("fedavg", "fedda-mvr"), (0, 1)):
+        events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard" / f"{label}, seed {seed}"))
+        events.Reload()
+        got = [(e.step, e.value) for e in events.Scalars("test_loss")]
+        mine = [(r["round"], r["test_loss"]) for r in rows if (r["algorithm"], r["seed"]) == (label, seed)]
+        assert [s for s, _ in got] == [s for s, _ in mine] and np.allclose([v for _, v in got], [v for _, v in mine])

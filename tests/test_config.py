@@ -3,13 +3,16 @@
 import copy
 import math
 import random
+import shutil
 import tomllib
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from commands import tiny
+from commands import Quiet, tiny
 from fedda import registry
-from fedda.experiments import Experiment, builtin, config, find
+from fedda.experiments import Experiment, builtin, config, find, run
 from fedda.experiments.choose import choose
 from fedda.experiments.toml import dumps
 
@@ -169,57 +172,65 @@ def test_what_is_no_toml(text):
         config.parse(text, "tiny.toml")
 
 
-def test_a_fuzzed_file_is_refused_in_one_line_or_good():
-    rng = random.Random(1)
-    values = [
-        0,
-        -1,
-        3,
-        10**30,
-        0.5,
-        -2.0,
-        math.inf,
-        math.nan,
-        True,
-        "",
-        "x",
-        "fedavg",
-        [],
-        [1],
-        ["x"],
-        {},
-        {"a": 1},
-    ]
-    bases = [
-        tiny(problem={"data": "digits", "clients": 4, "partition": "dirichlet", "alpha": 0.5, "batch": 4}),
-        tiny(algorithms={"a": {"name": "fedda-2-1", "prox": {"kind": "l1", "gamma": 0.01}}, "fedavg": {}}),
-    ]  # fmt: skip
-    refused = 0
-    for case in range(200):
-        table = copy.deepcopy(rng.choice(bases))
-        for _ in range(rng.choice([1, 1, 2])):
-            place = table
-            while isinstance(inner := place.get(rng.choice([*place, ""])), dict) and inner:
-                place = inner
-            key = rng.choice(list(place))
-            match rng.randrange(4):
-                case 0:
-                    del place[key]
+BASES = [
+    tiny(problem={"data": "digits", "clients": 4, "partition": "dirichlet", "alpha": 0.5, "batch": 4}),
+    tiny(algorithms={"a": {"name": "fedda-2-1", "prox": {"kind": "l1", "gamma": 0.01}}, "fedavg": {}}),
+    tiny(figure="cifar10", setting="paper", algorithms={"fedavg": {"preset": "cifar10", "group": "I = 5"}}),
+]
+VALUES = st.one_of(
+    st.sampled_from([0, -1, 3, 10**30, math.inf, math.nan, True, "", "x", "fedavg", [], [1], ["x"], {}, {"a": 1}]),
+    st.integers(1, 6), st.floats(0.001, 0.5), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=8), st.lists(st.floats(), max_size=3),
+)  # fmt: skip
+
+
+@st.composite
+def experiments(draw):
+    """The text of an experiment with a slip or two in its table, and sometimes one in the text itself."""
+    table = copy.deepcopy(draw(st.sampled_from(BASES)))
+    for _ in range(draw(st.integers(1, 2))):
+        place = table
+        while isinstance(inner := place.get(draw(st.sampled_from([*place, ""]))), dict) and inner:
+            place = inner
+        key = draw(st.sampled_from(list(place)))
+        match draw(st.sampled_from([2, 2, 2, 0, 1])):
+            case 0:
+                del place[key]
+                if not place:
                     place["spare"] = 1  # a table never gets empty by itself
-                case 1:
-                    place[key + rng.choice("sx_")] = place.pop(key)
-                case _:
-                    place[key] = rng.choice(values)
-        text = dumps(table)
-        if rng.random() < 0.2:  # a slip in the text itself
-            at = rng.randrange(len(text))
-            text = text[:at] + rng.choice('"=[]{}#\n.x\x00') + text[at + rng.randrange(3) :]
+            case 1:
+                place[key + draw(st.sampled_from("sx_"))] = place.pop(key)
+            case _:
+                place[key] = draw(VALUES)
+    text = dumps(table)
+    if draw(st.integers(0, 4)) == 0:
+        at = draw(st.integers(0, len(text) - 1))
+        text = text[:at] + draw(st.sampled_from('"=[]{}#\n.x\x00')) + text[at + draw(st.integers(0, 2)) :]
+    return text
+
+
+def test_a_fuzzed_file_is_refused_in_one_line_and_leaves_nothing_or_runs(tmp_path):
+    seen = {"refused": 0, "ran": 0}
+
+    @settings(
+        max_examples=1000, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(experiments())
+    def fuzz(text):
+        out = tmp_path / "run"
         try:
-            whole(text)
+            table = config.parse(text, "tiny.toml")
+            small = table.model_copy(update={"rounds": 1, "every": 1, "seeds": table.seeds[:2]})
+            run(small, out, Quiet())
+            assert (out / "metrics.jsonl").stat().st_size
+            seen["ran"] += 1
         except ValueError as why:
-            assert str(why) and "\n" not in str(why), (case, text)
-            refused += 1
-    assert 100 < refused < 200
+            assert str(why) and "\n" not in str(why), text
+            assert not list(tmp_path.iterdir()), text
+            seen["refused"] += 1
+        shutil.rmtree(out, ignore_errors=True)
+
+    fuzz()
+    assert seen["refused"] > 300 and seen["ran"] > 50, seen
 
 
 def test_what_can_be_read(tmp_path):
@@ -240,3 +251,43 @@ def test_what_can_be_read(tmp_path):
             find(str(tmp_path / name))
     with pytest.raises(ValueError, match="did you mean 'digits'"):
         find("digit")
+
+
+# -- single words from the command line --------------------------------------------------------------------------------
+def test_single_words():
+    words = ["problem.batch=8", "fedavg.lr=0.3", "every=3", "fedda-mvr.mu0=nu0", "problem.model=", "cohort=2"]
+    chosen = choose(experiment(), words=words)
+    assert (chosen.problem.batch, chosen.problem.model, chosen.every, chosen.cohort) == (8, "mlp", 3, 2)
+    assert chosen.algorithms["fedavg"] == {"lr": 0.3} and chosen.algorithms["fedda-mvr"]["mu0"] == "nu0"
+
+
+@pytest.mark.parametrize("word,line", [
+    ("lr=3", "--set must be WORD=VALUE"),
+    ("problem=3", "--set must be WORD=VALUE"),
+    ("rounds", "--set must be WORD=VALUE"),
+    ("problem.=3", "--set must be WORD=VALUE"),
+    ("rounds=many", "rounds must be a whole number, got 'many'"),
+    ("problem.batch=[1]", "problem.batch must be a whole number"),
+])  # fmt: skip
+def test_bad_single_words(word, line):
+    with pytest.raises(ValueError, match=line):
+        choose(experiment(), words=[word])
+
+
+def test_values_from_a_preset_file(tmp_path):
+    file = tmp_path / "best.toml"
+    file.write_text("[fedavg]\nlr = 0.7\n[other]\nlr = 1.0\n")
+    chosen = choose(experiment(), preset=file)
+    assert chosen.setting == "tuned" and chosen.algorithms["fedavg"] == {"lr": 0.7}
+    assert chosen.algorithms["fedda-mvr"] == tiny()["algorithms"]["fedda-mvr"]
+    assert registry.make("fedavg", preset=str(file)).lr == 0.7
+    for text, line in (("[nobody]\nlr = 1.0\n", "has values for nobody, not for this run"), ("x = 1", "a table for each"),
+                       ("x = ", "is no TOML"), ("\udc80", "is no TOML")):  # fmt: skip
+        file.write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(ValueError, match=line):
+            choose(experiment(), preset=file)
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        choose(experiment(), preset=tmp_path / "none.toml")
+    file.write_text("[fedavg]\nlr = 0.7\n")
+    with pytest.raises(ValueError, match="has no values for 'stem'; it has fedavg"):
+        registry.make("stem", preset=str(file))

@@ -1,6 +1,7 @@
 """Every snippet and command in the documentation is run; generated parts are up to date."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -9,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from commands import Quiet
 from fedda import registry
+from fedda.experiments import find
+from fedda.experiments.choose import choose
+from fedda.experiments.sweep import Sweep, search
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -90,15 +95,29 @@ def test_generated_pages_are_up_to_date():
         assert entry.alias_of or all(part in text for part in ("**Reference.**", "**Cost**", "Choose it")), entry.name
 
 
-def test_the_demo_uses_the_rates_of_the_recorded_sweep():
-    from fedda.experiments import find
+RECORDS = sorted((ROOT / "docs" / "sweeps").glob("*.json"))
 
-    text = (ROOT / "docs" / "demo-rates.md").read_text()
-    for name in ("digits", "breast-cancer"):
-        section = text.split(f"## {name} ")[1].split("\n## ")[0]
-        chosen = dict(re.findall(r"^\| ([\w-]+) \|.*\*\*([\d.]+)\*\* \|$", section, re.M))
-        words = find(name).algorithms
-        assert {label: words[label]["lr"] for label in words} == {k: float(v) for k, v in chosen.items()}
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
+def test_the_small_experiments_have_the_rates_of_their_recorded_sweep(record):
+    found = json.loads(record.read_text())
+    experiment = find(record.stem)
+    assert found["rounds"] == experiment.rounds and not set(found["seeds"]) & set(experiment.seeds)
+    assert set(found["algorithms"]) == set(experiment.algorithms)
+    for label, own in found["algorithms"].items():
+        points = own["points"]
+        (best,) = (i for i, point in enumerate(points) if point["best"])
+        assert experiment.algorithms[label]["lr"] == pytest.approx(points[best]["values"]["lr"])
+        assert 0 < best < len(points) - 1, f"{label}: best at the edge"
+
+
+def test_a_recorded_rate_measured_again(tmp_path):
+    found = json.loads((ROOT / "docs" / "sweeps" / "breast-cancer.json").read_text())
+    (recorded,) = (p for p in found["algorithms"]["fedavg"]["points"] if p["best"])
+    wanted = choose(find("breast-cancer"), seeds=",".join(map(str, found["seeds"])))
+    asked = Sweep(wanted, [f"fedavg.lr={recorded['values']['lr']}"], metric=found["metric"])
+    (again,) = search(asked, tmp_path / "sweep", Quiet())["algorithms"]["fedavg"]["points"]
+    assert again["value"] == pytest.approx(recorded["value"], rel=1e-3)
 
 
 def test_links_lead_somewhere():

@@ -48,12 +48,3 @@ def test_biomarkers_group_lasso_is_optimal():
         else:
             assert float(gg.norm()) < weight + 2e-3
     assert 3 <= kept <= 7 and abs(float(g[30])) < 2e-3
-
-
-def test_demo_rates_measures_what_it_says():
-    """One rate of the recorded sweep, measured again."""
-    from fedda.experiments import find
-
-    (loss,) = example("demo_rates").losses(find("breast-cancer"), "fedavg", [0.02])
-    text = (EXAMPLES.parent / "docs" / "demo-rates.md").read_text()
-    assert f"0.02: {loss:.4f}" in text.split("## breast-cancer")[1]

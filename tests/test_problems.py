@@ -274,3 +274,62 @@ def test_memory_budget_makes_chunks():
     cohort = run.simulation.cohort(0, 10)
     assert run.simulation.engine.fitting(cohort) == 3
     assert Vectorised(memory_gb=1e-9).fitting(cohort) == 1  # at least one client, whatever the budget
+
+
+# -- images as bytes, standardised where they are used -------------------------------------------------------------------
+def images(n=60, clients=3, dtype=torch.float64):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (n, 3, 4, 4), dtype=torch.uint8, generator=g)
+    y, owner = torch.arange(n) % 5, torch.arange(n) % clients
+    mean, std = x.double().mean((0, 2, 3))[:, None, None], x.double().std((0, 2, 3))[:, None, None]
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5)).to(dtype)
+    return network, x, y, owner, mean, std
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_bytes_with_a_scale_are_the_standardised_numbers(engine):
+    network, x, y, owner, mean, std = images()
+    loss = torch.nn.functional.cross_entropy
+    raw = fedda.problem(network, loss, x=x, y=y, client=owner, batch=4, test=(x[:10], y[:10]), scale=(mean, std))
+    z = (x.double() - mean) / std
+    ready = fedda.problem(network, loss, x=z, y=y, client=owner, batch=4, test=(z[:10], y[:10]))
+    assert raw.data.x.dtype == raw.test.x.dtype == torch.uint8
+    for name in ("fedavg", "fedda-mvr", "mime"):  # Mime takes full gradients
+        a, b = (fedda.train(fedda.make(name, lr=0.01), p, rounds=3, seed=1, engine=engine) for p in (raw, ready))
+        torch.testing.assert_close(a.x, b.x, rtol=1e-12, atol=1e-12)
+        for key in ("train_loss", "test_loss", "test_accuracy"):
+            assert a.history[-1][key] == pytest.approx(b.history[-1][key], rel=1e-12)
+    half = raw.to(dtype=torch.float32)
+    assert half.data.x.dtype == torch.uint8 and half.scale.mean.dtype == torch.float32
+
+
+@pytest.mark.parametrize("scale", [(0.0, 0.0), (0.0, -1.0), (float("nan"), 1.0), 3.0, (1.0,)])
+def test_bad_scales_are_refused(scale):
+    network, x, y, owner, *_ = images()
+    with pytest.raises(ValueError, match="problem: scale must be"):
+        fedda.problem(network, torch.nn.functional.cross_entropy, x=x, y=y, client=owner, scale=scale)
+
+
+def test_load_takes_a_file_all_its_clients_and_their_test_samples(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (40, 6, 6), dtype=np.uint8)
+    owner = np.repeat(["a", "b", "c", "d"], 10)
+    arrays = {"x": x, "y": np.arange(40) % 2, "client": owner, "x_test": x[::5], "y_test": np.arange(8) % 2}
+    np.savez(tmp_path / "mine.npz", **arrays, client_test=owner[::5])
+    everyone = fedda.load(str(tmp_path / "mine.npz"), partition="by_client", model="cnn", filters=2, layers=2)
+    assert everyone.clients == 4 and len(everyone.test.y) == 8 and everyone.data.x.dtype == torch.uint8
+    few = fedda.load(str(tmp_path / "mine.npz"), clients=2, partition="by_client", model="logistic")
+    assert few.clients == 2 and len(few.test.y) == 4  # those of a and d
+    assert fedda.load(str(tmp_path / "mine.npz"), model="logistic").clients == 10
+    assert fedda.train(fedda.make("fedavg", lr=0.01), few, rounds=2).history[-1]["test_loss"] < 10
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_replicas_are_evaluated_as_one_by_one(replicas):
+    problem = digits(model="mlp")
+    x = torch.stack([problem.start(s) for s in range(replicas)])
+    weights = torch.ones(problem.clients, dtype=torch.float64)
+    together = problem.evaluate(x, weights)
+    for i in range(replicas):
+        for name, value in problem.evaluate(x[i], weights).items():
+            torch.testing.assert_close(together[name][i], value, rtol=1e-12, atol=1e-12)

@@ -225,3 +225,50 @@ def test_a_damaged_checkpoint(whole, tmp_path, fedda_inside, kind):
     code, _, stderr = fedda_inside("run", file, "--out", out)
     assert code == 2
     is_one_line(stderr, "--overwrite")
+
+
+# -- one algorithm fails, the others go on -----------------------------------------------------------------------------
+WIDE = {"data": "breast-cancer", "clients": 300, "model": "mlp", "hidden": 50_000, "batch": 4}
+
+
+def test_out_of_memory_is_recorded_and_the_others_go_on(tmp_path):
+    """SCAFFOLD keeps a vector for each of 300 clients, 1.9 GB here; FedAvg none."""
+    tables = {"scaffold": {"lr": 0.001}, "fedavg": {"lr": 0.001}}
+    file = write(tmp_path / "wide.toml", rounds=2, every=1, seeds=[0], cohort=2, problem=WIDE, algorithms=tables)
+    limit = (3 << 29, 3 << 29)
+    done = fedda(
+        "run", file, "--out", tmp_path / "run", preexec_fn=partial(resource.setrlimit, resource.RLIMIT_DATA, limit)
+    )
+    assert done.returncode == 0, done.stderr
+    failures = json.loads((tmp_path / "run" / "failures.json").read_text())
+    assert list(failures) == ["scaffold"] and failures["scaffold"].startswith("out of memory")
+    assert "scaffold: failed: out of memory" in done.stdout
+    again = fedda("run", file, "--out", tmp_path / "run", "--resume")  # with all the memory there is
+    assert again.returncode == 0, again.stderr
+    assert not (tmp_path / "run" / "failures.json").exists()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(r["algorithm"], r["round"]) for r in rows] == [(a, r) for a in tables for r in (0, 1, 2)]
+
+
+def test_out_of_memory_in_the_middle_goes_on_from_the_checkpoint(tmp_path, monkeypatch):
+    """The error comes from a patched step: real memory does not run out at a chosen round."""
+    from commands import Quiet, tiny
+    from fedda.experiments import config, run
+    from fedda.training import Run
+
+    table = config.checked(tiny(rounds=12, every=3), "tiny")
+    run(table, tmp_path / "whole", Quiet())
+    step = Run.step
+
+    def short(self):
+        if self.round == 8 and type(self.algorithm).__name__ == "FedAvg":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+        return step(self)
+
+    monkeypatch.setattr(Run, "step", short)
+    run(table, tmp_path / "cut", Quiet(), save_seconds=0.0)
+    assert "fedavg" in json.loads((tmp_path / "cut" / "failures.json").read_text())
+    monkeypatch.undo()
+    run(table, tmp_path / "cut", Quiet(), resume=True)
+    same(tmp_path / "cut", tmp_path / "whole")
+    assert not (tmp_path / "cut" / "failures.json").exists()

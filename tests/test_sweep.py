@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedda
-from commands import begin, is_one_line, tiny, write
+from commands import Quiet, begin, is_one_line, tiny, write
 from commands import fedda as run_fedda
 from conftest import NAMES, STABLE, quadratic
 from fedda import checks, registry
@@ -17,12 +17,6 @@ from fedda.experiments.choose import choose
 from fedda.experiments.config import checked, find
 from fedda.experiments.grid import placed, points
 from fedda.experiments.sweep import Sweep, search
-
-
-class Quiet:
-    def begin(self, label, done, rounds): ...
-    def advance(self, label, done, rows): ...
-    def end(self, label, word): ...
 
 
 def experiment(**changes):
@@ -155,6 +149,16 @@ def test_the_winner_is_a_preset_that_runs(tmp_path):
     assert config["setting"] == "tuned"
     assert {label: config["algorithms"][label]["lr"] for label in best} == {k: v["lr"] for k, v in best.items()}
     assert fedda.make("fedavg", preset=str(tmp_path / "s" / "best.toml")).lr == best["fedavg"]["lr"]
+
+
+def test_a_point_that_a_run_would_refuse_does_not_win(tmp_path):
+    """FedDA-2-1's first rate is lr / eps: 0.02 gives 2."""
+    wanted = choose(find("digits"), 6, "fedda-2-1", "0")
+    texts = ["fedda-2-1.lr=1e-6,0.02"]
+    for force, best in ((False, 0), (True, 1)):
+        found = search(Sweep(wanted, texts, force=force), tmp_path / str(force), Quiet())
+        points = found["algorithms"]["fedda-2-1"]["points"]
+        assert points[best]["best"] and (points[1]["note"] is None) == force
 
 
 def test_lower_is_better_for_a_loss(tmp_path):

@@ -78,7 +78,7 @@ class Run:
         # clients with a reply that was not finite, summed over rounds
         self.dropped = torch.zeros(self.lead, dtype=torch.int64, device=like.device)
         self.silent = torch.zeros_like(self.dropped)  # rounds in a row without a finite reply
-        self.first_rate: float | None = None
+        self.first_rates: list[float] | None = None  # eta_0 / min h of every replica, where the algorithm has one
         if state is None:
             self._start(x0, force)
         else:
@@ -93,13 +93,20 @@ class Run:
             raise Diverged("no client gave a finite reply at the start: look at the data and at x0")
         rate = self.algorithm.first_rate(self.server)
         if rate is not None:
-            self.first_rate = float(torch.as_tensor(rate).max())
-            if self.first_rate > self.problem.max_rate * (1 + 1e-6) and not force:  # lr = eps is a rate of 1, rounded
+            self.first_rates = torch.as_tensor(rate).expand(*self.server.x.shape[:-1], 1).flatten().tolist()
+            if self.absurd.any() and not force:
                 raise ValueError(
-                    f"{type(self.algorithm).__name__}: the first effective rate eta_0 / min h = {self.first_rate:.3g} "
-                    f"must be <= {self.problem.max_rate:g} on this problem: lower lr, raise eps or w, set mu0='nu0', "
-                    "or force it"
+                    f"{type(self.algorithm).__name__}: the first effective rate eta_0 / min h = "
+                    f"{max(self.first_rates):.3g} must be <= {self.problem.max_rate:g} on this problem: lower lr, "
+                    "raise eps or w, set mu0='nu0', or force it"
                 )
+
+    @property
+    def absurd(self) -> Tensor:
+        """Which replicas begin with a step that has blown up every network seen."""
+        if self.first_rates is None:
+            return torch.zeros(len(self.seeds), dtype=torch.bool)
+        return torch.tensor(self.first_rates) > self.problem.max_rate * (1 + 1e-6)  # lr = eps is a rate of 1, rounded
 
     def _first_point(self, x0: Tensor | None) -> Tensor:
         d, like = self.problem.d, self.simulation.weights

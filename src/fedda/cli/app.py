@@ -32,7 +32,7 @@ Plugins = Annotated[
 ]
 Words = Annotated[
     list[str] | None,
-    typer.Option("--set", help="One word of the file, such as problem.batch=32 or fedavg.lr=0.1; several times."),
+    typer.Option("--set", help="One word of the file: problem.batch=32, fedavg.lr=0.1; nothing after = takes it out."),
 ]
 
 

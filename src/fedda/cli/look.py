@@ -76,9 +76,9 @@ def print_choices(folder: Path) -> None:
     rows = []
     for own in sweep.algorithms:
         words, value = report.sweep.chosen(own, sweep.metric)
-        lost = sum(point.value is None for point in own.points)
+        lost = sum(not point.ok for point in own.points)
         rows.append([own.label, words, value, str(len(own.points)), str(lost) if lost else ""])
-    heads = ["algorithm", "chosen", sweep.metric.replace("_", " "), "points", "diverged"]
+    heads = ["algorithm", "chosen", sweep.metric.replace("_", " "), "points", "without a value"]
     table(heads, rows, folder.resolve().name)
 
 

@@ -35,6 +35,7 @@ def sweep(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the sweep in the folder again.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Let a point with an absurd first step size win.")] = False,
     save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 5.0,
     plugin: Plugins = None,
 ) -> None:
@@ -53,7 +54,7 @@ def sweep(
     wanted = choose(find(experiment), rounds, algorithms, seeds, data, None, words or ())
     place = out or Path("runs") / f"{wanted.name}-sweep"
     watch = watcher([])
-    asked = Sweep(wanted, grid, budget, metric, draw)
+    asked = Sweep(wanted, grid, budget, metric, draw, force)
     with writing(place), watch:
         search(asked, place, watch, engine, device, resume, overwrite, save_seconds)
     with reporting(place):

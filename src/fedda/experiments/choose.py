@@ -68,7 +68,7 @@ def _chosen(experiment: Experiment, algorithms: str) -> dict[str, Any]:
 
 
 def _set(table: dict[str, Any], text: str) -> None:
-    """One word of the command line, with a value as TOML has it; a bare word is a text."""
+    """One word of the command line, with a value as TOML has it; a bare word is a text, none takes the word out."""
     path, equals, value = text.partition("=")
     owner = next((name for name in ("problem", *table["algorithms"]) if path.startswith(f"{name}.")), None)
     place = table if owner is None else table["problem"] if owner == "problem" else table["algorithms"][owner]
@@ -76,10 +76,13 @@ def _set(table: dict[str, Any], text: str) -> None:
     if not equals or not word or (owner is None and (word in ("problem", "algorithms") or word not in table)):
         known = ("a key of the file", "problem.WORD", *(f"{label}.WORD" for label in table["algorithms"]))
         raise ValueError(f"--set must be WORD=VALUE with WORD {', '.join(known)}, got {text!r}")
+    if not value.strip():
+        place.pop(word, None)
+        return
     try:
         place[word] = tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
-        place[word] = value
+        place[word] = value.strip()
 
 
 def resumed(wanted: Experiment, place: Path, rounds: int | None) -> Experiment:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -160,8 +161,15 @@ class Folder:
         self.commit()
         if old and old != file:
             (self.checkpoints / old).unlink(missing_ok=True)
-        if "failure" in facts:
-            self.note_failures()
+        self.note_failures()
+
+    def fail(self, label: str, failure: str) -> None:
+        """Note a failure beside the last checkpoint, which stays."""
+        if label not in self.state["algorithms"]:
+            return self.save(label, {"round": torch.tensor(0)}, failure=failure)
+        self.state["algorithms"][label]["failure"] = failure
+        self.commit()
+        self.note_failures()
 
     def load(self, label: str) -> tuple[dict[str, Tensor] | None, dict[str, Any]]:
         """The tensors of an algorithm's last checkpoint, if there is one, and its facts."""
@@ -175,17 +183,24 @@ class Folder:
 
     def note_failures(self) -> None:
         failures = {k: v["failure"] for k, v in self.state["algorithms"].items() if "failure" in v}
-        if failures:
-            self.write("failures.json", json.dumps(failures, indent=1) + "\n")
+        text = json.dumps(failures, indent=1) + "\n"
+        path = self.path / "failures.json"
+        if not failures:
+            path.unlink(missing_ok=True)
+        elif not path.exists() or path.read_text() != text:
+            self.write(path.name, text)
 
     def tidy(self, labels: list[str], every: int, rounds: int) -> None:
         """The rows in the order and at the rounds of a run that was asked for all its rounds at once."""
         lengths = dict(self.state["rows"])
         for name in ROWS:
             rows = (self.path / name).read_bytes().splitlines(keepends=True)
-            keyed = [(labels.index(row["algorithm"]), row["round"]) for row in map(json.loads, rows)]
+            parsed = [json.loads(row) for row in rows]
+            keyed = [(labels.index(row["algorithm"]), row["round"]) for row in parsed]
             due = [i for i, (_, r) in enumerate(keyed) if r % every == 0 or r == rounds]
-            keep = sorted(due, key=lambda i: (keyed[i], i))
+            # What ran out of memory went back to its checkpoint, and its rows came again.
+            last = {(keyed[i], parsed[i].get("seed"), parsed[i].get("point")): i for i in due}
+            keep = sorted(last.values(), key=lambda i: (keyed[i], i))
             content = b"".join(rows[i] for i in keep)
             lengths[name] = len(content)
             # As long as the checkpoint says, until it says otherwise: a kill in between harms nothing.

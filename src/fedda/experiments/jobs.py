@@ -56,11 +56,14 @@ class Work:
     watch: Progress
     save_seconds: float
 
-    def try_out(self, jobs: Sequence[Job]) -> None:
-        """Start every job once, so that a mistake in the last is found before anything is written."""
+    def try_out(self, jobs: Sequence[Job]) -> dict[str, Tensor]:
+        """Start every job once, so that a mistake in the last is found before anything is written; which replicas begin
+        with an absurd rate."""
+        absurd = {}
         for job in jobs:
             with suppressed_memory():
-                job.start(None)
+                absurd[job.label] = job.start(None).absurd
+        return absurd
 
     def do(self, jobs: Sequence[Job], resume: bool, files: dict[str, str]) -> None:
         """All jobs into the folder, from where they stand; `files` are what the folder holds from the start on."""
@@ -85,32 +88,31 @@ class Work:
 
     def _one(self, job: Job, state: dict[str, Tensor] | None, seconds: float, stop: list[int]) -> None:
         """One job, from where it stands to its last round; what it fails of is noted, and the others go on."""
-        run: Run | None = None
+        self.watch.begin(job.label, 0 if state is None else int(state["round"]), self.experiment.rounds)
         try:
             run = job.start(state if state is not None and "server.x" in state else None)
-            for spent in self._rounds(job, run, seconds, stop):
-                seconds = spent
-                self.folder.save(job.label, run.state(), seconds=seconds)
-                if stop:
-                    raise Stopped(stop[0], "saved")
-            return self.watch.end(job.label, "done")
-        except Diverged as why:
-            failure = str(why)
+            try:
+                for spent in self._rounds(job, run, seconds, stop):
+                    seconds = spent
+                    self.folder.save(job.label, run.state(), seconds=seconds)
+                    if stop:
+                        raise Stopped(stop[0], "saved")
+                return self.watch.end(job.label, "done")
+            except Diverged as why:
+                failure = str(why)
+                self.folder.save(job.label, run.state(), seconds=seconds, failure=failure)
         except (MemoryError, RuntimeError) as why:
             if not no_memory(why):
                 raise
             failure = f"{MEMORY} ({one_line(why)}): take a smaller cohort, fewer seeds, or another device"
-        held = {"round": torch.tensor(0)} if run is None else run.state()
-        self.folder.save(job.label, held, seconds=seconds, failure=failure)
+            self.folder.fail(job.label, failure)  # half a round is no state to go on from: the last checkpoint is
         self.watch.end(job.label, f"failed: {failure}")
-        del run, held
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def _rounds(self, job: Job, run: Run, seconds: float, stop: list[int]) -> Iterator[float]:
         """Step to the last round; yields the seconds spent in rounds whenever a checkpoint is due."""
         experiment, label = self.experiment, job.label
-        self.watch.begin(label, run.round, experiment.rounds)
 
         def note() -> None:
             rows = run.evaluate(experiment.detail)

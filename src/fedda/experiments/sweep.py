@@ -43,6 +43,7 @@ class Sweep:
     budget: int | None = None
     metric: str = "validation_accuracy"
     draw: int = 0  # the seed of a random search
+    force: bool = False  # let a point win whose first rate `fedda run` would refuse
 
     def __post_init__(self) -> None:
         checks.one_of("--metric", "a metric", self.metric, METRICS)
@@ -92,7 +93,7 @@ def search(
     def start(part: Program, state: dict[str, Tensor] | None) -> Run:
         with owned(f"{experiment.name}: {part.label}"):
             algorithm = stacked(experiment.algorithms[part.label], part.points, len(seeds))
-        # A point with an absurd first rate is tried like any other and loses.
+        # Refused one by one, below: the other points of the program are good.
         every = seeds * len(part.points)
         return started(experiment, part.label, algorithm, problem, every, state, engine=engine, force=True)
 
@@ -102,10 +103,14 @@ def search(
 
     jobs = [Job(part.key, partial(start, part), partial(row, part)) for part in parts]
     work = Work(experiment, folder, watch, save_seconds)
-    if not resume:
-        work.try_out(jobs)
+    begun = work.try_out(jobs)
     work.do(jobs, resume, files | {"environment.json": environment(problem, engine)})
-    found = judged(sweep, experiment, parts, folder.path)
+    absurd = set() if sweep.force else {
+        (part.key, part.numbers[replica // len(seeds)])
+        for part in parts if part.key in begun
+        for replica in begun[part.key].nonzero().flatten().tolist()
+    }  # fmt: skip
+    found = judged(sweep, experiment, parts, folder.path, absurd)
     folder.write("sweep.json", json.dumps(found, indent=1) + "\n")
     folder.write("best.toml", winners(sweep, experiment, found))
     return found
@@ -138,7 +143,9 @@ def stacked(words: dict[str, Any], some: list[Point], seeds: int) -> Any:
     return make(words["name"], **placed(hyper(words), point))
 
 
-def judged(sweep: Sweep, experiment: Experiment, parts: list[Program], path: Path) -> dict[str, Any]:
+def judged(
+    sweep: Sweep, experiment: Experiment, parts: list[Program], path: Path, absurd: set[tuple[str, int]]
+) -> dict[str, Any]:  # fmt: skip
     """What every point came to: the metric's mean over the last 5 % of the rounds, then over the seeds."""
     rows: dict[tuple[str, int], dict[int, list[dict[str, Any]]]] = {}
     for row in map(json.loads, (path / "metrics.jsonl").read_text().splitlines()):
@@ -152,12 +159,14 @@ def judged(sweep: Sweep, experiment: Experiment, parts: list[Program], path: Pat
             # A point that ended before the last round has no value, whatever it had on the way.
             ended = any(one[-1]["round"] < experiment.rounds for one in own.values())
             fine = len(each) == len(experiment.seeds) and all(map(math.isfinite, each)) and not ended
+            refused = (part.key, number) in absurd
+            fine = fine and not refused
             table["points"].append({
                 "values": point,
                 "value": statistics.fmean(each) if fine else None,
                 "std": statistics.stdev(each) if fine and len(each) > 1 else None,
                 "seeds": len(each),
-                "note": None if fine else "diverged",
+                "note": "refused: its first rate is absurd" if refused else None if fine else "diverged",
                 "best": False,
                 "gradients": max((one[-1]["gradients"] for one in own.values()), default=None),
             })  # fmt: skip
