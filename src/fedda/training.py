@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from . import checks
 from .arguments import How, checked_seeds, made_engine, refuse_shapes, refuse_words, usable_device
 from .core import Algorithm, Client, Problem, on_client, place
 from .engines import Counting, Counts, Engine, Simulation
+from .engines.graphs import NoGraph, captured
 
 PATIENCE = 3  # rounds without a single finite client before a run ends
 
@@ -75,6 +77,8 @@ class Run:
             self.problem, made_engine(engine), seeds if self.lead else seeds[0], weights, algorithm.memory
         )
         self.counts, self.round = Counts(), 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.wants_graph = self.problem.device.type == "cuda" and getattr(self.simulation.engine, "graph", False)
         # clients with a reply that was not finite, summed over rounds
         self.dropped = torch.zeros(self.lead, dtype=torch.int64, device=like.device)
         self.silent = torch.zeros_like(self.dropped)  # rounds in a row without a finite reply
@@ -121,32 +125,75 @@ class Run:
             x = point.to(device=like.device, dtype=self.problem.dtype).expand(len(self.seeds), d)
         return x.clone().view(*self.lead, 1, d)
 
-    @torch.no_grad()
-    @exact()
     def step(self) -> Any:
         """One round; the new server state."""
-        cohort = self.simulation.cohort(self.round, self.cohort)
-        server = self.algorithm.round(self.server, Counting(cohort, self.counts))
-        self.dropped = self.dropped + (~cohort.fine).sum(dim=-1)
-        # A replica that has been silent too long is over: it stays where it is, and the others go on.
-        alive = cohort.fine.any(dim=-1) & (self.silent < PATIENCE)
+        self.advance()
+        # What a graph replays into changes with the next round.
+        return self.server if self.graph is None else type(self.server)(*(v.clone() for v in self.server))
+
+    @torch.no_grad()
+    @exact()
+    def advance(self) -> None:
+        """One round. On a GPU it is captured once and replayed; the host then learns of a divergence when it looks."""
+        if self.wants_graph:
+            self._capture()
+        if self.graph is not None:
+            self.graph.replay()
+            self.counts = self.counts + self.counts_of_a_round
+            self.round += 1
+            return
+        server, alive, lost = self._round(self.round)
+        self.dropped = self.dropped + lost
         if not bool(alive.all()):
             self.silent = torch.where(alive, 0, self.silent + 1)
-            server = type(server)(*(_keep(alive, new, old) for new, old in zip(server, self.server, strict=True)))
+            server = self._kept(alive, server)
         else:
             self.silent = torch.zeros_like(self.silent)
         self.server, self.round = server, self.round + 1
+        self.refuse_silence()
+
+    def _round(self, tau: int | Tensor) -> tuple[Any, Tensor, Tensor]:
+        """The next state, which replicas live, and how many replies of each were lost."""
+        cohort = self.simulation.cohort(tau, self.cohort)
+        server = self.algorithm.round(self.server, Counting(cohort, self.counts))
+        # A replica that has been silent too long is over: it stays where it is, and the others go on.
+        alive = cohort.fine.any(dim=-1) & (self.silent < PATIENCE)
+        return server, alive, (~cohort.fine).sum(dim=-1)
+
+    def _kept(self, alive: Tensor, server: Any) -> Any:
+        return type(server)(*(_keep(alive, new, old) for new, old in zip(server, self.server, strict=True)))
+
+    def _capture(self) -> None:
+        self.wants_graph = False
+        self.tau = tau = torch.tensor(self.round, device=self.problem.device)  # held: a graph holds no tensor
+        self.server = type(self.server)(*(v.clone() for v in self.server))  # places that the graph writes to
+        counts = self.counts
+
+        def step() -> list[Tensor]:
+            self.counts = Counts()
+            server, alive, lost = self._round(tau)
+            silent = torch.where(alive, 0, self.silent + 1)
+            return [*self._kept(alive, server), self.dropped + lost, silent, tau + 1]
+
+        state = [*self.server, self.dropped, self.silent, tau]
+        try:
+            self.graph = captured(step, state, list(self.simulation.memory.values()))
+        except NoGraph as why:
+            warnings.warn(f"rounds run eagerly, which is slower: {why}", stacklevel=3)
+        self.counts, self.counts_of_a_round = counts, self.counts
+
+    def refuse_silence(self) -> None:
         if bool((self.silent >= PATIENCE).all()):
             raise Diverged(
                 f"{type(self.algorithm).__name__}: no client gave a finite reply in {PATIENCE} rounds in a row "
                 f"(up to round {self.round}): the run has diverged; lower lr"
             )
-        return server
 
     @torch.no_grad()
     def evaluate(self, detail: bool = False) -> list[dict[str, Any]]:
         """One row for each seed: counts so far and metrics of the model. With `detail` also the density of every layer
         and, where the algorithm has one, the gradient mapping, which takes a pass over all data."""
+        self.refuse_silence()
         x = self.server.x.squeeze(-2)
         metrics = self.problem.evaluate(x, self.simulation.weights)
         metrics |= {
@@ -270,9 +317,9 @@ def timed(run: Run, rounds: int, every: int, seconds: float = 0.0) -> Iterator[f
     """Step to `rounds`, pausing to be evaluated every so many; yields the seconds spent in rounds alone."""
     while run.round < rounds:
         began = time.perf_counter()
-        run.step()
+        run.advance()
         while run.round < rounds and run.round % every:
-            run.step()
+            run.advance()
         if run.problem.device.type == "cuda":
             torch.cuda.synchronize(run.problem.device)
         seconds += time.perf_counter() - began

@@ -33,7 +33,7 @@ class Simulation:
         n = self.problem.clients
         return SimulatedCohort(self, rng.choose(self.keys[rng.START], n, n), self.keys[rng.START])
 
-    def cohort(self, tau: int, size: int) -> SimulatedCohort:
+    def cohort(self, tau: int | Tensor, size: int) -> SimulatedCohort:
         """The clients of round tau, drawn without replacement."""
         ids = rng.choose(rng.fold(self.keys[rng.COHORT], tau), self.problem.clients, size)
         return SimulatedCohort(self, ids, rng.fold(self.keys[rng.BATCH], tau))

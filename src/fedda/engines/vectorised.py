@@ -16,10 +16,12 @@ from .simulated import Members, SimulatedCohort
 @engines.register("vectorised")
 @dataclass(frozen=True)
 class Vectorised:
-    """All clients at once on one device; `chunk` clients at a time, or as many as `memory_gb` holds."""
+    """All clients at once on one device; `chunk` clients at a time, or as many as `memory_gb` holds. On a GPU, with
+    `graph`, a round is captured as one CUDA graph and replayed."""
 
     chunk: int | None = None
     memory_gb: float | None = None
+    graph: bool = True
 
     def __post_init__(self) -> None:
         if self.chunk is not None:

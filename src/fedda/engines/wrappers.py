@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import wraps
 
 from torch import Tensor
@@ -18,6 +18,9 @@ class Counts:
     bytes_up: int = 0
     gradients: int = 0  # mini-batch gradient evaluations
     full_gradients: int = 0  # passes over all of a client's data
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass

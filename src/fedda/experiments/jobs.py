@@ -127,7 +127,7 @@ class Work:
         saved = time.monotonic()
         while run.round < experiment.rounds:
             began = time.perf_counter()
-            run.step()
+            run.advance()
             due = run.round % (experiment.every or 1) == 0 or run.round == experiment.rounds
             if due and run.problem.device.type == "cuda":
                 torch.cuda.synchronize(run.problem.device)
