@@ -1,4 +1,4 @@
-"""A round as one CUDA graph: captured once, then replayed without the host looking at a number or launching a kernel."""
+"""A round as one CUDA graph: captured once, then replayed; the host launches no kernel and looks at no number."""
 
 from __future__ import annotations
 
