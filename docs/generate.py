@@ -54,7 +54,7 @@ def rates():
         for label, own in found["algorithms"].items():
             cells = []
             for point in own["points"]:
-                value = "diverged" if point["value"] is None else f"{point['value']:.4g}"
+                value = point["note"].split(":")[0] if point["value"] is None else f"{point['value']:.4g}"
                 cell = f"{point['values']['lr']:g}: {value}"
                 cells.append(f"**{cell}**" if point["best"] else cell)
             rows.append((label, ", ".join(cells)))

@@ -97,6 +97,8 @@ MISTAKES = {
     "text for a number": (tiny(rounds="many"), ["rounds must be a whole number, got 'many'"]),
     "a part of a round": (tiny(rounds=2.5), ["rounds must be a whole number, got 2.5"]),
     "a truth for a number": (tiny(rounds=True), ["rounds must be a whole number, got True"]),
+    "rounds without end": (tiny(rounds=10**400), ["rounds must be", "1000000000"]),
+    "steps without end": (tiny(algorithms={"fedavg": {"steps": 10**21}}), ["steps must be a whole number"]),
     "no rounds": (tiny(rounds=0), ["rounds must be greater than or equal to 1, got 0"]),
     "every": (tiny(every=0), ["every must be greater", "got 0"]),
     "cohort": (tiny(cohort=9), ["cohort must be at most 4", "got 9"]),
@@ -274,15 +276,47 @@ def test_bad_single_words(word, line):
         choose(experiment(), words=[word])
 
 
+def test_what_is_no_longer_the_file_s_own_is_not_called_so():
+    paper = experiment(setting="paper")
+    for how, setting in (
+        ({}, "paper"),
+        ({"rounds": 3, "seeds": "4", "algorithms": "fedavg"}, "paper"),  # fewer, not other
+        ({"words": ["every=1"]}, "paper"),
+        ({"words": ["fedavg.lr=0.3"]}, "changed"),
+        ({"words": ["problem.batch=8"]}, "changed"),
+        ({"data": "digits"}, "changed"),
+        ({"algorithms": "fedavg,stem"}, "changed"),
+        ({"words": ["fedavg.lr=0.3", "setting=mine"]}, "mine"),
+    ):
+        assert choose(paper, **how).setting == setting, how
+    assert choose(experiment(), words=["fedavg.lr=0.3"]).setting == ""
+
+
+def test_options_of_another_partition_or_model_are_left_behind():
+    table = {"data": "digits", "partition": "dirichlet", "alpha": 0.5, "model": "mlp", "hidden": 8}
+    chosen = choose(experiment(problem=table), words=["problem.partition=iid", "problem.model=logistic"])
+    assert chosen.problem.model_extra == {}
+    with pytest.raises(ValueError, match="no key 'rho'"):  # one that was just given is not
+        choose(experiment(problem=table), words=["problem.partition=iid", "problem.rho=0.5"]).completed()
+
+
+def test_the_longest_label_owns_a_word():
+    tables = {"a": {"name": "fedavg"}, "a.b": {"name": "fedavg"}}
+    chosen = choose(experiment(algorithms=tables), words=["a.b.lr=3.0"])
+    assert chosen.algorithms == {"a": {"name": "fedavg"}, "a.b": {"name": "fedavg", "lr": 3.0}}
+
+
 def test_values_from_a_preset_file(tmp_path):
     file = tmp_path / "best.toml"
     file.write_text("[fedavg]\nlr = 0.7\n[other]\nlr = 1.0\n")
     chosen = choose(experiment(), preset=file)
-    assert chosen.setting == "tuned" and chosen.algorithms["fedavg"] == {"lr": 0.7}
+    assert chosen.setting == "changed"  # one of the two
+    assert choose(experiment(), algorithms="fedavg", preset=file).setting == "tuned"
+    assert chosen.algorithms["fedavg"] == {"lr": 0.7}
     assert chosen.algorithms["fedda-mvr"] == tiny()["algorithms"]["fedda-mvr"]
     assert registry.make("fedavg", preset=str(file)).lr == 0.7
     for text, line in (("[nobody]\nlr = 1.0\n", "has values for nobody, not for this run"), ("x = 1", "a table for each"),
-                       ("x = ", "is no TOML"), ("\udc80", "is no TOML")):  # fmt: skip
+                       ("x = ", "is no TOML"), ('[fedavg]\nname = "stem"', "not the name of another algorithm"), ("\udc80", "is no TOML")):  # fmt: skip
         file.write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(ValueError, match=line):
             choose(experiment(), preset=file)

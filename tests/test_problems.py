@@ -324,6 +324,23 @@ def test_load_takes_a_file_all_its_clients_and_their_test_samples(tmp_path):
     assert fedda.train(fedda.make("fedavg", lr=0.01), few, rounds=2).history[-1]["test_loss"] < 10
 
 
+def test_a_test_part_of_other_classes_is_said_and_can_be_divided_anew(tmp_path):
+    """As where a file is sorted by class within its owners, and the last of each are for testing."""
+    x = np.random.default_rng(0).normal(size=(100, 3))
+    y, client = np.tile(np.arange(10) // 5, 10), np.repeat(np.arange(10), 10)
+    last = np.arange(100) % 10 >= 6
+    parts = {"x": x[~last], "y": y[~last], "client": client[~last]}
+    np.savez(tmp_path / "sorted.npz", **parts, x_test=x[last], y_test=y[last], client_test=client[last])
+    how = {"partition": "by_client", "model": "logistic"}
+    with pytest.warns(UserWarning, match="its test part has other classes than its training part"):
+        fedda.load(str(tmp_path / "sorted.npz"), **how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        anew = fedda.load(str(tmp_path / "sorted.npz"), resplit=True, **how)
+    assert anew.clients == 10 and len(anew.test.y) == 10 and set(anew.sizes.tolist()) == {9}
+    assert sorted(torch.cat([anew.data.x, anew.test.x]).tolist()) == sorted(torch.tensor(x).float().tolist())
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_replicas_are_evaluated_as_one_by_one(replicas):
     problem = digits(model="mlp")
@@ -333,3 +350,24 @@ def test_replicas_are_evaluated_as_one_by_one(replicas):
     for i in range(replicas):
         for name, value in problem.evaluate(x[i], weights).items():
             torch.testing.assert_close(together[name][i], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", ["sorted", "mixed"])
+@pytest.mark.parametrize("zero", [True, False])
+def test_a_loss_with_class_weights_is_never_taken_for_a_mean_of_samples(order, zero):
+    """Neither where the first samples are of one class, nor where the model starts constant."""
+    y = (torch.arange(60) % 2).sort().values if order == "sorted" else torch.arange(60) % 2
+    network = nn.Linear(5, 2)
+    if zero:
+        nn.init.zeros_(network.weight), nn.init.zeros_(network.bias)
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 10.0]))
+    problem = fedda.problem(network, loss, x=X, y=y, client=torch.zeros(60, dtype=torch.long), batch=4)
+    x = torch.randn(problem.d, generator=torch.Generator().manual_seed(1))
+    found = problem.evaluate(x, torch.ones(1, dtype=torch.float64))["train_loss"]
+    assert float(found) == pytest.approx(float(problem.objective(x, X, y)), rel=1e-6)
+
+
+def test_outputs_that_are_no_classes_have_no_accuracy():
+    network = nn.Sequential(nn.Linear(5, 6), nn.Unflatten(1, (3, 2)))
+    problem = fedda.problem(network, lambda out, y: (out[..., 0].sum(-1) - y).square().mean(), x=X, y=Y, batch=4)
+    assert set(problem.evaluate(problem.start(0), torch.ones(1, dtype=torch.float64))) == {"train_loss"}

@@ -258,17 +258,41 @@ def test_out_of_memory_in_the_middle_goes_on_from_the_checkpoint(tmp_path, monke
 
     table = config.checked(tiny(rounds=12, every=3), "tiny")
     run(table, tmp_path / "whole", Quiet())
-    step = Run.step
+    advance = Run.advance
 
     def short(self):
         if self.round == 8 and type(self.algorithm).__name__ == "FedAvg":
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
-        return step(self)
+        advance(self)
 
-    monkeypatch.setattr(Run, "step", short)
+    monkeypatch.setattr(Run, "advance", short)
     run(table, tmp_path / "cut", Quiet(), save_seconds=0.0)
     assert "fedavg" in json.loads((tmp_path / "cut" / "failures.json").read_text())
     monkeypatch.undo()
     run(table, tmp_path / "cut", Quiet(), resume=True)
     same(tmp_path / "cut", tmp_path / "whole")
     assert not (tmp_path / "cut" / "failures.json").exists()
+
+
+def test_killed_while_the_rows_are_put_in_order(tmp_path, monkeypatch):
+    """Between the new rows and the checkpoint that knows their length: the next resume ends the same."""
+    from commands import Quiet, tiny
+    from fedda.experiments import config, run
+    from fedda.experiments.folder import Folder
+
+    short, long = (config.checked(tiny(rounds=n, every=4), "tiny") for n in (6, 12))
+    run(long, tmp_path / "whole", Quiet())
+    run(short, tmp_path / "cut", Quiet())
+    commit = Folder.commit
+
+    def killed(self, lengths=None):
+        if lengths:
+            raise KeyboardInterrupt
+        commit(self)
+
+    monkeypatch.setattr(Folder, "commit", killed)
+    with pytest.raises(BaseException, match="stopped by SIGINT"):
+        run(long, tmp_path / "cut", Quiet(), resume=True)
+    monkeypatch.undo()
+    run(long, tmp_path / "cut", Quiet(), resume=True)
+    same(tmp_path / "cut", tmp_path / "whole")

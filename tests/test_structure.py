@@ -37,7 +37,8 @@ ALLOWED = {
     "experiments": BASE
     | {"core", "algorithms", "engines", "data", "presets", "problems", "report", "rules", "training", "__init__"},
     "listing": BASE | {"costs", "presets", "problems", "experiments"},
-    "cli": BASE | {"arguments", "data", "listing", "plugins", "experiments", "report", "progress", "__init__"},
+    "cli": BASE
+    | {"arguments", "data", "listing", "plugins", "problems", "experiments", "report", "progress", "__init__"},
     "__main__": {"cli"},
     "__init__": BASE | {"core", "rules", "algorithms", "engines", "problems", "training", "data"},
 }

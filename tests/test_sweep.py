@@ -5,6 +5,7 @@ import math
 import signal
 import tomllib
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from fedda import checks, registry
 from fedda.experiments.choose import choose
 from fedda.experiments.config import checked, find
 from fedda.experiments.grid import placed, points
-from fedda.experiments.sweep import Sweep, search
+from fedda.experiments.sweep import Program, Sweep, judged, search
 
 
 def experiment(**changes):
@@ -37,6 +38,10 @@ def test_a_label_with_a_dot_and_a_word_with_one():
     found = points(experiment(algorithms=tables), ["a.b.prox.gamma=0.1,0.2"], None)
     assert found == {"a.b": [{"prox.gamma": 0.1}, {"prox.gamma": 0.2}]}
     assert placed({"prox": {"kind": "l1", "gamma": 0.1}}, found["a.b"][1])["prox"] == {"kind": "l1", "gamma": 0.2}
+
+
+def test_multiples_of_a_whole_number_are_whole():
+    assert points(experiment(), ["fedavg.steps=x1,x2"], None)["fedavg"] == [{"steps": 5}, {"steps": 10}]
 
 
 def test_a_budget_thins_a_grid_and_draws_from_a_range():
@@ -62,6 +67,8 @@ def test_a_budget_thins_a_grid_and_draws_from_a_range():
     (["fedavg.lr=1", "*.lr=2"], None, "fedavg.lr is given twice"),
     (["fedavg.lr=1,2", "fedda-mvr.lr=1"], None, "fedda-mvr has 1 points but fedavg has 2: every algorithm gets as many"),
     (["fedavg.lr=1,2", "fedda-mvr.lr=1,2,3"], 3, "fedavg has 2 points but the budget is 3"),
+    (["fedavg.steps=x0.5"], None, "'x0.5' of 5 is no whole number"),
+    (["*.lr=1,2"], 3, "fedavg has 2 points but the budget is 3"),
     (["fedavg.lr=0.1..1"], None, "is a range to draw from: say how often with --budget"),
     (["fedavg.lr=1..0.1"], 3, "a range must be LOW..HIGH with 0 < LOW < HIGH"),
     ([], None, "--grid must be given"),
@@ -137,6 +144,50 @@ def test_a_point_that_diverges_loses_and_the_others_are_judged(tmp_path):
     assert tomllib.loads((tmp_path / "sweep" / "best.toml").read_text()) == {"fedavg": {"lr": 0.1}}
 
 
+def test_points_without_all_their_rows_have_no_value(tmp_path):
+    """A seed is missing, another ended early, a third is whole, a fourth ran out of memory, a fifth was refused."""
+    wanted = experiment(rounds=20, every=1, seeds=[0, 1]).completed()
+    lr = [{"lr": 0.1 * i} for i in range(1, 6)]
+    parts = [Program("fedavg", "a", lr[:3] + lr[4:], [0, 1, 2, 4]), Program("fedavg", "b", lr[3:4], [3])]
+    rows = [
+        ("a", 0, 0, 20),
+        ("a", 1, 0, 20),
+        ("a", 1, 1, 12),
+        ("a", 2, 0, 20),
+        ("a", 2, 1, 20),
+        ("a", 4, 0, 20),
+        ("a", 4, 1, 20),
+    ]
+    lines = [
+        json.dumps({"algorithm": key, "point": n, "seed": s, "round": r, "gradients": r, "validation_accuracy": 0.5})
+        for key, n, s, end in rows
+        for r in range(end + 1)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n\n\n")
+    found = judged(Sweep(wanted, []), wanted, parts, tmp_path, {"a": {4}}, {"b": "out of memory (8 bytes)"})
+    table = {json.dumps(p["values"]): (p["value"], p["note"]) for p in found["algorithms"]["fedavg"]["points"]}
+    assert list(table.values()) == [
+        (None, "diverged"), (None, "diverged"), (0.5, None), (None, "refused: its first rate is absurd"), (None, "out of memory"),
+    ]  # fmt: skip
+
+
+def test_a_metric_that_is_not_there_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="fedavg has no 'objective' on this problem"):
+        search(Sweep(experiment(), ["fedavg.lr=0.1"], metric="objective"), tmp_path / "s", Quiet())
+    assert not list(tmp_path.iterdir())
+
+
+def test_owners_of_few_samples_do_not_vanish_from_the_validation_split(tmp_path):
+    client = np.repeat(np.arange(20), [1, 2, 3, 4, 5] * 4)
+    x = np.random.default_rng(0).normal(size=(len(client), 3))
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(len(client)) % 2, client=client, x_test=x[:4], y_test=[0, 1, 0, 1])
+    own = {"data": str(tmp_path / "own.npz"), "partition": "by_client", "clients": 20, "model": "logistic", "batch": 4}
+    found = search(Sweep(experiment(problem=own, cohort=5), ["fedavg.lr=0.1"]), tmp_path / "s", Quiet())
+    assert found["algorithms"]["fedavg"]["points"][0]["value"] is not None
+    held = fedda.load(own["data"], partition="by_client", model="logistic", validation=True)
+    assert held.clients == 20 and len(held.test.y) == 4  # one of each five
+
+
 def test_the_winner_is_a_preset_that_runs(tmp_path):
     file = write(tmp_path / "tiny.toml")
     done = run_fedda("sweep", file, "--grid", "*.lr=x0.01,x1", "--out", tmp_path / "s")
@@ -192,7 +243,9 @@ def test_a_killed_sweep_goes_on_to_the_same_rows(tmp_path):
 @pytest.mark.parametrize("words,line", [
     (("--grid", "fedavg.lr=-1"), "FedAvg: lr must be > 0, got -1.0"),
     (("--grid", "*.lr=1", "--metric", "test_accuracy"), "must be one of 'validation_accuracy'"),
-    (("--grid", "*.lr=1", "--budget", "0"), "budget must be a whole number >= 1"),
+    (("--grid", "*.lr=1", "--budget", "0"), "budget must be a whole number from 1 to 10000"),
+    (("--grid", "*.lr=1", "--draw", "-1"), "--draw must be a whole number >= 0, got -1"),
+    (("--grid", "*.lr=1", "--save-seconds", "nan"), "--save-seconds must be >= 0"),
     (("--grid", "fedavg.steps=2.5"), "steps must be a whole number >= 1, got 2.5"),
     (("--grid", "fedda-mvr.mu0=three"), "mu0 must be one of"),
     (("--grid", "*.lr=1", "--resume"), "holds no sweep to go on with"),

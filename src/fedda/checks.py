@@ -94,7 +94,7 @@ def number(owner: str, name: str, value: Any, bound: Bound) -> None:
 def count(owner: str, name: str, value: Any, at_most: int | None = None) -> None:
     """Refuse what is not a whole number from 1 (to `at_most`)."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or value < 1 or (at_most is not None and value > at_most):
+    if not whole or not 1 <= value <= (10**12 if at_most is None else at_most):
         words = "a whole number >= 1" if at_most is None else f"a whole number from 1 to {at_most}"
         raise ValueError(f"{owner}: {name} must be {words}, got {shown(value)}")
 

@@ -68,7 +68,8 @@ class Lines:
             self.say(f"{label}: round {done} of {self.rounds}  {self.words}  {speed}")
 
     def end(self, label: str, word: str) -> None:
-        self.say(f"{label}: {word} in {time.monotonic() - self.began:.1f} s  {self.words}")
+        done = f" in {time.monotonic() - self.began:.1f} s  {self.words}" if word == "done" else ""
+        self.say(f"{label}: {word}{done}")
 
     def say(self, line: str) -> None:
         with suppress(OSError):  # a reader that went away does not end a run
@@ -153,4 +154,4 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None
     for row in rows:
         shown.add_row(*row)
     # "[b]" in a label is no markup.
-    Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False, highlight=False).print(shown)
+    Console(width=None if sys.stdout.isatty() else 500, markup=False, emoji=False, highlight=False).print(shown)

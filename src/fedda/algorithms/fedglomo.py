@@ -50,7 +50,7 @@ class FedGlomo(Algorithm):
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, x_prev, u, t = server
         D, change = cohort.average(self.local, x, x_prev, t)
-        b = torch.where(t == 0, 1.0, torch.as_tensor(self.server_beta, dtype=x.dtype, device=x.device)).to(x.dtype)
+        b = torch.where(t == 0, torch.ones_like(t), self.server_beta * torch.ones_like(t))
         u = b * D + (1 - b) * (u + change)
         return self.Server(x - u, x, u, t + self.steps)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..experiments import claims as judged
-from ..experiments.claims.compare import NOT_TESTED, WORDS
+from ..experiments.claims.compare import NOT_TESTED, SUPPORTED, WORDS
 from ..experiments.folder import Folder
 from ..report.format import plain
 from .app import app
@@ -33,26 +33,33 @@ def claims(
     FOLDERS are run folders, or folders that hold some at any depth.
     """
     groups = judged.verdicts(folders)
-    # As wide as the terminal, in a file wide enough; "[b]" in a label is no markup.
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False, highlight=False)
+    screen = console()
     for group in groups:
-        show(group, details, console)
+        show(group, details, screen)
     if json is not None:
         Folder(json.parent).write(json.name, judged.dumps(groups))
         print(f"verdicts: {json}")
 
 
+def console() -> Console:
+    """As wide as the terminal, in a file wide enough; "[b]" in a label is no markup."""
+    return Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False, highlight=False)
+
+
 def print_verdicts(folder: Path) -> None:
-    """The verdicts of one run in short."""
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False, highlight=False)
-    (group,) = judged.verdicts([folder])
-    for v in group.verdicts:
+    """The verdicts of one run in short, each on the run's own figure."""
+    group, screen = judged.alone(folder), console()
+    for v in group.verdicts if group else ():
         if v.verdict != NOT_TESTED:
-            on = f" (on {v.stand_in})" if v.stand_in else ""
-            console.print(
-                Text(f"{v.claim.id:4}").append(f"{v.verdict:14}", COLOURS[v.verdict]).append(v.claim.text + on)
-            )
+            screen.print(Text(f"{v.claim.id:4}").append(f"{v.verdict:14}", COLOURS[v.verdict]).append(in_short(v)))
     print(f"numbers: {shlex.join(['fedda', 'claims', str(folder)])}")
+
+
+def in_short(v: judged.Verdict) -> str:
+    held = sum(d.verdict == SUPPORTED for d in v.details)
+    remarks = "; ".join(filter(None, (f"on {v.stand_in}" if v.stand_in else "", *v.remarks)))
+    what = f"{held} of {len(v.details)} comparison{'s' * (len(v.details) != 1)}: {v.claim.text}"
+    return what + (f" ({remarks})" if remarks else "")
 
 
 def show(group: judged.Group, details: bool, console: Console) -> None:

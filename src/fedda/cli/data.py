@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from .. import registry
+from .. import checks, registry
 from ..data import Dataset, open_dataset, split
 from ..data.download import fetch
 from ..data.ondisk import ON_DISK, Download, OnDisk
-from ..data.partition import GIVEN
+from ..problems.loading import CLIENTS, names_owners, options_of
 from ..progress import table
 from .app import Plugins, app, load_plugins
 
@@ -182,14 +182,19 @@ def show(
     options = dict(map(word_and_value, option or []))
     entry = registry.partitions.find(partition)
     found = open_dataset(name)
+    for word in options:
+        if word not in options_of(entry):
+            raise ValueError(f"--option: {partition} has no word {word!r}; {checks.nearest(word, options_of(entry))}")
+    if seed < 0:
+        raise ValueError(f"--seed must be a whole number >= 0, got {seed}")
     if clients is None:
-        own = partition == "by_client" and found.client is not None
-        clients = len(np.unique(found.client)) if own else min(10, len(found.y))  # type: ignore[arg-type]
+        own = names_owners(partition) and found.client is not None
+        clients = len(np.unique(found.client)) if own else min(CLIENTS, len(found.y))  # type: ignore[arg-type]
     owner = split(partition, found.y, clients, seed, found.client, **options)
     from ..data.picture import draw
 
     title = Path(name).stem if name not in registry.datasets.entries else name
-    used = {word: value for word, value in entry.defaults.items() if word not in GIVEN} | options
+    used = options_of(entry) | options
     words = [f"{word} = {value}" for word, value in used.items()] + [f"seed {seed}"] * ("seed" in entry.defaults)
     file = out or Path(f"{title}.png")
     file.write_bytes(draw(title, found, owner, f"{partition} ({', '.join(words)})" if words else partition))

@@ -91,7 +91,11 @@ def print_summaries(folders: list[Path]) -> None:
     shown = [c for c in COLUMNS if any(row.get(c) is not None for _, row in found)]
     rows = []
     for name, row in found:
-        cells = [row["label"], *([name] if len(folders) > 1 else []), str(row["rounds"])]
+        cells = [
+            row["label"] + (" (failed)" if row["failure"] else ""),
+            *([name] if len(folders) > 1 else []),
+            str(row["rounds"]),
+        ]
         cells.append(f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else ""))
         for c in shown:
             percent = c.endswith(("accuracy", "density", "nonzero"))

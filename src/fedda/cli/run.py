@@ -24,6 +24,18 @@ from .claims import print_verdicts
 from .look import print_summaries
 
 
+def refuse_how(engine: str, device: str | None, resume: bool, overwrite: bool, save_seconds: float) -> None:
+    """Refuse what `run` and `sweep` cannot be told together, or at all."""
+    if resume and overwrite:
+        raise ValueError("--resume and --overwrite exclude each other")
+    if not (math.isfinite(save_seconds) and save_seconds >= 0):
+        raise ValueError(f"--save-seconds must be >= 0, got {save_seconds}")
+    if engine != "auto":
+        registry.engines.find(engine)
+    if device is not None:
+        usable_device(device, "--device")
+
+
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
     """A disk that fills up in the middle of a run: what is there can be gone on with."""
@@ -70,16 +82,9 @@ def run(
     EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file.
     """
     load_plugins(plugin)
-    if resume and overwrite:
-        raise ValueError("--resume and --overwrite exclude each other")
-    if not (math.isfinite(save_seconds) and save_seconds >= 0):
-        raise ValueError(f"--save-seconds must be >= 0, got {save_seconds}")
-    if engine != "auto":
-        registry.engines.find(engine)
+    refuse_how(engine, device, resume, overwrite, save_seconds)
     wanted = choose(find(experiment), rounds, algorithms, seeds, data, preset, words or ())
     place = out or Path("runs") / wanted.name
-    if device is not None:
-        usable_device(device, "--device")
     if resume:
         wanted = resumed(wanted, place, rounds)
     watch = watcher(list(wanted.algorithms))
@@ -94,3 +99,6 @@ def run(
         if claimed:
             print_verdicts(place)
     print(f"report: {page}")
+    failed = [row["label"] for row in report.summary(place) if row["failure"]]
+    if len(failed) == len(wanted.algorithms):
+        raise typer.Exit(1)

@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
-from .. import registry, report
-from ..arguments import usable_device
+from .. import report
 from ..experiments import find
 from ..experiments.choose import choose
 from ..experiments.sweep import Sweep, search
 from ..progress import watcher
 from .app import Plugins, Words, app, load_plugins
 from .look import print_choices
-from .run import reporting, writing
+from .run import refuse_how, reporting, writing
 
 
 @app.command(epilog='Example: fedda sweep digits --grid "*.lr=x0.25,x0.5,x1,x2,x4" --rounds 60')
@@ -45,12 +44,7 @@ def sweep(
     to best.toml: `fedda run EXPERIMENT --preset FOLDER/best.toml` runs it.
     """
     load_plugins(plugin)
-    if resume and overwrite:
-        raise ValueError("--resume and --overwrite exclude each other")
-    if engine != "auto":
-        registry.engines.find(engine)
-    if device is not None:
-        usable_device(device, "--device")
+    refuse_how(engine, device, resume, overwrite, save_seconds)
     wanted = choose(find(experiment), rounds, algorithms, seeds, data, None, words or ())
     place = out or Path("runs") / f"{wanted.name}-sweep"
     watch = watcher([])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .datasets import Dataset, hold_out
+from .datasets import Dataset, hold_out, moments
 from .files import BadFile
 
 Array = np.ndarray
@@ -127,24 +127,3 @@ def owners(where: Path, name: str, client: Array, n: int) -> Array:
     if client.dtype.kind not in "uiUS":
         raise BadFile(where, f"{name} must be whole numbers or texts, got {client.dtype}")
     return client.astype(np.int64) if client.dtype.kind in "ui" else client
-
-
-def moments(x: Array) -> tuple[Array, Array]:
-    """Mean and deviation of each channel of uint8 images, float32 [channels].
-
-    From counts of the 256 values: exact in whole numbers, whatever the size, and without a copy as floats.
-
-    >>> moments(np.array([[[[0, 4]]]], np.uint8))
-    (array([2.], dtype=float32), array([2.], dtype=float32))
-    """
-    counts = np.zeros((x.shape[1], 256), dtype=np.int64)
-    for begin in range(0, len(x), 1024):
-        for c, count in enumerate(counts):
-            count += np.bincount(x[begin : begin + 1024, c].ravel(), minlength=256)
-    values = np.arange(256, dtype=np.float64)
-    total = counts.sum(axis=1)
-    mean = counts @ values / total
-    variance = (counts * (values - mean[:, None]) ** 2).sum(axis=1) / total
-    # A channel without contrast is shifted to zero and not divided by it.
-    std = np.sqrt(np.where(variance > 0, variance, 1.0))
-    return mean.astype(np.float32), std.astype(np.float32)

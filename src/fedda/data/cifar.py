@@ -118,6 +118,8 @@ class Kind:
 
     def array(self, raw: Any, shape: Any, order: str) -> Array:
         kind = np.dtype(self.order + self.code)
+        if not isinstance(shape, tuple) or len(shape) > 4 or not all(type(n) is int and n >= 0 for n in shape):
+            raise pickle.UnpicklingError("an array of a strange shape")
         if not isinstance(raw, bytes | bytearray) or math.prod(shape) * kind.itemsize != len(raw):
             raise pickle.UnpicklingError("an array whose shape and bytes disagree")
         return np.frombuffer(raw, kind).reshape(shape, order="F" if order == "F" else "C")

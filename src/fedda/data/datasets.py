@@ -32,16 +32,42 @@ class Dataset(NamedTuple):
     names: tuple[str, ...] | None = None
 
     def validation(self) -> Dataset:
-        """The training part alone, a fifth of it in the place of the test set."""
-        train, test = held_out(len(self.y), draw=1)
+        """The training part alone, a fifth of it in the place of the test set; where the data names owners, a fifth of
+        each owner's samples, so that none of them vanishes."""
+        train, test = held_out(len(self.y), draw=1) if self.client is None else held_out_of_each(self.client, draw=1)
+        x = self.x[train]
+        mean, std = (None, None) if self.mean is None else moments(x)  # what is held out is not looked at
         return self._replace(
-            x=self.x[train],
+            mean=mean,
+            std=std,
+            x=x,
             y=self.y[train],
             x_test=self.x[test],
             y_test=self.y[test],
             client=None if self.client is None else self.client[train],
             client_test=None if self.client is None else self.client[test],
         )
+
+    def resplit(self, fraction: float = 0.1) -> Dataset:
+        """Both parts put together and divided anew: a tenth of the samples, of each owner where there are owners, drawn
+        at random for testing. For files whose own test part is of another kind than their training part."""
+        x, y = np.concatenate([self.x, self.x_test]), np.concatenate([self.y, self.y_test])
+        owned = self.client is not None and self.client_test is not None
+        client = np.concatenate([self.client, self.client_test]) if owned else None
+        if client is None:
+            train, test = held_out(len(y), 2, fraction)
+        else:
+            train, test = held_out_of_each(client, 2, fraction)
+        mean, std = (None, None) if self.mean is None else moments(x[train])
+        whose, tested = (None, None) if client is None else (client[train], client[test])
+        return self._replace(
+            x=x[train], y=y[train], x_test=x[test], y_test=y[test], client=whose, client_test=tested, mean=mean, std=std
+        )
+
+    def shift(self) -> float:
+        """How far the classes of the test part are from those of the training part, 0 (alike) to 1 (none in common)."""
+        shares = [np.bincount(y, minlength=self.classes) / len(y) for y in (self.y, self.y_test)]
+        return float(np.abs(shares[0] - shares[1]).sum() / 2)
 
 
 @datasets.register("digits")
@@ -84,3 +110,34 @@ def held_out(n: int, draw: int, fraction: float = 0.2) -> tuple[Array, Array]:
     order = rng.permutation(rng.fold(rng.key(0, rng.SPLIT), draw), n).numpy()
     test, train = np.split(order, [round(fraction * n)])
     return train, test
+
+
+def held_out_of_each(client: Array, draw: int, fraction: float = 0.2) -> tuple[Array, Array]:
+    """The same with a share of each owner's samples, rounded down: an owner keeps one at least."""
+    _, owner, sizes = np.unique(np.asarray(client), return_inverse=True, return_counts=True)
+    order = rng.permutation(rng.fold(rng.key(0, rng.SPLIT), draw), len(owner)).numpy()
+    order = order[np.argsort(owner[order], kind="stable")]  # by owner, shuffled within
+    rank = np.arange(len(order)) - (np.cumsum(sizes) - sizes)[owner[order]]
+    test = rank < np.floor(fraction * sizes)[owner[order]]
+    return order[~test], order[test]
+
+
+def moments(x: Array) -> tuple[Array, Array]:
+    """Mean and deviation of each channel of uint8 images, float32 [channels].
+
+    From counts of the 256 values: exact in whole numbers, whatever the size, and without a copy as floats.
+
+    >>> moments(np.array([[[[0, 4]]]], np.uint8))
+    (array([2.], dtype=float32), array([2.], dtype=float32))
+    """
+    counts = np.zeros((x.shape[1], 256), dtype=np.int64)
+    for begin in range(0, len(x), 1024):
+        for c, count in enumerate(counts):
+            count += np.bincount(x[begin : begin + 1024, c].ravel(), minlength=256)
+    values = np.arange(256, dtype=np.float64)
+    total = counts.sum(axis=1)
+    mean = counts @ values / total
+    variance = (counts * (values - mean[:, None]) ** 2).sum(axis=1) / total
+    # A channel without contrast is shifted to zero and not divided by it.
+    std = np.sqrt(np.where(variance > 0, variance, 1.0))
+    return mean.astype(np.float32), std.astype(np.float32)

@@ -27,7 +27,7 @@ def read_npz(path: Path, names: Sequence[str] | None = None) -> Dataset:
             if need not in found:
                 have = ", ".join(found) or "none of them"
                 raise BadFile(path, f"must hold the arrays x and y, or {', '.join(MEDMNIST)}; it has {have}")
-        if medmnist:  # its validation part is for choosing hyper-parameters: neither trained on nor tested on
+        if medmnist:  # its validation part is left alone: sweeps hold out samples of the training part, as everywhere
             for part in ("train_images", "test_images"):
                 if found[part].dtype != np.uint8:
                     raise BadFile(path, f"{part} must be uint8 images, got {found[part].dtype}")

@@ -63,7 +63,7 @@ class OnDisk:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         way = f"fetch it with: fedda data fetch {self.name}" if self.downloads else self.how
         words = f"{self.name}: {home() / missing[0]}{more} is absent; {way}"
-        return f"{words} (FEDDA_DATA names another folder)"
+        return f"{words} (set FEDDA_DATA to use another folder)"
 
 
 ON_DISK: dict[str, OnDisk] = {}

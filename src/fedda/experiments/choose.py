@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import checks, presets
+from ..problems import options_of
 from ..registry import algorithms as known
+from ..registry import models, partitions
 from .config import Experiment, checked, read
 
 
@@ -34,25 +37,55 @@ def choose(
     if rounds is not None:
         checks.count("command line", "rounds", rounds)
         table["rounds"] = rounds
-    if data is not None:
-        table["problem"]["data"] = data
-    if algorithms is not None:
-        table["algorithms"] = _chosen(experiment, algorithms)
     if seeds is not None:
         try:
             table["seeds"] = [int(seed) for seed in seeds.split(",")]
         except ValueError:
             raise ValueError(f"--seeds must be whole numbers by comma, such as 0,1,2, got {seeds!r}") from None
+    if algorithms is not None:
+        table["algorithms"] = _chosen(experiment, algorithms)
     if preset is not None:
-        table["setting"] = "tuned"
-        tuned = presets.read(preset)
-        if not set(tuned) & set(table["algorithms"]):
-            raise ValueError(f"--preset: {preset} has values for {', '.join(tuned) or 'nothing'}, not for this run")
-        for label in table["algorithms"]:
-            table["algorithms"][label] |= tuned.get(label, {})
+        table["setting"] = _take(table["algorithms"], preset)
+    before = copy.deepcopy(table)
+    if data is not None:
+        table["problem"]["data"] = data
     for text in words:
         _set(table, text)
+    _drop_options(table["problem"], before["problem"])
+    # The paper's values with one of them changed are not the paper's, and must not be called so.
+    other = any(table[key] != before[key] for key in ("problem", "algorithms"))
+    other = other or not set(table["algorithms"]) <= set(experiment.algorithms)
+    if other and table["setting"] == before["setting"] != "":
+        table["setting"] = "changed"
     return checked(table, "command line")
+
+
+def _drop_options(problem: dict[str, Any], before: dict[str, Any]) -> None:
+    """With another partition or model the old one's options mean nothing; those just given are left to be judged."""
+    if all(problem.get(word) == before.get(word) for word in ("partition", "model")):
+        return
+    for kind, word in ((partitions, "partition"), (models, "model")):
+        for option in options_of(kind.find(before[word])) if problem.get(word) != before[word] else ():
+            if option in before and problem.get(option) == before[option]:
+                del problem[option]
+
+
+def _take(tables: dict[str, Any], preset: Path) -> str:
+    """Put the values of a preset file in their places; what the setting is called then."""
+    tuned = presets.read(preset)
+    for label, words in tuned.items():
+        if label in tables and "name" in words:
+            raise ValueError(f"--preset: {preset}: [{label}] holds values, not the name of another algorithm")
+    if not set(tuned) & set(tables):
+        raise ValueError(f"--preset: {preset} has values for {', '.join(tuned) or 'nothing'}, not for this run")
+    for label in tables:
+        tables[label] |= tuned.get(label, {})
+    return "tuned" if set(tables) <= set(tuned) else "changed"
+
+
+def owner_of(path: str, labels: Iterable[str]) -> str | None:
+    """The label that a dotted path begins with: the longest, as a label may have dots in it."""
+    return max((label for label in labels if path.startswith(f"{label}.")), key=len, default=None)
 
 
 def _chosen(experiment: Experiment, algorithms: str) -> dict[str, Any]:
@@ -70,7 +103,7 @@ def _chosen(experiment: Experiment, algorithms: str) -> dict[str, Any]:
 def _set(table: dict[str, Any], text: str) -> None:
     """One word of the command line, with a value as TOML has it; a bare word is a text, none takes the word out."""
     path, equals, value = text.partition("=")
-    owner = next((name for name in ("problem", *table["algorithms"]) if path.startswith(f"{name}.")), None)
+    owner = owner_of(path, ("problem", *table["algorithms"]))
     place = table if owner is None else table["problem"] if owner == "problem" else table["algorithms"][owner]
     word = path if owner is None else path[len(owner) + 1 :]
     if not equals or not word or (owner is None and (word in ("problem", "algorithms") or word not in table)):

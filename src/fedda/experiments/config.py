@@ -20,6 +20,7 @@ from ..registry import algorithms, expanded, make, models, partitions
 from .toml import dumps
 
 SEED = 2**63  # seeds are counters of 63 bits
+MOST = 10**9  # rounds that anybody can mean
 
 
 class ProblemTable(BaseModel):
@@ -32,6 +33,7 @@ class ProblemTable(BaseModel):
     model: str = "mlp"
     batch: int = Field(16, ge=1)
     seed: int = Field(0, ge=0, lt=SEED)
+    resplit: bool = False
 
     def build(self, validation: bool = False) -> Neural:
         words = self.model_dump()
@@ -62,7 +64,7 @@ class Experiment(BaseModel):
     title: str = ""
     figure: str = ""  # the figure of the paper whose claims this run can speak to
     setting: str = ""  # whose hyper-parameters these are: "paper", "tuned", ...
-    rounds: int = Field(ge=1)
+    rounds: int = Field(ge=1, le=MOST)
     every: int | None = Field(None, ge=1)
     cohort: int | None = Field(None, ge=1)
     seeds: list[int] = [0]

@@ -154,8 +154,7 @@ class Folder:
         # The slug is for people; the number tells labels apart.
         slug = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")[:40]
         file = f"{number:02d}-{slug}-{int(tensors['round'])}.safetensors"
-        # Cloned: an algorithm may hold one tensor under two names at first, and safetensors refuses that.
-        content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+        content = save(apart({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}))
         self.write(f"checkpoint/{file}", content)
         self.state["algorithms"][label] = {"file": file, "crc32": zlib.crc32(content), **facts}
         self.commit()
@@ -194,7 +193,8 @@ class Folder:
         """The rows in the order and at the rounds of a run that was asked for all its rounds at once."""
         lengths = dict(self.state["rows"])
         for name in ROWS:
-            rows = (self.path / name).read_bytes().splitlines(keepends=True)
+            # A kill while this was done before leaves empty lines at the end.
+            rows = [row for row in (self.path / name).read_bytes().splitlines(keepends=True) if row.strip()]
             parsed = [json.loads(row) for row in rows]
             keyed = [(labels.index(row["algorithm"]), row["round"]) for row in parsed]
             due = [i for i, (_, r) in enumerate(keyed) if r % every == 0 or r == rounds]
@@ -204,7 +204,7 @@ class Folder:
             content = b"".join(rows[i] for i in keep)
             lengths[name] = len(content)
             # As long as the checkpoint says, until it says otherwise: a kill in between harms nothing.
-            if keep != list(range(len(rows))):
+            if keep != list(range(len(rows))) or lengths[name] != self.state["rows"][name]:
                 self.write(name, content + b"\n" * (self.state["rows"][name] - len(content)))
         if lengths != self.state["rows"]:
             self.commit(lengths)
@@ -234,6 +234,17 @@ class Folder:
         handle = os.open(final.parent, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
+
+
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """An algorithm may hold one tensor under two names at first, which safetensors refuses: a copy for the second."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return found
 
 
 @contextmanager

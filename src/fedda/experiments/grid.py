@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import checks
 from ..registry import algorithms
+from .choose import owner_of
 from .config import Experiment, hyper
 
 Point = dict[str, Any]  # word -> value; "prox.gamma" is gamma in the table prox
@@ -59,7 +60,7 @@ def points(experiment: Experiment, grids: list[str], budget: int | None, draw: i
     chosen = {label: _points(found[label], label, budget, draw) for label in complete.algorithms if label in found}
     sizes = {label: len(some) for label, some in chosen.items()}
     fewest, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
-    if sizes[fewest] != sizes[most]:
+    if sizes[fewest] != sizes[most] or (budget is not None and sizes[fewest] < budget):
         wanted = f"the budget is {budget}" if budget else f"{most} has {sizes[most]}"
         raise ValueError(
             f"--grid: {fewest} has {sizes[fewest]} points but {wanted}: every algorithm gets as many; "
@@ -83,8 +84,7 @@ def placed(words: dict[str, Any], point: Point) -> dict[str, Any]:
 
 def _axes(experiment: Experiment, text: str) -> list[Axis]:
     name, equals, values = text.partition("=")
-    # A label may have dots in it, a word has one at most (prox.gamma).
-    label = next((own for own in ("*", *experiment.algorithms) if name.startswith(f"{own}.")), None)
+    label = owner_of(name, ("*", *experiment.algorithms))
     word = name[len(label) + 1 :] if label else ""
     if not equals or not values.strip() or label is None or not word:
         known = ", ".join(experiment.algorithms)
@@ -117,7 +117,7 @@ def _value(words: dict[str, Any], word: str) -> Any:
 def _values(label: str, word: str, text: str, base: Any) -> list[Any] | Range:
     owner = f"--grid: {label}.{word}"
 
-    def number(part: str) -> float:
+    def number(part: str) -> int | float:
         times = part.startswith("x")
         try:
             value = float(part.removeprefix("x"))
@@ -127,6 +127,10 @@ def _values(label: str, word: str, text: str, base: Any) -> list[Any] | Range:
             raise ValueError(f"{owner}: {part!r} is a multiple, but the experiment gives no number: {base!r}")
         if not math.isfinite(value):
             raise ValueError(f"{owner} must be finite, got {part!r}")
+        if times and isinstance(base, int):
+            if not (value * base).is_integer():
+                raise ValueError(f"{owner}: {part!r} of {base} is no whole number")
+            return int(value * base)
         return value * base if times else value
 
     parts = [part.strip() for part in text.split(",") if part.strip()]

@@ -56,14 +56,11 @@ class Work:
     watch: Progress
     save_seconds: float
 
-    def try_out(self, jobs: Sequence[Job]) -> dict[str, Tensor]:
-        """Start every job once, so that a mistake in the last is found before anything is written; which replicas begin
-        with an absurd rate."""
-        absurd = {}
+    def try_out(self, jobs: Sequence[Job], look: Callable[[Job, Run], None] = lambda job, run: None) -> None:
+        """Start every job once, so that a mistake in the last is found before anything is written."""
         for job in jobs:
             with suppressed_memory():
-                absurd[job.label] = job.start(None).absurd
-        return absurd
+                look(job, job.start(None))
 
     def do(self, jobs: Sequence[Job], resume: bool, files: dict[str, str]) -> None:
         """All jobs into the folder, from where they stand; `files` are what the folder holds from the start on."""
@@ -124,7 +121,7 @@ class Work:
 
         if run.round == 0:
             note()
-        saved = time.monotonic()
+        saved, pause = time.monotonic(), self.save_seconds
         while run.round < experiment.rounds:
             began = time.perf_counter()
             run.advance()
@@ -136,9 +133,11 @@ class Work:
                 note()
             else:
                 self.watch.advance(label, run.round, None)
-            if stop or run.round == experiment.rounds or time.monotonic() - saved >= self.save_seconds:
+            if stop or run.round == experiment.rounds or time.monotonic() - saved >= pause:
+                began_saving = time.monotonic()
                 yield seconds
                 saved = time.monotonic()
+                pause = max(self.save_seconds, 10 * (saved - began_saving))  # a large state is not saved all the time
 
 
 def no_memory(why: BaseException) -> bool:

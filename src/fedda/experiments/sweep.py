@@ -17,12 +17,12 @@ from torch import Tensor
 from .. import checks
 from ..registry import make
 from ..training import Run
-from .claims.values import mean, tail
 from .config import Experiment, hyper, owned
 from .folder import Folder
 from .grid import Point, placed, points
-from .jobs import Job, Progress, Work
+from .jobs import MEMORY, Job, Progress, Work
 from .runner import built, environment, started
+from .tail import mean, tail
 from .toml import dumps
 
 METRICS = {
@@ -48,7 +48,9 @@ class Sweep:
     def __post_init__(self) -> None:
         checks.one_of("--metric", "a metric", self.metric, METRICS)
         if self.budget is not None:
-            checks.count("sweep", "budget", self.budget)
+            checks.count("sweep", "budget", self.budget, at_most=10_000)
+        if self.draw < 0:
+            raise ValueError(f"--draw must be a whole number >= 0, got {self.draw}")
 
     def toml(self) -> str:
         words = {"grid": self.grids, "budget": self.budget, "metric": self.metric, "draw": self.draw}
@@ -90,12 +92,17 @@ def search(
     seeds = experiment.seeds
     problem = built(experiment, device, max(len(p.points) for p in parts) * len(seeds), validation=True)
 
+    absurd: dict[str, set[int]] = {}  # program -> points that begin with a step that a run would refuse
+
     def start(part: Program, state: dict[str, Tensor] | None) -> Run:
         with owned(f"{experiment.name}: {part.label}"):
             algorithm = stacked(experiment.algorithms[part.label], part.points, len(seeds))
         # Refused one by one, below: the other points of the program are good.
         every = seeds * len(part.points)
-        return started(experiment, part.label, algorithm, problem, every, state, engine=engine, force=True)
+        run = started(experiment, part.label, algorithm, problem, every, state, engine=engine, force=True)
+        if state is None:
+            absurd[part.key] = {part.numbers[i // len(seeds)] for i in run.absurd.nonzero().flatten().tolist()}
+        return run
 
     def row(part: Program, replica: int, found: dict[str, Any]) -> dict[str, Any]:
         number = replica // len(seeds)
@@ -103,14 +110,16 @@ def search(
 
     jobs = [Job(part.key, partial(start, part), partial(row, part)) for part in parts]
     work = Work(experiment, folder, watch, save_seconds)
-    begun = work.try_out(jobs)
+
+    def look(job: Job, run: Run) -> None:
+        (measured, *_) = (job.row(0, row) for row in run.evaluate())
+        if sweep.metric not in measured:
+            raise ValueError(f"--metric: {job.label} has no {sweep.metric!r} on this problem")
+
+    work.try_out(jobs, look)
     work.do(jobs, resume, files | {"environment.json": environment(problem, engine)})
-    absurd = set() if sweep.force else {
-        (part.key, part.numbers[replica // len(seeds)])
-        for part in parts if part.key in begun
-        for replica in begun[part.key].nonzero().flatten().tolist()
-    }  # fmt: skip
-    found = judged(sweep, experiment, parts, folder.path, absurd)
+    failures = {key: facts["failure"] for key, facts in folder.state["algorithms"].items() if "failure" in facts}
+    found = judged(sweep, experiment, parts, folder.path, {} if sweep.force else absurd, failures)
     folder.write("sweep.json", json.dumps(found, indent=1) + "\n")
     folder.write("best.toml", winners(sweep, experiment, found))
     return found
@@ -144,11 +153,16 @@ def stacked(words: dict[str, Any], some: list[Point], seeds: int) -> Any:
 
 
 def judged(
-    sweep: Sweep, experiment: Experiment, parts: list[Program], path: Path, absurd: set[tuple[str, int]]
-) -> dict[str, Any]:  # fmt: skip
+    sweep: Sweep,
+    experiment: Experiment,
+    parts: list[Program],
+    path: Path,
+    absurd: dict[str, set[int]],
+    failures: dict[str, str],
+) -> dict[str, Any]:
     """What every point came to: the metric's mean over the last 5 % of the rounds, then over the seeds."""
     rows: dict[tuple[str, int], dict[int, list[dict[str, Any]]]] = {}
-    for row in map(json.loads, (path / "metrics.jsonl").read_text().splitlines()):
+    for row in map(json.loads, filter(str.strip, (path / "metrics.jsonl").read_text().splitlines())):
         rows.setdefault((row["algorithm"], row["point"]), {}).setdefault(row["seed"], []).append(row)
     tables: dict[str, Any] = {}
     for part in parts:
@@ -159,14 +173,15 @@ def judged(
             # A point that ended before the last round has no value, whatever it had on the way.
             ended = any(one[-1]["round"] < experiment.rounds for one in own.values())
             fine = len(each) == len(experiment.seeds) and all(map(math.isfinite, each)) and not ended
-            refused = (part.key, number) in absurd
-            fine = fine and not refused
+            note = None if fine else "out of memory" if failures.get(part.key, "").startswith(MEMORY) else "diverged"
+            if number in absurd.get(part.key, ()):
+                fine, note = False, "refused: its first rate is absurd"
             table["points"].append({
                 "values": point,
                 "value": statistics.fmean(each) if fine else None,
                 "std": statistics.stdev(each) if fine and len(each) > 1 else None,
                 "seeds": len(each),
-                "note": "refused: its first rate is absurd" if refused else None if fine else "diverged",
+                "note": note,
                 "best": False,
                 "gradients": max((one[-1]["gradients"] for one in own.values()), default=None),
             })  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from .neural import Loss, Neural, flatten
 from .own import problem
 
 CLIENTS = 10  # where neither the user nor the data says
+SHIFT = 0.5  # between the classes of the two parts; two random parts of LEAF's FEMNIST have 0.05
 
 
 def load(
@@ -28,6 +30,7 @@ def load(
     batch: int = 16,
     seed: int = 0,
     validation: bool = False,
+    resplit: bool = False,
     dtype: torch.dtype = torch.float32,
     device: Any = None,
     **options: Any,
@@ -35,6 +38,7 @@ def load(
     """A data set (a name, a .npz file or a folder of images) over clients with a model; options go to the partition
     (rho, alpha) and the model (hidden, filters). There are 10 `clients` by default, with the partition `by_client` all
     that the data names. `seed` is the partition's; a run's own seed chooses the model's first parameters.
+    With `resplit`, training and test samples are put together and divided anew, at random within each owner.
     With `validation`, a fifth of the training samples takes the place of the test set: for choosing hyper-parameters.
 
     >>> import fedda
@@ -51,6 +55,14 @@ def load(
             raise ValueError(f"load: no option {word!r} with {partition} and {model}; {hint}")
     how, what = ({k: v for k, v in options.items() if k in taken} for taken in takes)
     data = open_dataset(name)
+    if resplit:
+        data = data.resplit()
+    elif data.shift() > SHIFT:
+        warnings.warn(
+            f"{name}: its test part has other classes than its training part (a distance of {data.shift():.2f} from "
+            "0 to 1): resplit = true divides both anew",
+            stacklevel=2,
+        )
     data = data.validation() if validation else data
     owned = names_owners(partition)
     if clients is None:

@@ -13,7 +13,7 @@ NOT_SUPPORTED, NOT_TESTED = "NOT SUPPORTED", "NOT TESTED"
 WORDS = (SUPPORTED, PARTIAL, NOT_SUPPORTED, INCONCLUSIVE, NOT_TESTED)
 SEEDS = 3  # fewer decide nothing
 EQUAL = 1e-12  # rounding is no difference
-LOWER = frozenset(("train_loss", "test_loss", "density", "nonzero"))  # lower is better
+LOWER = frozenset(("train_loss", "test_loss", "density", "nonzero"))  # lower is better; of the others, higher
 
 Table = Mapping[str, Method]
 
@@ -60,20 +60,19 @@ def decide(difference: Value) -> str:
 def combine(verdicts: Iterable[str]) -> str:
     """The verdict on a claim of many parts; a part that is not tested is one that is not shown.
 
-    >>> combine([SUPPORTED, SUPPORTED]), combine([SUPPORTED, NOT_TESTED]), combine([NOT_SUPPORTED, NOT_TESTED])
-    ('SUPPORTED', 'PARTIAL', 'NOT SUPPORTED')
-    >>> combine([NOT_SUPPORTED, INCONCLUSIVE]), combine([])
-    ('INCONCLUSIVE', 'NOT TESTED')
+    >>> combine([SUPPORTED, SUPPORTED]), combine([SUPPORTED, NOT_TESTED]), combine([SUPPORTED, NOT_SUPPORTED])
+    ('SUPPORTED', 'PARTIAL', 'PARTIAL')
+    >>> combine([NOT_SUPPORTED, INCONCLUSIVE]), combine([INCONCLUSIVE, NOT_TESTED]), combine([])
+    ('NOT SUPPORTED', 'INCONCLUSIVE', 'NOT TESTED')
     """
-    all_parts = list(verdicts)
-    tested = {verdict for verdict in all_parts if verdict != NOT_TESTED}
-    if not tested:
+    parts = set(verdicts)
+    if parts <= {NOT_TESTED}:
         return NOT_TESTED
-    if tested == {SUPPORTED} and NOT_TESTED not in all_parts:
+    if parts == {SUPPORTED}:
         return SUPPORTED
-    if tested == {NOT_SUPPORTED}:
-        return NOT_SUPPORTED
-    return PARTIAL if tested & {SUPPORTED, PARTIAL} else INCONCLUSIVE
+    if parts & {SUPPORTED, PARTIAL}:
+        return PARTIAL
+    return NOT_SUPPORTED if NOT_SUPPORTED in parts else INCONCLUSIVE
 
 
 def worth(table: Table, key: str, metric: str) -> Value | None:
@@ -124,6 +123,11 @@ def detail(
         d.area if math.isfinite(d.area) else None,
         d.seeds,
     )
+
+
+def not_run(comparison: str, metric: str) -> Detail:
+    """A part of the claim that no run tells of: a method or a number of steps is missing."""
+    return Detail(comparison, metric, NOT_TESTED)
 
 
 def raw(table: Table, key: str, metric: str) -> float | None:

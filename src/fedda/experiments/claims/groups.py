@@ -11,6 +11,7 @@ from typing import Any
 from ..folder import Folder
 from .compare import NOT_TESTED, WORDS
 from .judge import Theory, Verdict, judge
+from .pool import not_a_piece
 from .runs import Source, source, sources
 from .statements import claims
 
@@ -53,12 +54,25 @@ def verdicts(folders: Iterable[str | Path]) -> list[Group]:
 def _group(setting: str, runs: list[Source], theory: Theory) -> Group:
     judged = [judge(claim, runs, theory) for claim in claims()]
     used = [s for verdict in judged for s in verdict.sources]
-    known = {figure for claim in claims() for figure in claim.named}
-    notes = []
-    for s in (s for s in runs if s not in used):
-        why = f"not used, another run speaks to {s.figure}" if s.figure in known else f"no claim is about {s.figure!r}"
-        notes.append(f"{s.run.folder}: {why}")
+    notes = [f"{s.run.folder}: {why}" for verdict in judged for s, why in verdict.apart]
+    notes += [f"{s.run.folder}: not used: {_unused(s, used)}" for s in runs if s not in used]
+    notes = list(dict.fromkeys(notes))
     return Group(setting, list(dict.fromkeys(s.name for s in runs)), judged, notes)
+
+
+def _unused(s: Source, used: Sequence[Source]) -> str:
+    """Why a run speaks to nothing."""
+    head = next((other for other in used if other.figure == s.figure), None)
+    if head is None:
+        known = any(s.figure in claim.named for claim in claims())
+        return f"nothing to compare {s.figure} with" if known else f"no claim is about {s.figure!r}"
+    why = not_a_piece(s, head)
+    if not why and s.name == head.name and s.unfinished:
+        why = "unfinished"
+    if not why and s.name == head.name:
+        both = sorted(s.ran & {label for other in used if other.figure == s.figure for label in other.ran})
+        why = f"both have {', '.join(both[:3])}" + (f" and {len(both) - 3} more" if len(both) > 3 else "")
+    return f"{head.run.folder} speaks to {s.figure}" + (f" ({why.removeprefix('with ')})" if why else "")
 
 
 def _check(theory: Theory) -> None:
@@ -70,23 +84,31 @@ def _check(theory: Theory) -> None:
             raise ValueError(f"theory.json: {name}: verdict must be one of {', '.join(WORDS)}, got {says['verdict']!r}")
 
 
-def write(folder: str | Path) -> Path | None:
-    """Write `claims.json` into a run folder, whole or not at all: the claims that this run alone speaks to.
-
-    Nothing is written, and None is given back, where the run belongs to no figure of the paper.
-    """
+def alone(folder: str | Path) -> Group | None:
+    """The verdicts on what one run speaks to, each on the run's own figure; None where it belongs to none."""
     one = source(folder)
     if not one.figure:
         return None
     found = []
     for claim in claims():
         if one.figure in claim.named:
-            verdict = judge(claim, [one], {})
+            verdict = judge(claim, [one], {}, alone=True)
             # A figure that only lends to a claim says nothing alone.
             own = any(one.figure in (case if claim.either else case[:1]) for case in claim.figures)
             found += [verdict] if own or verdict.verdict != NOT_TESTED else []
+    return Group(one.setting, [one.name], found)
+
+
+def write(folder: str | Path) -> Path | None:
+    """Write `claims.json` into a run folder, whole or not at all: the claims that this run alone speaks to.
+
+    Nothing is written, and None is given back, where the run belongs to no figure of the paper.
+    """
+    group = alone(folder)
+    if group is None:
+        return None
     path = Path(folder) / "claims.json"
-    Folder(path.parent).write(path.name, dumps([Group(one.setting, [one.name], found)]))
+    Folder(path.parent).write(path.name, dumps([group]))
     return path
 
 

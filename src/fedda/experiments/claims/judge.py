@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import kinds, ranks, rise, steps
-from .compare import NOT_TESTED, SEEDS, Detail, Judged, Table, combine
-from .pool import NO_RUN, choose, tabulate
+from .compare import NOT_TESTED, SEEDS, SUPPORTED, Detail, Judged, Table, combine
+from .kinds import key
+from .pool import NO_RUN, Choice, choose, tabulate
 from .runs import Source
 from .statements import Claim
-from .words import collapsed, named, sentence, variants
+from .words import collapsed, counts, named, sentence, variants
 
 KINDS = {
     "beats": kinds.beats, "at_least": kinds.at_least, "most": kinds.most, "largest": kinds.largest, "drop": kinds.drop,
@@ -35,42 +36,73 @@ class Verdict:
     stand_in: str | None = None
     details: Sequence[Detail] = ()
     sources: Sequence[Source] = ()  # the runs that were looked at
+    remarks: Sequence[str] = ()  # the short part of the reason: what qualifies the verdict
+    apart: Sequence[tuple[Source, str]] = ()  # runs that could not be compared with these, and why
 
 
-def judge(claim: Claim, runs: Sequence[Source], theory: Theory) -> Verdict:
-    """The verdict on a claim from the runs of one setting."""
+@dataclass(frozen=True)
+class Part:
+    """One case of a claim, judged."""
+
+    choice: Choice
+    verdict: str = NOT_TESTED
+    details: Sequence[Detail] = ()
+    said: str = ""
+    remarks: Sequence[str] = ()
+
+
+def judge(claim: Claim, runs: Sequence[Source], theory: Theory, alone: bool = False) -> Verdict:
+    """The verdict on a claim from the runs of one setting; `alone`, on the figures that were run and no others."""
     if claim.kind == "theory":
         says = theory.get(claim.id, {"verdict": NOT_TESTED, "reason": NO_THEORY})
         return Verdict(claim, says["verdict"], line(" ".join(str(says.get("reason", "")).split()), claim.remark))
-    parts: list[Judged] = []
-    details: list[Detail] = []
-    said = [UNCHECKABLE] if claim.kind == "density" else []
-    whys: list[str] = []
-    looked: list[Source] = []
-    chosen: list[Source] = []
-    for case in claim.figures:
-        pool, why = choose(claim, case, runs)
-        looked += [s for s in pool if s not in looked]
-        if why:
-            parts.append(Judged(NOT_TESTED))
-            whys.append(why)
-            continue
-        chosen += [s for s in pool if s not in chosen]
-        table = tabulate(claim, case, pool)
-        part = KINDS[claim.kind](claim, table)
-        parts.append(part)
-        prefix = f"{case[0]}: " if len(claim.figures) > 1 else ""
-        details += [replace(d, comparison=prefix + d.comparison) for d in part.details]
-        waiting = [s.unfinished for s in runs if s.figure in case and s.unfinished]
-        body = part.summary or (sentence(part.details) if part.verdict != NOT_TESTED else "")
-        words = line(body, *part.remarks, *about(claim, table, part, waiting))
-        said.append(prefix + words if words else "")
-    short = [s.short for s in chosen if s.short][:1]
+    parts = [judge_case(claim, case, runs) for case in claim.figures]
+    kept = [part for part, left in zip(parts, left_out(claim, runs), strict=True) if not (alone and left)]
+    verdict = combine(part.verdict for part in kept)
+    tested = verdict != NOT_TESTED
+    details = [d for part in parts for d in part.details]
+    chosen = list(dict.fromkeys(s for part in parts if not part.choice.why for s in part.choice.pool))
     stand_in = "; ".join(dict.fromkeys(s.stand_in for s in chosen if s.stand_in)) or None
-    verdict = combine(part.verdict for part in parts)
-    remark = claim.remark if verdict != NOT_TESTED else ""
-    reason = line(*said, *absent(whys), *short, remark)
-    return Verdict(claim, verdict, reason, stand_in, details, looked)
+    whys, scope, place = [part.choice.why for part in parts if part.choice.why], "", ""
+    if alone and tested and len(kept) < len(parts):
+        scope = ", ".join(part.choice.why.removeprefix(NO_RUN) for part in parts if part not in kept) + " not run"
+        place = f"on {chosen[0].place}"
+        whys = [part.choice.why for part in kept if part.choice.why]
+    numbers = [counts(details)] if tested and verdict != SUPPORTED else []
+    beside = [*absent(whys), *[s.short for s in chosen if s.short][:1]]
+    reason = line(
+        UNCHECKABLE if claim.kind == "density" else "",
+        place and f"{place}: {verdict}", scope, *numbers, *(part.said for part in parts), *beside,
+        claim.remark if tested else "",
+    )  # fmt: skip
+    short = [", ".join(filter(None, ("" if stand_in else place, scope)))]
+    remarks = [word for word in (*short, *(word for part in parts for word in part.remarks), *beside) if word]
+    looked = list(dict.fromkeys(s for part in parts for s in part.choice.pool))
+    apart = [pair for part in parts for pair in part.choice.apart]
+    return Verdict(claim, verdict, reason, stand_in, details, looked, remarks, apart)
+
+
+def judge_case(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> Part:
+    choice = choose(claim, case, runs)
+    if choice.why:
+        return Part(choice)
+    table = tabulate(claim, case, choice.pool)
+    found = KINDS[claim.kind](claim, table)
+    home = next((method.figure for method in table.values()), case[0]) if claim.either else case[0]
+    prefix = f"{home}: " if len(claim.figures) > 1 else ""
+    waiting = [s.unfinished for s in runs if s.figure in case and s.unfinished]
+    remarks = list(about(claim, table, found, [*waiting, *(f"{s.name} {why}" for s, why in choice.apart)]))
+    tested = found.verdict != NOT_TESTED
+    body = found.summary or (sentence(found.details) if tested else "")
+    said = line(body, *found.remarks, *remarks, variants(table) if tested else "")
+    details = [replace(d, comparison=prefix + d.comparison) for d in found.details]
+    return Part(choice, found.verdict, details, said and prefix + said, remarks)
+
+
+def left_out(claim: Claim, runs: Sequence[Source]) -> list[bool]:
+    """Whether a case has no run of its own."""
+    there = {s.figure for s in runs}
+    return [not there & set(case if claim.either else case[:1]) for case in claim.figures]
 
 
 def absent(whys: Sequence[str]) -> list[str]:
@@ -93,16 +125,19 @@ def about(claim: Claim, table: Table, part: Judged, waiting: Sequence[str]) -> I
     if not part.details:
         return
     names = {key.removeprefix("heterogeneous ").split(" (")[0] for key in table}
-    missing = [name for name in (*claim.methods, *claim.against) if name not in names]
+    wanted = (*claim.methods, *claim.against)
+    missing = [name for name in wanted if name not in names]
     if missing:
         yield line(f"not in the runs: {', '.join(missing)}", *waiting)
     elif part.verdict == NOT_TESTED:
         yield f"no numbers for {', '.join(map(named, claim.metrics))}"
+    for name in (name for name in wanted if name in names):
+        gone = [str(s) for s in claim.steps if key(name, s) not in table]
+        if gone:
+            yield f"{name} not run for I = {', '.join(gone)}"
     yield from (f"{name} {method.lost}" for name, method in table.items() if method.lost)
     seeds = min((d.seeds for d in part.details if d.seeds is not None), default=SEEDS)
     if seeds < SEEDS and claim.kind != "traffic":  # bytes are counted, not estimated
         yield f"{seeds} seed{'s' * (seeds != 1)}, a verdict needs {SEEDS}"
     if "density" in claim.metrics:
         yield from collapsed(table)
-    if part.verdict != NOT_TESTED:
-        yield variants(table)

@@ -19,6 +19,7 @@ from .compare import (
     combine,
     compare,
     detail,
+    not_run,
     raw,
     worth,
 )
@@ -58,9 +59,10 @@ def at_least(claim: Claim, table: Table) -> Judged:
     known = {b: value.mean for b in claim.against if (value := worth(table, b, metric)) is not None}
     best = max(known, key=lambda b: known[b], default=claim.against[0])
     allowed = f"{100 * claim.points:g} point" + "s" * (claim.points != 0.01)
-    return together(
-        [compare(table, a, best, metric, claim.points, f"{a} vs {best} less {allowed}") for a in claim.methods]
-    )
+    found = [compare(table, a, best, metric, claim.points, f"{a} vs {best} less {allowed}") for a in claim.methods]
+    # A baseline that was not run may be the best.
+    missing = [not_run(f"the best of the others, {b}", metric) for b in claim.against if known and b not in known]
+    return together([*found, *missing])
 
 
 def most(claim: Claim, table: Table) -> Judged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from .kinds import key
 from .runs import Source
@@ -12,31 +13,69 @@ from .values import Method
 NO_RUN = "no run of "
 
 
-def choose(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> tuple[list[Source], str]:
-    """The runs for a case, all on the same data and for as many rounds, and why there are none, where there are none.
+@dataclass(frozen=True)
+class Choice:
+    """The runs of a case, or why there are none."""
 
-    Finished runs come before others, the paper's own data before what stands in for it, then more seeds and rounds.
-    """
-    best = sorted(runs, key=lambda s: (bool(s.unfinished), bool(s.stand_in), -s.seeds, -s.rounds, s.name))
+    pool: list[Source]
+    why: str = ""
+    apart: list[tuple[Source, str]] = field(default_factory=list)  # runs that cannot be compared with these, and why
+
+
+def choose(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> Choice:
+    """The runs for a case, all of the same problem and for as many rounds."""
+    best = sorted(runs, key=preference)
     of = {figure: [s for s in best if s.figure == figure] for figure in case}
     first = next((figure for figure in case if of[figure]), case[0]) if claim.either else case[0]
     if not of[first]:
-        return [], f"{NO_RUN}{first}"
+        return Choice([], f"{NO_RUN}{first}")
+    drop = claim.kind == "drop"
+    apart: list[tuple[Source, str]] = []
     whys: list[str] = []
     for head in of[first]:
         if head.unfinished:
-            return [head], (whys or [head.unfinished])[0]
-        alike = [s for s in best if (s.data, s.rounds) == (head.data, head.rounds) and not s.unfinished]
-        others = {figure: [s for s in alike if s.figure == figure] for figure in case if figure != first}
-        # Pieces of one experiment, each with some of its methods, make one figure.
-        pool = [s for s in alike if s.figure == first and s.name == head.name]
-        pool += [s for own in others.values() for s in own if s.name == own[0].name]
-        empty = [figure for figure, own in others.items() if not own]
-        if claim.kind != "drop" or not empty:
-            return pool, ""
+            return Choice([head], (whys or [head.unfinished])[0], apart)
+        pool = pieces([s for s in of[first] if s is head or s.name == head.name], head)
+        empty = []
+        for figure in (figure for figure in case if figure != first):
+            done = [s for s in of[figure] if not s.unfinished]
+            differ = {s: s.differs(head, partition=not drop) for s in done}
+            alike = [s for s in done if not differ[s]]
+            if alike:
+                pool += pieces([s for s in alike if s.name == alike[0].name], alike[0])
+            else:
+                empty.append(figure)
+                # Where either figure will do, nothing is compared.
+                why = f"not compared with {head.name}: other "
+                apart += [(s, why + ", ".join(differ[s])) for s in done if not claim.either]
+        if not drop or not empty:
+            return Choice(pool, "", apart)
         waiting = [s.unfinished for s in of[empty[0]] if s.unfinished]
-        whys.append((waiting or [f"{NO_RUN}{empty[0]} with the data and the rounds of {head.name}"])[0])
-    return [], whys[0]
+        unlike = [f"{s.name} {why}" for s, why in apart if s.figure == empty[0]]
+        whys.append([*unlike, *waiting, f"{NO_RUN}{empty[0]}"][0])
+    return Choice([], whys[0], apart)
+
+
+def preference(s: Source) -> tuple[object, ...]:
+    """What comes first is taken: a finished run, the figure's own data, more seeds, rounds, methods, then by name."""
+    return bool(s.unfinished), bool(s.stand_in), -s.seeds, -s.rounds, -len(s.ran), s.name, str(s.run.folder)
+
+
+def pieces(runs: Sequence[Source], head: Source) -> list[Source]:
+    """The parts of one experiment, each with some of its methods: alike in all else, and no method twice."""
+    found, labels = [head], set(head.ran)
+    for s in runs:
+        if s is not head and not s.unfinished and not not_a_piece(s, head) and not s.ran & labels:
+            found.append(s)
+            labels |= s.ran
+    return found
+
+
+def not_a_piece(s: Source, head: Source) -> str:
+    """Why a run is no part of the experiment of another, if it is none."""
+    seeds = ["seeds"] if s.run.config.get("seeds") != head.run.config.get("seeds") else []
+    words = [*s.differs(head), *seeds]
+    return f"with other {', '.join(words)}" if words else ""
 
 
 def tabulate(claim: Claim, case: Sequence[str], pool: Sequence[Source]) -> dict[str, Method]:

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import fmean
 
-from .compare import INCONCLUSIVE, NOT_SUPPORTED, SUPPORTED, Detail, Judged, Table, compare, detail, worth
+from .compare import (
+    INCONCLUSIVE,
+    LOWER,
+    NOT_SUPPORTED,
+    SUPPORTED,
+    Detail,
+    Judged,
+    Table,
+    compare,
+    detail,
+    not_run,
+    worth,
+)
 from .kinds import together
 from .statements import Claim
 from .values import METRICS, Value
@@ -14,10 +27,11 @@ from .values import METRICS, Value
 def rank(claim: Claim, table: Table) -> Judged:
     """The method's rank is in the better half, also when every undecided comparison goes against it."""
     (a,), (metric,) = claim.methods, claim.metrics
-    found = [compare(table, a, b, metric) for b in claim.against if b in table and worth(table, b, metric) is not None]
+    there = [b for b in claim.against if worth(table, b, metric) is not None]
+    found = [compare(table, a, b, metric) for b in there]
     ours = worth(table, a, metric)
     if ours is None or not found:
-        return together([detail(f"rank of {a}", metric, None, None, None)])
+        return together([not_run(f"rank of {a}", metric)])
     size = len(found) + 1
     best = 1 + sum(d.verdict == NOT_SUPPORTED for d in found)
     worst = size - sum(d.verdict == SUPPORTED for d in found)
@@ -31,15 +45,17 @@ def rank(claim: Claim, table: Table) -> Judged:
     seeds = min(d.seeds or 0 for d in found)
     area = half - place("area") if math.isfinite(ours.area) else None
     line = Detail(f"rank of {a} among {size}", metric, verdict, at, half, half - at, None, area, seeds)
-    return together([line], f"surely {best}" + (f" to {worst}" if worst > best else "") + f" of {size}")
+    missing = [not_run(f"{a} vs {b}", metric) for b in claim.against if b not in there]
+    return together([line, *missing], f"surely {best}" + (f" to {worst}" if worst > best else "") + f" of {size}")
 
 
 def mean_rank(claim: Claim, table: Table) -> Judged:
     """The mean rank of `methods` is better than that of `against`; ranks are taken seed by seed, and are the mean of
     those by loss and by accuracy."""
-    first = _mean_rank(claim, table)
-    less = {name: method for name, method in table.items() if name not in claim.without}
-    again = [f"without {', '.join(claim.without)}: {_mean_rank(claim, less).verdict}"] if less != table else []
+    first, again = _mean_rank(claim, table), []
+    if any(name in table for name in claim.without):
+        less = replace(claim, methods=tuple(name for name in claim.methods if name not in claim.without))
+        again = [f"without {', '.join(claim.without)}: {_mean_rank(less, table).verdict}"]
     return Judged(first.verdict, first.details, again)
 
 
@@ -54,6 +70,8 @@ def _mean_rank(claim: Claim, table: Table) -> Judged:
             d = Value.over(*({s: _apart(r, ours, theirs) for s, r in ranks.items()} for ranks in (last, areas)))
         a, b = (fmean(r[n] for r in last.values() for n in group) if d else None for group in (ours, theirs))
         found.append(detail("mean rank, adaptive vs others", f"{side}_rank", d, a, b))
+        missing = [name for name in (*claim.methods, *claim.against) if name not in table]
+        found += [not_run(f"rank of {name}", f"{side}_rank") for name in missing]
     return together(found)
 
 
@@ -72,7 +90,7 @@ def _by_seed(table: Table, names: list[str], side: str, of: str) -> dict[int, di
     for seed in seeds:
         ranks: dict[str, list[float]] = {name: [] for name in names}
         for metric in metrics:
-            sign = -1 if metric.endswith("accuracy") else 1
+            sign = 1 if metric in LOWER else -1
             at = {n: sign * getattr(m.values[metric], of)[seed] for n, m in alive.items()}
             at |= {n: math.inf for n in names if n not in alive}
             for name in names:

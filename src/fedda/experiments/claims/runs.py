@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from fedda.report.read import Run, read
 
-from ..config import builtin, find
+from ...problems import options_of
+from ...registry import partitions
+from ..config import Experiment, builtin, find
 from ..jobs import MEMORY
 from .values import Method, known, measure
 
@@ -34,11 +36,41 @@ class Source:
 
     @property
     def stand_in(self) -> str | None:
-        """What the data are, where they are not the figure's own."""
-        own = self.figure.split("-")[0]
-        if self.name == self.figure or self.data.replace("-", "") == own:
+        """What the data are, where they are not those of the figure's built-in experiment."""
+        figure = shipped(self.figure)
+        if figure is None or self.data == figure.problem.data:
             return None
-        return f"{self.data}, standing in for {TITLES.get(own, own)}"
+        return f"{self.data or 'unknown data'}, standing in for {TITLES.get(figure.problem.data, figure.problem.data)}"
+
+    @property
+    def place(self) -> str:
+        """What the figure is about, in words."""
+        if self.stand_in:
+            return f"{self.data} for {self.figure}"
+        title = TITLES.get(self.data, self.data)
+        return f"heterogeneous {title}" if self.figure.endswith("-heterogeneous") else title
+
+    @cached_property
+    def ran(self) -> set[str]:
+        """The labels, less those that the machine had no memory for."""
+        return {label for label in self.run.labels if not self.run.failures.get(label, "").startswith(MEMORY)}
+
+    @cached_property
+    def conditions(self) -> dict[str, Any]:
+        """What two runs must have in common to be compared: the rounds, the cohort, the weights, the whole problem."""
+        config, problem = self.run.config, _table(self.run.config.get("problem"))
+        cohort = config.get("cohort") or problem.get("clients")
+        return {"rounds": self.rounds, "cohort": cohort, "weights": config.get("weights", "uniform")} | dict(problem)
+
+    def differs(self, other: Source, partition: bool = True) -> list[str]:
+        """The conditions in which two runs differ, with those of the partition or without."""
+        ours, theirs = self.conditions, other.conditions
+        apart = [word for word in {**ours, **theirs} if ours.get(word) != theirs.get(word)]
+        if partition:
+            return apart
+        names = {str(found.get("partition")) for found in (ours, theirs)} & set(partitions.entries)
+        own = {"partition"}.union(*(options_of(partitions.find(name)) for name in names))
+        return [word for word in apart if word not in own]
 
     @cached_property
     def unfinished(self) -> str:
@@ -61,8 +93,8 @@ class Source:
     @property
     def short(self) -> str:
         """That the run is shorter than the experiment of its name, if it is."""
-        full = find(self.name).rounds if self.name in builtin() else 0
-        return f"after {self.rounds} rounds of the {full} of {self.name}" if self.rounds < full else ""
+        full = shipped(self.name)
+        return f"after {self.rounds} of {full.rounds} rounds" if full and self.rounds < full.rounds else ""
 
     def method(self, name: str, steps: int | None) -> Method | None:
         """The curve of a method: by its label, else by the algorithm (and local steps) behind the label.
@@ -73,17 +105,25 @@ class Source:
         if label is None or self.run.failures.get(label, "").startswith(MEMORY):
             return None
         rows = [row for row in self.run.rows if row["algorithm"] == label]
-        found = measure(label, rows, self.rounds, _words(self.run, label), self.metrics)
+        found = replace(measure(label, rows, self.rounds, _words(self.run, label), self.metrics), figure=self.figure)
         if label in self.run.failures:
             why = self.run.failures[label].splitlines() or [""]
-            return Method(label, {}, self.seeds, f"diverged ({why[0][:80]})", found.words, found.rows, self.rounds)
+            return replace(found, values={}, seeds=self.seeds, lost=f"diverged ({why[0][:80]})")
         return found
 
 
-def _words(run: Run, label: str) -> dict[str, Any]:
-    tables = run.config.get("algorithms")
-    words = tables.get(label) if isinstance(tables, dict) else None
-    return words if isinstance(words, dict) else {}
+@cache
+def shipped(name: str) -> Experiment | None:
+    """The built-in experiment of this name."""
+    return find(name) if name in builtin() else None
+
+
+def _table(found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _words(run: Run, label: str) -> Mapping[str, Any]:
+    return _table(_table(run.config.get("algorithms")).get(label))
 
 
 def _label(run: Run, name: str, steps: int | None) -> str | None:
@@ -94,7 +134,7 @@ def _label(run: Run, name: str, steps: int | None) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _is(name: str, steps: int | None, label: str, words: dict[str, Any]) -> bool:
+def _is(name: str, steps: int | None, label: str, words: Mapping[str, Any]) -> bool:
     """Whether the algorithm behind a label is this method; FedDA-MVR comes with the penalty and without."""
     algorithm, wanted = words.get("name", label), name.removesuffix("-l1")
     prox = words.get("prox")
@@ -128,8 +168,7 @@ def sources(folders: Iterable[str | Path]) -> tuple[list[Source], dict[str, dict
 def source(folder: str | Path) -> Source:
     """A run folder as a source."""
     run = read(folder)
-    problem = run.config.get("problem")
-    data = str(problem.get("data", "")) if isinstance(problem, dict) else ""
+    data = str(_table(run.config.get("problem")).get("data", ""))
     rounds, seeds = run.config.get("rounds"), run.config.get("seeds")
     return Source(
         run,

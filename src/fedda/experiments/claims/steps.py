@@ -19,6 +19,7 @@ from .compare import (
     called,
     decide,
     detail,
+    not_run,
     raw,
     worth,
 )
@@ -43,11 +44,16 @@ def between(claim: Claim, table: Table) -> Judged:
     return together(found)
 
 
-def growing(claim: Claim, table: Table, names: tuple[str, ...]) -> tuple[list[tuple[int, int]], str]:
-    """The steps from one number of local steps to the next that was run for all of `names`, and what is missing."""
+def growing(
+    claim: Claim, table: Table, names: tuple[str, ...], what: str
+) -> tuple[list[tuple[int, int]], list[Detail]]:
+    """The steps from one number of local steps to the next that was run for all of `names`, and those not run."""
     there = [s for s in claim.steps if all(key(name, s) in table for name in names)]
-    missing = [str(s) for s in claim.steps if s not in there]
-    return list(pairwise(there)), f"not run for I = {', '.join(missing)}" if missing else ""
+    ways, (metric,) = list(pairwise(there)), claim.metrics
+    gone = (
+        [f"{s}" for s in claim.steps if s not in there] if ways else [f"{t} vs {s}" for s, t in pairwise(claim.steps)]
+    )
+    return ways, [not_run(f"{what}, I = {steps}", metric) for steps in gone]
 
 
 def apart(table: Table, a: str, b: str, metric: str) -> Value | None:
@@ -63,31 +69,27 @@ def less(a: Value | None, b: Value | None) -> Value | None:
 def margin(claim: Claim, table: Table) -> Judged:
     """The lead of the method over the other grows from each number of local steps to the next."""
     (a,), (b,), (metric,) = claim.methods, claim.against, claim.metrics
-    found = []
-    ways, missing = growing(claim, table, (a, b))
+    found, what = [], f"margin of {a} over {b}"
+    ways, missing = growing(claim, table, (a, b), what)
     for few, many in ways:
         now = apart(table, key(a, many), key(b, many), metric)
         before = apart(table, key(a, few), key(b, few), metric)
-        words = f"margin of {a} over {b}, I = {many} vs {few}"
-        found.append(detail(words, metric, less(now, before), finite(now), finite(before)))
-    return together(found or [detail(f"margin of {a} over {b}", metric, None, None, None)], missing)
+        found.append(detail(f"{what}, I = {many} vs {few}", metric, less(now, before), finite(now), finite(before)))
+    return together([*found, *missing])
 
 
 def improves(claim: Claim, table: Table) -> Judged:
     """Each method gets better from each number of local steps to the next."""
-    (metric,), found, remarks = claim.metrics, [], []
+    (metric,), found = claim.metrics, []
     for name in claim.methods:
-        ways, missing = growing(claim, table, (name,))
-        if not ways:
-            found.append(detail(name, metric, None, None, None))
-        elif missing:
-            remarks.append(f"{name} {missing}")
+        ways, missing = growing(claim, table, (name,), name)
         for few, many in ways:
             now, before = key(name, many), key(name, few)
             words = f"{called(table, now)} vs {called(table, before)}"
             d = apart(table, now, before, metric)
             found.append(detail(words, metric, d, raw(table, now, metric), raw(table, before, metric)))
-    return together(found, *remarks)
+        found += missing
+    return together(found)
 
 
 def gain(claim: Claim, table: Table) -> Judged:

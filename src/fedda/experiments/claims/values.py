@@ -10,7 +10,8 @@ from typing import Any
 
 from fedda.report.curves import Row, number
 
-TAIL = 0.05  # a value is the mean over this last part of the rounds
+from ..tail import mean, tail
+
 METRICS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
 # Taken seed by seed: both halves of a gap come from the same model.
 GAPS = {"loss_gap": ("test_loss", "train_loss"), "accuracy_gap": ("train_accuracy", "test_accuracy")}
@@ -62,6 +63,7 @@ class Method:
     words: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     rounds: int = 0
+    figure: str = ""  # that it comes from
 
 
 def known(rows: Iterable[Row]) -> list[str]:
@@ -97,19 +99,3 @@ def measure(
     values = {} if lost else {m: Value.over(last[m], areas[m]) for m in last}
     lost = "diverged" if len(broken) == len(seeds) and broken else lost
     return Method(label, values, len(seeds), lost, words or {}, tuple(rows), rounds)
-
-
-def tail(rows: list[Row], end: int, rounds: int | None = None) -> list[Row]:
-    """The rows of one seed, in order, in the last 5 % of `rounds` up to the round `end`, at least the last of them.
-
-    >>> [row["round"] for row in tail([{"round": r} for r in range(0, 101, 2)], 100)]
-    [96, 98, 100]
-    """
-    until = [row for row in rows if row["round"] <= end]
-    # Compared in whole numbers of 1 / TAIL: 0.95 * rounds is no exact float.
-    late = [row for row in until if (end - row["round"]) * round(1 / TAIL) < (rounds or end)]
-    return late or until[-1:]
-
-
-def mean(rows: list[Row], metric: str) -> float:
-    return statistics.fmean(number(row.get(metric)) for row in rows) if rows else math.nan

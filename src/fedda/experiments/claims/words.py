@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedda.report.format import plain
 
-from .compare import NOT_TESTED, SUPPORTED, WORDS, Detail, Table
+from .compare import INCONCLUSIVE, NOT_SUPPORTED, NOT_TESTED, SUPPORTED, Detail, Table
 
 FEW = 3  # so many comparisons are shown with their numbers
 LIST = 6  # so many are named in a list
+COUNTED = {
+    SUPPORTED: "supported", INCONCLUSIVE: "inconclusive", NOT_SUPPORTED: "not supported", NOT_TESTED: "not run"
+}  # fmt: skip
 
 
 def sentence(details: Sequence[Detail]) -> str:
-    """The numbers of a few comparisons, or which of many came out how.
+    """The numbers of a few comparisons, or which of many did not come out as the paper says.
 
     >>> line = Detail("fedda-mvr vs fedavg", "test_accuracy", SUPPORTED, 0.92, 0.9, 0.02, 0.004, 0.03, 5)
     >>> sentence([line])
@@ -30,18 +34,25 @@ def sentence(details: Sequence[Detail]) -> str:
             for comparison, own in grouped(details)
         )
     parts = []
-    for verdict in WORDS:
+    for verdict in COUNTED:
         own = [d for d in details if d.verdict == verdict]
         if own and verdict == SUPPORTED:
-            every = len(own) == len(details)
-            words = f"all {len(own)} comparisons supported" if every else f"{len(own)} of {len(details)} supported"
             close = min(own, key=lambda d: math.inf if d.difference is None else d.difference / (d.se or 1e-300))
-            parts.append(f"{words}, the closest {close.comparison}: {numbers(close)}" if every else words)
-        elif own and verdict == NOT_TESTED:
-            parts.append(f"{len(own)} not tested")
-        elif own:
-            parts.append(f"{verdict.lower()}: {_listed(own)}")
+            if len(own) == len(details):
+                parts.append(f"all {len(own)} comparisons supported, the closest {close.comparison}: {numbers(close)}")
+        elif own and verdict != NOT_TESTED:
+            parts.append(f"{COUNTED[verdict]}: {_listed(own)}")
     return "; ".join(parts)
+
+
+def counts(details: Sequence[Detail]) -> str:
+    """How many comparisons came out how.
+
+    >>> counts([Detail("a vs b", "test_loss", SUPPORTED)] * 2 + [Detail("a vs c", "test_loss", NOT_TESTED)])
+    '2 supported, 1 not run'
+    """
+    found = Counter(d.verdict for d in details)
+    return ", ".join(f"{found[verdict]} {words}" for verdict, words in COUNTED.items() if found[verdict])
 
 
 def grouped(details: Sequence[Detail]) -> list[tuple[str, list[Detail]]]:

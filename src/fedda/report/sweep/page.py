@@ -115,7 +115,7 @@ def _map(shown: Map, own: Swept, name: str) -> dict[str, Any]:
         cells: list[dict[str, Any]] = []
         for cell in row:
             if cell.point is None:
-                note = "diverged" if cell.tried else "not tried"
+                note = "without a value" if cell.tried else "not tried"
                 cells.append({"kind": "lost" if cell.tried else "none", "text": "", "hint": note, "style": ""})
                 continue
             shade, ink = tones.colours(cell.point.value)
