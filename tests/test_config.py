@@ -202,7 +202,7 @@ def experiments(draw):
             case 1:
                 place[key + draw(st.sampled_from("sx_"))] = place.pop(key)
             case _:
-                place[key] = draw(VALUES)
+                place[key] = copy.deepcopy(draw(VALUES))  # a table that was drawn twice would hold itself
     text = dumps(table)
     if draw(st.integers(0, 4)) == 0:
         at = draw(st.integers(0, len(text) - 1))
