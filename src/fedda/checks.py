@@ -119,6 +119,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
+def one_line(why: object, most: int = 200) -> str:
+    """The first line of somebody else's message, or what kind of error it is where it says nothing.
+
+    >>> one_line(ValueError("so\\nand so")), one_line(MemoryError())
+    ('so', 'MemoryError')
+    """
+    return (str(why).strip().splitlines() or [type(why).__name__])[0][:most]
+
+
 def shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.flatten().tolist()}" if value.numel() <= 8 else f"a tensor of shape {tuple(value.shape)}"

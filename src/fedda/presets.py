@@ -93,7 +93,7 @@ def read(path: Path) -> dict[str, Words]:
     except OSError as why:
         raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
     except (ValueError, RecursionError) as why:
-        raise ValueError(f"{path}: is no TOML: {(str(why).splitlines() or [''])[0][:200]}") from None
+        raise ValueError(f"{path}: is no TOML: {checks.one_line(why)}") from None
     for label, words in table.items():
         if not isinstance(words, dict):
             raise ValueError(f"{path}: a preset file holds a table for each algorithm, such as [fedavg], got {label!r}")

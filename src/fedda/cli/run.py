@@ -90,7 +90,7 @@ def run(
     watch = watcher(list(wanted.algorithms))
     logged = TensorBoard(watch, place / "tensorboard") if tensorboard else nullcontext(watch)
     with writing(place), watch, logged as seen:
-        run_experiment(wanted, place, seen, engine, device, resume, overwrite, force, save_seconds)
+        folder = run_experiment(wanted, place, seen, engine, device, resume, overwrite, force, save_seconds)
     with reporting(place):
         claimed = claims.write(place)
         page = report.write(place)
@@ -99,6 +99,5 @@ def run(
         if claimed:
             print_verdicts(place)
     print(f"report: {page}")
-    failed = [row["label"] for row in report.summary(place) if row["failure"]]
-    if len(failed) == len(wanted.algorithms):
+    if len(folder.failures) == len(wanted.algorithms):
         raise typer.Exit(1)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 from . import cifar, femnist, idx
-from .datasets import Dataset
-from .npz import read_npz
+from .npz import named
 from .ondisk import Download, OnDisk, add
 
 COLON = ("fibroblast", "inflammatory", "epithelial", "others")
 DIGITS = tuple(str(digit) for digit in range(10))
-
-
-def from_npz(names: tuple[str, ...]) -> Callable[[list[list[Path]]], Dataset]:
-    return lambda found: read_npz(found[0][0], names)
 
 
 add(
@@ -78,7 +70,7 @@ add(
         "mnist-writers",
         "MNIST with the writer of each training digit.",
         files=(("mnist-by-writer.npz",),),
-        read=from_npz(DIGITS),
+        read=named(DIGITS),
         train=60_000,
         test=10_000,
         classes=10,
@@ -91,7 +83,7 @@ add(
         "colon",
         "Colon histology (CRCHistoPhenotypes): 27x27 patches of four kinds of nuclei.",
         files=(("crchisto.npz",),),
-        read=from_npz(COLON),
+        read=named(COLON),
         train=6997,
         test=2131,
         classes=4,
@@ -103,7 +95,7 @@ add(
         "colon-patients",
         "The same patches of colon nuclei with the patient of each training patch.",
         files=(("crchisto-by-patient.npz",),),
-        read=from_npz(COLON),
+        read=named(COLON),
         train=7765,
         test=2131,
         classes=4,

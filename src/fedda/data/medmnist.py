@@ -6,11 +6,7 @@ layout: open them by their path. ChestMNIST has several labels a sample and is n
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
-
-from .datasets import Dataset
-from .npz import read_npz
+from .npz import named
 from .ondisk import Download, OnDisk, add
 
 PLACE = "https://zenodo.org/records/10519652/files/{}.npz?download=1"
@@ -145,17 +141,13 @@ SETS: dict[str, tuple[str, str, int, int, tuple[str, ...]]] = {
 }
 
 
-def read_medmnist(names: tuple[str, ...], found: list[list[Path]]) -> Dataset:
-    return read_npz(found[0][0], names)
-
-
 for name, (what, md5, train, test, names) in SETS.items():
     add(
         OnDisk(
             name,
             what,
             files=((f"{name}.npz",),),
-            read=partial(read_medmnist, names),
+            read=named(names),
             train=train,
             test=test,
             classes=len(names),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,11 @@ def read_npz(path: Path, names: Sequence[str] | None = None) -> Dataset:
             return assemble(path, parts[0], parts[1], parts[2], parts[3], names=names, called=MEDMNIST)
         x_test, y_test, client, client_test = (found.get(name) for name in OWN[2:])
         return assemble(path, found["x"], found["y"], x_test, y_test, client, client_test, names)
+
+
+def named(names: Sequence[str]) -> Callable[[list[list[Path]]], Dataset]:
+    """A reader for a set that is one .npz file with classes of these names."""
+    return lambda found: read_npz(found[0][0], names)
 
 
 def arrays(path: Path, wanted: Sequence[str]) -> dict[str, Array]:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from ..checks import one_line
+
 
 class NoGraph(Exception):
     """Why a round cannot be captured."""
@@ -42,7 +44,7 @@ def captured(
             body()
     except RuntimeError as why:
         torch.cuda.synchronize(device)
-        raise NoGraph((str(why).strip().splitlines() or [type(why).__name__])[0][:200]) from None
+        raise NoGraph(one_line(why)) from None
     finally:
         for v, old in zip((*state, *kept), before, strict=True):
             v.copy_(old)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ..problems import options_of
 from ..registry import algorithms as known
 from ..registry import models, partitions
 from .config import Experiment, checked, read
+from .toml import literal
 
 
 def choose(
@@ -62,8 +62,6 @@ def choose(
 
 def _drop_options(problem: dict[str, Any], before: dict[str, Any]) -> None:
     """With another partition or model the old one's options mean nothing; those just given are left to be judged."""
-    if all(problem.get(word) == before.get(word) for word in ("partition", "model")):
-        return
     for kind, word in ((partitions, "partition"), (models, "model")):
         for option in options_of(kind.find(before[word])) if problem.get(word) != before[word] else ():
             if option in before and problem.get(option) == before[option]:
@@ -112,10 +110,7 @@ def _set(table: dict[str, Any], text: str) -> None:
     if not value.strip():
         place.pop(word, None)
         return
-    try:
-        place[word] = tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
-        place[word] = value.strip()
+    place[word] = literal(value)
 
 
 def resumed(wanted: Experiment, place: Path, rounds: int | None) -> Experiment:

@@ -146,8 +146,8 @@ def owned(owner: str) -> Iterator[None]:
 
 
 def one_line(why: object) -> str:
-    """The first sentence of somebody else's message."""
-    return (str(why).strip().splitlines() or [""])[0][:300]
+    """The first line of somebody else's message, at the length that a TOML mistake needs."""
+    return checks.one_line(why, 300)
 
 
 def find(name: str) -> Experiment:

@@ -180,11 +180,15 @@ class Folder:
             raise Damaged(f"{facts['file']} is damaged")
         return load(content), facts
 
+    @property
+    def failures(self) -> dict[str, str]:
+        """Which algorithms ended early, and why."""
+        return {k: v["failure"] for k, v in self.state["algorithms"].items() if "failure" in v}
+
     def note_failures(self) -> None:
-        failures = {k: v["failure"] for k, v in self.state["algorithms"].items() if "failure" in v}
-        text = json.dumps(failures, indent=1) + "\n"
+        text = json.dumps(self.failures, indent=1) + "\n"
         path = self.path / "failures.json"
-        if not failures:
+        if not self.failures:
             path.unlink(missing_ok=True)
         elif not path.exists() or path.read_text() != text:
             self.write(path.name, text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from .. import checks
 from ..registry import algorithms
 from .choose import owner_of
 from .config import Experiment, hyper
+from .toml import literal
 
 Point = dict[str, Any]  # word -> value; "prox.gamma" is gamma in the table prox
 
@@ -146,11 +146,8 @@ def _values(label: str, word: str, text: str, base: Any) -> list[Any] | Range:
 
 
 def _literal(part: str, word: str) -> Any:
-    """A value as TOML has it; a bare word is a text, and where a fraction may stand a whole number is one."""
-    try:
-        value = tomllib.loads(f"v = {part}")["v"]
-    except tomllib.TOMLDecodeError:
-        return part
+    """A value as TOML has it; where a fraction may stand a whole number is one."""
+    value = literal(part)
     fraction = word.rpartition(".")[2] in checks.BOUNDS and not isinstance(value, bool)
     return float(value) if fraction and isinstance(value, int) else value
 

@@ -42,9 +42,8 @@ class Job:
 
     label: str
     start: Callable[[dict[str, Tensor] | None], Run]  # from nothing, or from a checkpoint
-    row: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda replica, row: (
-        row
-    )  # what is written of a replica's row
+    # what is written of a replica's row
+    row: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda replica, row: row
 
 
 @dataclass(frozen=True)

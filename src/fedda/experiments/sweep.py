@@ -81,10 +81,9 @@ def search(
     folder = Folder(out)
     if not resume and not overwrite:
         folder.refuse_if_taken()
-    chosen = points(sweep.experiment, sweep.grids, sweep.budget, sweep.draw)
-    table = sweep.experiment.completed().model_dump()
-    table["algorithms"] = {label: table["algorithms"][label] for label in chosen}
-    experiment = Experiment.model_validate(table).completed()
+    whole = sweep.experiment.completed()
+    chosen = points(whole, sweep.grids, sweep.budget, sweep.draw)
+    experiment = whole.model_copy(update={"algorithms": {label: whole.algorithms[label] for label in chosen}})
     files = {"config.toml": experiment.toml(), "sweep.toml": sweep.toml()}
     if resume:
         _refuse_other(folder, files)
@@ -118,8 +117,7 @@ def search(
 
     work.try_out(jobs, look)
     work.do(jobs, resume, files | {"environment.json": environment(problem, engine)})
-    failures = {key: facts["failure"] for key, facts in folder.state["algorithms"].items() if "failure" in facts}
-    found = judged(sweep, experiment, parts, folder.path, {} if sweep.force else absurd, failures)
+    found = judged(sweep, experiment, parts, folder.path, {} if sweep.force else absurd, folder.failures)
     folder.write("sweep.json", json.dumps(found, indent=1) + "\n")
     folder.write("best.toml", winners(sweep, experiment, found))
     return found

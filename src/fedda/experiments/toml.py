@@ -1,9 +1,11 @@
-"""Writing TOML (the standard library only reads it): tables, numbers, strings, booleans, dates, lists."""
+"""Writing TOML (the standard library only reads it): tables, numbers, strings, booleans, dates, lists; and reading
+one value of it."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from datetime import date, time
 from typing import Any
 
@@ -18,6 +20,18 @@ def dumps(table: dict[str, Any]) -> str:
     lr = 0.1
     """
     return "\n".join(_lines(table, ())).strip() + "\n"
+
+
+def literal(text: str) -> Any:
+    """A value as TOML has it; a bare word is a text.
+
+    >>> literal("0.1"), literal("[1, 2]"), literal("zero")
+    (0.1, [1, 2], 'zero')
+    """
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
 
 
 def _lines(table: dict[str, Any], path: tuple[str, ...]) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..checks import check
+from ..checks import check, one_line
 from .neural import Batch, Loss, Neural, Scale, cast, trainable
 
 
@@ -69,8 +69,7 @@ def refuse_mismatch(model: nn.Module, loss: Loss, few: Batch) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             value: Any = loss(copy.deepcopy(model)(few.x), few.y)
     except Exception as why:
-        reason = str(why).strip().splitlines()[0][:200] if str(why).strip() else type(why).__name__
-        raise ValueError(f"problem: the model and the loss cannot take this data: {reason}") from why
+        raise ValueError(f"problem: the model and the loss cannot take this data: {one_line(why)}") from why
     if not isinstance(value, Tensor) or value.dim() != 0:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"problem: the loss must be a function to one number, the mean over the batch, got {got}")

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from ..checks import one_line
+
 logger = logging.getLogger(__name__)
 Objective = Callable[..., Tensor]  # (x [d], inputs [b, ...], targets [b, ...]) -> loss []
 
@@ -42,8 +44,8 @@ class StackedGradient:
         except Exception as why:  # whatever the user's module raises under vmap, the loop is right
             if not self.said:
                 self.said = True
-                reason = str(why).strip().splitlines()[0][:200] if str(why).strip() else type(why).__name__
-                warnings.warn(f"vmap cannot take this model, its clients run one by one: {reason}", stacklevel=2)
+                words = "vmap cannot take this model, its clients run one by one"
+                warnings.warn(f"{words}: {one_line(why)}", stacklevel=2)
             return self.loop
         try:
             from torch.fx.experimental.proxy_tensor import make_fx
