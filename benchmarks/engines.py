@@ -1,40 +1,34 @@
 """Rounds a second of the two engines on the small workload: digits, MLP 64-32-10, 100 clients, 10 a round, 5 steps,
-batch 16. Prints the ratio measured in one run, alternating the engines so that both meet the same machine.
+batch 16. Prints the ratio measured in one run, alternating the engines so that both meet the same machine. What the
+paths of the vectorised engine cost, beside a plain loop: `fedda bench`.
 
     python benchmarks/engines.py
 """
 
-import statistics
-import time
-
 import torch
 
 import fedda
-
-ROUNDS = {"sequential": 10, "vectorised": 100}
-
-
-def rate(run, rounds):
-    began = time.perf_counter()
-    for _ in range(rounds):
-        run.step()
-    return rounds / (time.perf_counter() - began)
+from fedda.bench.timing import race, started
+from fedda.bench.workloads import SMALL
 
 
-def main(repeats=5):
-    problem = fedda.load("digits", clients=100, partition="iid", model="mlp", hidden=32, batch=16)
+def main(seconds=1.0):
+    problem = SMALL.problem()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, d = {problem.d}")
-    print(f"{'algorithm':12} {'sequential':>12} {'vectorised':>12} {'ratio':>7}   rounds/s, median of {repeats}")
+    print(f"{'algorithm':12} {'sequential':>12} {'vectorised':>12} {'ratio':>7}   rounds/s")
     for name in ("fedavg", "fedda-mvr"):
-        runs = {e: fedda.Run(fedda.make(name), problem, cohort=10, engine=e) for e in ROUNDS}
-        for run in runs.values():
-            run.step()  # traces and caches are part of no round
-        rates = {e: [] for e in ROUNDS}
-        for _ in range(repeats):
-            for engine, run in runs.items():
-                rates[engine].append(rate(run, ROUNDS[engine]))
-        slow, fast = (statistics.median(rates[e]) for e in ROUNDS)
-        print(f"{name:12} {slow:12.1f} {fast:12.1f} {fast / slow:7.1f}", flush=True)
+        algorithm = fedda.make(name, steps=SMALL.steps)
+        engines = [
+            started(
+                engine,
+                lambda a=algorithm, e=engine: fedda.Run(a, problem, SMALL.cohort, engine=e).advance,
+                problem.device,
+            )
+            for engine in ("sequential", "vectorised")
+        ]
+        race(engines, seconds, problem.device)
+        slow, fast = engines
+        print(f"{name:12} {1 / slow.seconds:12.1f} {1 / fast.seconds:12.1f} {fast.speed_to(slow):7.1f}", flush=True)
 
 
 if __name__ == "__main__":

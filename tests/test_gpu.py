@@ -9,6 +9,7 @@ import fedda
 from conftest import close, digits, last, quadratic, stable
 from fedda import rng
 from fedda.engines import Vectorised
+from fedda.problems import models
 
 pytestmark = [
     pytest.mark.gpu,
@@ -124,3 +125,58 @@ def test_a_divergence_is_told_when_somebody_looks():
     with pytest.raises(fedda.Diverged):
         run.evaluate()
     assert bool(run.server.x.isfinite().all())
+
+
+# -- our kernels ---------------------------------------------------------------------------------------------------------
+def images(clients=6, **more):
+    """A small convolutional network on bytes."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (240, 3, 16, 16), dtype=torch.uint8, generator=g)
+    y = torch.randint(0, 10, (240,), generator=g)
+    torch.manual_seed(0)
+    model, loss = models.cnn((3, 16, 16), 10, filters=16, layers=3)
+    scale = (torch.tensor([120.0, 110.0, 130.0])[:, None, None], torch.tensor([60.0, 70.0, 50.0])[:, None, None])
+    return fedda.problem(model, loss, x=x, y=y, client=torch.arange(240) % clients, batch=8, scale=scale, **more)
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 2e-4), ("tf32", 2e-2), ("bf16", 0.2)])
+@pytest.mark.parametrize("name", ["fedavg", "fedda-mvr", "fedda-2-1", "scaffold", "stem"])
+def test_every_precision_follows_the_sequential_engine(name, precision, bound):
+    """Close in how far the model has moved; a switched maximum in a pool is the larger part of the distance."""
+    problem = images().to("cuda")
+    truth = last(stable(name), problem, 3, cohort=4, engine="sequential").x
+    moved = float((truth - problem.point()).norm())
+    engine = Vectorised(precision=precision)
+    run = fedda.Run(stable(name), problem, cohort=4, engine=engine)
+    for _ in range(3):
+        got = run.step().x
+    assert run.graph is not None and run.problem.paths.precision == precision
+    assert float((got - truth).norm()) < bound * moved
+
+
+def test_kernels_are_taken_by_default_and_repeat_to_the_bit():
+    problem = images().to("cuda")
+    runs = [fedda.Run(stable("fedda-mvr"), problem, cohort=4, seed=[0, 1], engine=e) for e in ("auto", "auto")]
+    runs.append(fedda.Run(stable("fedda-mvr"), problem, cohort=4, seed=[0, 1], engine=Vectorised(graph=False)))
+    assert {run.problem.paths.chosen for run in runs} == {"kernels"}
+    for _ in range(4):
+        states = [run.step() for run in runs]
+        for other in states[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(states[0], other, strict=True))
+
+
+@pytest.mark.parametrize("path", ["kernels", "chain", "traced", "loop"])
+def test_every_path_takes_the_same_step(path):
+    problem = images().to("cuda")
+    truth = last(stable("fedavg"), problem, 1, cohort=4, engine="sequential").x
+    got = last(stable("fedavg"), problem, 1, cohort=4, engine=Vectorised(path=path)).x
+    assert float((got - truth).norm()) < 2e-2 * float((truth - problem.point()).norm())
+
+
+def test_chunks_and_replicas_of_the_kernels_agree():
+    problem = images().to("cuda")
+    whole = last(stable("fedda-mvr"), problem, 2, seed=[3, 4], engine=Vectorised()).x
+    parts = last(stable("fedda-mvr"), problem, 2, seed=[3, 4], engine=Vectorised(chunk=2)).x
+    alone = last(stable("fedda-mvr"), problem, 2, seed=4).x
+    close(parts, whole, 1e-5)
+    close(alone, whole[1], 1e-5)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import fedda
 from conftest import close, digits, last, quadratic, stable
 from fedda import registry, rng
+from fedda.engines import Vectorised
 from fedda.problems.neural import flatten
 
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
@@ -138,10 +139,18 @@ def test_cnn_agrees_between_engines_and_learns():
 
 
 @pytest.mark.parametrize("model,options", [("logistic", {}), ("mlp", {"hidden": [8, 8]}), ("cnn", {"filters": 2})])
-def test_our_models_are_traced_once_for_each_shape(model, options):
+def test_our_models_are_chains_and_are_never_traced(model, options):
     problem = fedda.load("digits", clients=5, model=model, batch=4, **options)
     last(stable("fedda-mvr"), problem, 3, cohort=3, engine="vectorised")
-    traced = problem._stacked.traced
+    assert problem.chain is not None and not problem.paths.traced.traced
+
+
+@pytest.mark.parametrize("model,options", [("logistic", {}), ("mlp", {"hidden": [8, 8]}), ("cnn", {"filters": 2})])
+def test_other_models_are_traced_once_for_each_shape(model, options):
+    """Ours, taken for unknown ones."""
+    problem = fedda.load("digits", clients=5, model=model, batch=4, **options)
+    last(stable("fedda-mvr"), problem, 3, cohort=3, engine=Vectorised(path="traced"))
+    traced = problem._known["traced", "auto"].traced.traced
     assert len(traced) == 2  # nu_0 at five clients, then two points at three
     assert all(isinstance(graph, torch.fx.GraphModule) for graph in traced.values())
 

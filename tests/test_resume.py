@@ -254,7 +254,7 @@ def test_out_of_memory_in_the_middle_goes_on_from_the_checkpoint(tmp_path, monke
     """The error comes from a patched step: real memory does not run out at a chosen round."""
     from commands import Quiet, tiny
     from fedda.experiments import config, run
-    from fedda.training import Run
+    from fedda.running import Run
 
     table = config.checked(tiny(rounds=12, every=3), "tiny")
     run(table, tmp_path / "whole", Quiet())

@@ -13,7 +13,8 @@ from .core import Algorithm, Client, Cohort, Problem, on_client, step_counter
 from .problems import Quadratic, load, problem
 from .registry import make
 from .rules import estimators, preconditioners, prox, schedules
-from .training import Diverged, History, Result, Run, rounds, train
+from .running import Diverged, Run
+from .training import History, Result, rounds, train
 
 __version__ = "0.1.0"
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ..checks import one_line
+
+SMALL = 4096  # numbers: an operation on so few is all launch
 
 
 class NoGraph(Exception):
@@ -20,10 +25,16 @@ def captured(
 ) -> torch.cuda.CUDAGraph:
     """A graph whose replay makes `state` what `step` makes of it; `kept` are tensors that `step` changes in place.
 
-    The step runs twice to warm up (kernels are chosen, caches are filled), then everything is put back.
+    The step runs twice to warm up (kernels are chosen, caches are filled), then the graph once, which must do what the
+    step did; then everything is put back.
     """
     device = state[0].device
     before = [v.clone() for v in (*state, *kept)]
+
+    def put_back() -> None:
+        for v, old in zip((*state, *kept), before, strict=True):
+            v.copy_(old)
+
     places = {v.data_ptr() for v in state}
 
     def body() -> None:
@@ -37,18 +48,80 @@ def captured(
     try:
         with torch.cuda.stream(side), no_waiting():
             body()
+            expected = [v.clone() for v in (*state, *kept)]
             body()
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph), Aside(device):
             body()
+        put_back()
+        graph.replay()
+        if not all(_like(v, e) for v, e in zip((*state, *kept), expected, strict=True)):
+            raise NoGraph("its replay differs from the round itself")
     except RuntimeError as why:
         torch.cuda.synchronize(device)
         raise NoGraph(one_line(why)) from None
     finally:
-        for v, old in zip((*state, *kept), before, strict=True):
-            v.copy_(old)
+        put_back()
     return graph
+
+
+def _like(a: Tensor, b: Tensor) -> bool:
+    """Whether two results are one but for the order of sums, which some operations leave open."""
+    a, b = a.double(), b.double()
+    return bool(torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.nan_to_num(0, 0, 0).abs().max()), equal_nan=True))
+
+
+class Aside(TorchDispatchMode):
+    """What depends on no step before (step sizes, keys, batches) on a stream of its own: in the graph it is a branch
+    beside the steps, which wait for it only where they use its results.
+
+    Such are operations on what was there before the capture, if it is small or whole numbers (data), and on what was
+    made of it. Seen is what goes through PyTorch's dispatcher: kernels must be wrapped as custom operators.
+    """
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.main, self.side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+        self.aside: dict[int, bool] = {}  # whether something was made aside, by where it lies
+        self.unseen: set[int] = set()  # made aside since the steps last waited
+        self.held: list[Tensor] = []  # what the side gives back, the steps may still have to read
+
+    def __enter__(self) -> Aside:
+        self.side.wait_stream(self.main)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *why: Any) -> None:
+        super().__exit__(*why)
+        self.main.wait_stream(self.side)
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = [v for v in tree_leaves((args, kwargs or {})) if isinstance(v, Tensor)]
+        places = {_place(v) for v in inputs}
+        mutates = op._schema.is_mutable
+        counts = op.overloadpacket is torch.ops.aten.arange
+        aside = (bool(inputs) or counts) and not mutates and all(map(self.independent, inputs))
+        # What is overwritten, the side may still have to read.
+        if not aside and (mutates or places & self.unseen):
+            self.main.wait_stream(self.side)
+            self.unseen.clear()
+        with torch.cuda.stream(self.side if aside else self.main):
+            out = op(*args, **kwargs or {})
+        for v in tree_leaves(out):
+            if isinstance(v, Tensor) and (mutates or _place(v) not in places):  # a view is nothing new
+                self.aside[_place(v)] = aside
+                if aside:
+                    self.unseen.add(_place(v))
+                    self.held.append(v)
+        return out
+
+    def independent(self, v: Tensor) -> bool:
+        return self.aside.get(_place(v), v.numel() <= SMALL or not v.is_floating_point())
+
+
+def _place(v: Tensor) -> int:
+    return v.untyped_storage().data_ptr()
 
 
 @contextmanager

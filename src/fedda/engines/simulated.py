@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ class Simulation:
         self.keys = {purpose: rng.key(seeds, purpose) for purpose in (rng.START, rng.COHORT, rng.BATCH)}
         shape = (*seeds.shape[:-1], problem.clients, problem.d)
         self.memory = {name: torch.zeros(shape, dtype=problem.dtype, device=problem.device) for name in memory}
+        self.expected: dict[int, int] = {}  # batches that an exchange took last time, by those drawn before it
 
     def everyone(self) -> SimulatedCohort:
         """All clients, for the start of a run."""
@@ -66,11 +69,16 @@ class SimulatedCohort:
         keeps its old memory."""
         ids = members.ids
         full = [reply.expand(*ids.shape, reply.shape[-1]) for reply in replies]
-        finite = torch.stack([reply.isfinite().all(dim=-1) for reply in full]).all(dim=0) & self.fine[..., members.part]
-        self.fine[..., members.part] = finite
+        finite = self.fine[..., members.part]  # a view: what is found here is remembered
+        for reply in full:
+            # The largest is finite only if all are; isfinite takes ten times as long on a CPU.
+            finite &= reply.abs().amax(dim=-1) < math.inf
         self.draws = max(self.draws, members.draws)
+        self.simulation.expected[self.drawn] = self.draws - self.drawn
         members.remember(finite[..., None])
         weight = (self.simulation.weights[ids] * finite)[..., None]
+        if ids.device.type == "cpu" and bool(finite.all()):  # on a GPU the question would cost more than the answer
+            return full, weight
         return [torch.where(finite[..., None], reply, 0) for reply in full], weight
 
 
@@ -83,14 +91,26 @@ class Members:
         self.count = self.ids.shape[-1]
         self._kept = cohort.simulation.memory
         self.memory = {name: kept[self._rows()] for name, kept in self._kept.items()}
+        self._ahead = max(1, cohort.simulation.expected.get(self.draws, 1))
+        self._batches: Iterator[Any] = iter(())
 
     def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
-        batch = self.problem.batch(self.ids, rng.fold(self.key, self.draws))
-        self.draws += 1
+        batch = self._batch()
         if self.stacked:
-            return self.problem.gradients(torch.stack([self._spread(x) for x in points]), batch).unbind()
+            spread = [self._spread(x) for x in points]
+            return self.problem.gradients(torch.stack(spread) if len(spread) > 1 else spread[0][None], batch).unbind()
         pick = self.problem.pick
         return tuple(self._each(x, lambda at, x: self.problem.gradient(x, pick(batch, at))) for x in points)
+
+    def _batch(self) -> Any:
+        """The next batch: as many as were needed last time are drawn in one go, one after the other beyond them."""
+        batch = next(self._batches, None)
+        if batch is None:
+            draws = torch.arange(self.draws, self.draws + self._ahead, device=self.key.device)
+            self._batches = batches(self.problem, self.ids, rng.fold(self.key, draws.view(-1, *[1] * self.key.dim())))
+            self._ahead, batch = 1, next(self._batches)
+        self.draws += 1
+        return batch
 
     def full_gradient(self, x: Tensor) -> Tensor:
         everything = self.problem.everything
@@ -116,3 +136,10 @@ class Members:
         for at in torch.cartesian_prod(*[torch.arange(n) for n in self.ids.shape]).view(-1, self.ids.dim()).tolist():
             out[tuple(at)] = gradient(tuple(at), x[tuple(at)])
         return out
+
+
+def batches(problem: Problem, ids: Tensor, keys: Tensor) -> Iterator[Any]:
+    """A batch for each of keys [draws, ..., c]; a problem may draw them in one go."""
+    if hasattr(problem, "batches"):
+        return iter(problem.batches(ids, keys))
+    return (problem.batch(ids, key) for key in keys)

@@ -17,11 +17,14 @@ from .simulated import Members, SimulatedCohort
 @dataclass(frozen=True)
 class Vectorised:
     """All clients at once on one device; `chunk` clients at a time, or as many as `memory_gb` holds. On a GPU, with
-    `graph`, a round is captured as one CUDA graph and replayed."""
+    `graph`, a round is captured as one CUDA graph and replayed. `path` is how gradients of a stack are computed, and
+    `precision` (float32, tf32, bf16) how precisely (docs/performance.md)."""
 
     chunk: int | None = None
     memory_gb: float | None = None
     graph: bool = True
+    path: str = "auto"
+    precision: str = "auto"
 
     def __post_init__(self) -> None:
         if self.chunk is not None:

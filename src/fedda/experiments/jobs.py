@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..training import Diverged, Run
+from ..running import Diverged, Run
 from .config import Experiment, one_line
 from .folder import Folder
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..core import Algorithm, Problem
-from ..training import Diverged, Run
+from ..running import Diverged, Run
 from .config import Experiment, owned
 from .folder import Folder
 from .jobs import Job, Progress, Work

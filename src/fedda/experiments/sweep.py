@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import checks
 from ..registry import make
-from ..training import Run
+from ..running import Run
 from .config import Experiment, hyper, owned
 from .folder import Folder
 from .grid import Point, placed, points

@@ -63,7 +63,7 @@ class Evaluation:
                 each = self.samples(x[None], data)["loss"].mean()
             except Exception:  # whatever the user's loss raises under vmap
                 return False
-            if not torch.isclose(each, problem.objective(x, *problem.ready(problem.data, few)).double(), rtol=close):
+            if not torch.isclose(each, problem.objective(x, *problem.ready(data)).double(), rtol=close):
                 return False
         return True
 
@@ -77,13 +77,17 @@ class Evaluation:
         ):
             return False
         try:
-            vmap(problem.forward, (0, None))(problem.point()[None], problem.ready(problem.data, slice(1)).x)
+            vmap(problem.forward, (0, None))(
+                problem.point()[None], problem.ready(problem.pick(problem.data, slice(1))).x
+            )
         except Exception:  # whatever the user's module raises under vmap
             return False
         return True
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The model's outputs, [replicas, samples, ...]."""
+        if self.problem.chain is not None and inputs.is_cpu:
+            return self.problem.chain.outputs(x, inputs)
         if self.together and len(x) > 1:
             stack: Tensor = vmap(self.problem.forward, (0, None))(x, inputs)
             return stack
@@ -91,7 +95,7 @@ class Evaluation:
 
     def whole(self, x: Tensor, data: Batch, index: slice) -> dict[str, Tensor]:
         """The metrics over some samples as one batch, [replicas, 1]."""
-        inputs, targets = self.problem.ready(data, index)
+        inputs, targets = self.problem.ready(self.problem.pick(data, index))
         output = self.outputs(x, inputs)
         metrics = {"loss": torch.stack([self.problem.loss(one, targets) for one in output]).double()[:, None]}
         right = correct(output, targets)
@@ -103,7 +107,7 @@ class Evaluation:
         columns: dict[str, list[Tensor]] = {}
         size = max(1, SAMPLES // len(x))
         for first in range(0, len(data.x), size):
-            inputs, targets = self.problem.ready(data, slice(first, first + size))
+            inputs, targets = self.problem.ready(self.problem.pick(data, slice(first, first + size)))
             output = self.outputs(x, inputs)
             columns.setdefault("loss", []).append(each(output, targets).double())
             right = correct(output, targets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .. import rng
+from .chain import Chain
 from .evaluation import Evaluation
-from .stacked import StackedGradient, gradient
+from .kernels import draw_kernel
+from .paths import Paths, tensor_cores
+from .stacked import gradient
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+AT_ONCE = 8e6  # bytes of batches that are looked up together
 
 
 class Batch(NamedTuple):
@@ -50,8 +54,26 @@ class Neural:
         self.data, self.test = Batch(data.x[order], data.y[order]), test
         self.clients = len(self.names)
         self.d = flatten(model).numel()
-        self._stacked, self._evaluation = StackedGradient(self.objective), Evaluation(self)
-        self._client_bytes = 0
+        self.chain = Chain.of(model, loss, tuple(data.x.shape[1:]))
+        if self.chain is not None and not all(self.chain.takes(part.y) for part in (data, test) if part is not None):
+            self.chain = None
+        self._settle()
+
+    def _settle(self) -> None:
+        """What depends on device and dtype, made anew."""
+        self._evaluation, self._client_bytes = Evaluation(self), 0
+        self.draw_kernel = draw_kernel(self.device)
+        self._known = {("auto", "auto"): Paths(self, "auto", "auto")}
+        self.paths = self._known["auto", "auto"]
+
+    def by(self, path: str, precision: str, clients: int) -> Neural:
+        """The same problem with its gradients computed by a path, in a precision, for stacks of so many clients."""
+        other = copy.copy(self)
+        if (path, precision) not in self._known:
+            self._known[path, precision] = Paths(self, path, precision)
+        other.paths = self._known[path, precision]
+        other.paths.prepare(clients)
+        return other
 
     # -- where it lives -----------------------------------------------------------------------------------------
     @property
@@ -70,8 +92,7 @@ class Neural:
         moved.scale = self.scale and Scale(*(v.to(device, moved.dtype) for v in self.scale))
         moved.data = cast(self.data, moved.dtype, moved.scale, device)
         moved.test = self.test and cast(self.test, moved.dtype, moved.scale, device)
-        moved._stacked, moved._evaluation = StackedGradient(moved.objective), Evaluation(moved)
-        moved._client_bytes = 0
+        moved._settle()
         return moved
 
     @property
@@ -91,46 +112,73 @@ class Neural:
     # -- batches ------------------------------------------------------------------------------------------------
     def batch(self, ids: Tensor, key: Tensor) -> Batch:
         """Samples with replacement, uniform over each client's own."""
+        return self.pick(self.data, self.draw(ids, key))
+
+    def batches(self, ids: Tensor, keys: Tensor) -> Iterator[Batch]:
+        """A batch for each of keys [draws, ..., c], drawn in one go, and where they are small looked up in one go."""
+        index = self.draw(ids.expand(keys.shape), keys)
+        if index.numel() * self.data.x[0].nbytes > AT_ONCE:
+            return (self.pick(self.data, one) for one in index)
+        return map(Batch, *self.pick(self.data, index))
+
+    def draw(self, ids: Tensor, key: Tensor) -> Tensor:
+        """Where the samples of batches stand, [..., c, batch]."""
+        if self.draw_kernel is not None:
+            index: Tensor = self.draw_kernel(key, ids, self.offsets, self.sizes, self.batch_size)
+            return index
         key = rng.fold(key[..., None], torch.arange(self.batch_size, device=key.device))
-        index = self.offsets[ids][..., None] + rng.integers(key, self.sizes[ids][..., None])
-        return self.ready(self.data, index)
+        return self.offsets[ids][..., None] + rng.integers(key, self.sizes[ids][..., None])
 
     def everything(self, client: int) -> Batch:
-        return self.ready(self.data, self.span(client))
+        return self.pick(self.data, self.span(client))
 
     def span(self, client: int) -> slice:
         """Where a client's samples stand."""
         first = int(self.offsets[client])
         return slice(first, first + int(self.sizes[client]))
 
-    def ready(self, data: Batch, index: Any) -> Batch:
-        """Some samples as the model takes them."""
-        x = data.x[index]
-        return Batch(x if self.scale is None else self.scale(x), data.y[index])
+    def pick(self, data: Batch, index: Any) -> Batch:
+        """Some samples, or some clients' batches, as they are stored."""
+        if not isinstance(index, Tensor):
+            return Batch(data.x[index], data.y[index])
+        rows = index.flatten()  # index_select copies whole rows, which indexing does not
+        x, y = (v.index_select(0, rows).view(*index.shape, *v.shape[1:]) for v in data)
+        return Batch(x, y)
 
-    def pick(self, batch: Batch, index: tuple[int, ...]) -> Batch:
-        return Batch(batch.x[index], batch.y[index])
+    def ready(self, batch: Batch) -> Batch:
+        """Samples as the model takes them."""
+        return batch if self.scale is None else Batch(self.scale(batch.x), batch.y)
 
     # -- gradients ----------------------------------------------------------------------------------------------
     def forward(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The model's output at the flat parameters x [d]."""
-        parameters = trainable(self.model)
-        parts = x.split([p.numel() for _, p in parameters])
-        named = {name: part.view(p.shape) for part, (name, p) in zip(parts, parameters, strict=True)}
-        output: Tensor = functional_call(self.model, named, (inputs,))
+        parameters = [p for _, p in trainable(self.model)]
+        parts = x.split([p.numel() for p in parameters])
+        values = {id(p): part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
+        # Every place of a tied parameter, but a module that is used twice once: torch's own ties would put it in twice
+        # and take it out once, and leave the values in the model.
+        named = {
+            name: values[id(p)]
+            for prefix, module in self.model.named_modules()
+            for name, p in module.named_parameters(prefix, recurse=False)
+            if id(p) in values
+        }
+        output: Tensor = functional_call(self.model, named, (inputs,), tie_weights=False)
         return output
 
     def objective(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.loss(self.forward(x, inputs), targets)
 
     def gradient(self, x: Tensor, batch: Batch) -> Tensor:
-        return gradient(self.objective, x, *batch)
+        with tensor_cores(False):
+            return gradient(self.objective, x, *self.ready(batch))
 
     def gradients(self, x: Tensor, batch: Batch) -> Tensor:
         """All at once; x [points, ..., c, d] has one leading axis more than the batch, which all points share."""
         lead = x.dim() - 2
-        data = [v.expand(len(x), *v.shape).flatten(0, lead) for v in batch]
-        return self._stacked(x.flatten(0, lead), *data).view(x.shape)
+        if lead > 1:
+            batch = Batch(*(v.flatten(0, lead - 1) for v in batch))
+        return self.paths(x.reshape(-1, self.d), batch).view(x.shape)
 
     def bytes_per_client(self) -> int:
         """Vectors, batch and saved activations of one client with two points (measured once, in one forward pass)."""
@@ -141,7 +189,7 @@ class Neural:
                 saved.append(v.numel() * v.element_size())
                 return v
 
-            few = self.ready(self.data, slice(self.batch_size))
+            few = self.ready(self.pick(self.data, slice(self.batch_size)))
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
                 self.objective(self.point().requires_grad_(), *few)
             sizes = [v.numel() * v.element_size() for v in (*few, self.point())]

@@ -58,8 +58,8 @@ def problem(
     made = Neural(model, loss, data, ids, batch, held, init, standard)
     for part in (data, held):
         if part is not None:
-            refuse_mismatch(model, loss, made.ready(part, slice(64)))
-    refuse_state(model, made.ready(data, slice(2)).x)
+            refuse_mismatch(model, loss, made.ready(made.pick(part, slice(64))))
+    refuse_state(model, made.ready(made.pick(data, slice(2))).x)
     return made
 
 

@@ -1,0 +1,113 @@
+"""Federated rounds as plain PyTorch loops over clients, written by hand: what the engines are measured against.
+
+One module, one client after the other, one `backward` a gradient. Steps are taken in place: on models this small that
+is as fast as `torch.optim.SGD`. A round is given its batches, so that a test can give it those of an engine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from ..problems.neural import Batch, Neural, trainable
+
+Batches = Sequence[Iterable[Batch]]  # for each client of the round, what it takes its steps on
+
+
+class Draws:
+    """Who takes part in a round and on which samples, drawn in ordinary PyTorch, with replacement."""
+
+    def __init__(self, problem: Neural, cohort: int, steps: int, seed: int = 0):
+        self.problem, self.cohort, self.steps = problem, cohort, steps
+        self.spans = list(zip(problem.offsets.tolist(), problem.sizes.tolist(), strict=True))
+        self.clients = torch.Generator().manual_seed(seed)
+        self.samples = torch.Generator(problem.device).manual_seed(seed)
+
+    def round(self) -> Batches:
+        chosen = torch.randperm(self.problem.clients, generator=self.clients)[: self.cohort].tolist()
+        return [self.of(client, self.steps) for client in chosen]
+
+    def everyone(self) -> Batches:
+        return [self.of(client, 1) for client in range(self.problem.clients)]
+
+    def of(self, client: int, number: int) -> Iterator[Batch]:
+        (first, size), (x, y) = self.spans[client], self.problem.data
+        for _ in range(number):
+            index = torch.randint(size, (self.problem.batch_size,), generator=self.samples, device=x.device)
+            yield self.problem.ready(Batch(x[first + index], y[first + index]))
+
+
+class FedAvg:
+    """Local SGD; `server` holds the model's parameters, one tensor each."""
+
+    def __init__(self, problem: Neural, lr: float):
+        self.model, self.loss, self.lr = copy.deepcopy(problem.model), problem.loss, lr
+        self.parameters = [p for _, p in trainable(self.model)]
+        self.server = [p.detach().clone() for p in self.parameters]
+
+    def round(self, batches: Batches) -> None:
+        means = [torch.zeros_like(value) for value in self.server]
+        for own in batches:
+            self.local(own)
+            for mean, p in zip(means, self.parameters, strict=True):
+                mean += p.detach() / len(batches)
+        self.server = means
+
+    def local(self, batches: Iterable[Batch]) -> None:
+        with torch.no_grad():
+            for p, value in zip(self.parameters, self.server, strict=True):
+                p.copy_(value)
+        for x, y in batches:
+            self.model.zero_grad()
+            self.loss(self.model(x), y).backward()
+            with torch.no_grad():
+                for p in self.parameters:
+                    if p.grad is not None:
+                        p.sub_(p.grad, alpha=self.lr)
+
+
+class FedDA:
+    """FedDA-MVR without a penalty: two gradients a step on one batch, and its vectors kept flat, as the paper has them.
+
+    `algorithm` gives the numbers: its step sizes, the weight of its estimator, the decay and the floor of its H.
+    """
+
+    def __init__(self, problem: Neural, algorithm: Any, first: Batches):
+        self.model, self.loss, self.algorithm = copy.deepcopy(problem.model), problem.loss, algorithm
+        self.parameters = [p for _, p in trainable(self.model)]
+        self.c = float(algorithm.estimator.c)
+        self.x = parameters_to_vector(self.parameters).detach().clone()
+        self.nu = torch.stack([self.gradient(self.x, batch) for own in first for batch in own]).mean(dim=0)
+        self.mu, self.t = torch.zeros_like(self.x), 0
+
+    def round(self, batches: Batches) -> None:
+        matrix, steps = self.algorithm.preconditioner, self.algorithm.steps
+        H = self.mu.sqrt() + matrix.eps
+        z, nu = torch.zeros_like(self.x), torch.zeros_like(self.x)
+        for own in batches:
+            for mean, reply in zip((z, nu), self.local(own, H), strict=True):
+                mean += reply / len(batches)
+        self.x, self.nu, self.t = self.x + z / H, nu, self.t + steps
+        s = z / self.algorithm.lr(self.t - 1)
+        self.mu = matrix.beta * self.mu + (1 - matrix.beta) * s**2
+
+    def local(self, batches: Iterable[Batch], H: Tensor) -> tuple[Tensor, Tensor]:
+        x, z, nu = self.x, torch.zeros_like(self.x), self.nu
+        for t, batch in enumerate(batches, self.t):
+            eta = self.algorithm.lr(t)
+            z = z - eta * nu
+            x, x_prev = self.x + z / H, x
+            keep = 1 - min(1.0, self.c * eta**2)
+            nu = self.gradient(x, batch) + keep * (nu - self.gradient(x_prev, batch))
+        return z, nu
+
+    def gradient(self, x: Tensor, batch: Batch) -> Tensor:
+        vector_to_parameters(x, self.parameters)
+        self.model.zero_grad()
+        self.loss(self.model(batch.x), batch.y).backward()
+        return torch.cat([p.grad.flatten() for p in self.parameters if p.grad is not None])

@@ -1,0 +1,45 @@
+"""What a figure of time is worth nothing without: the machine, the versions, the command, the day."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shlex
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from .. import __version__
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    return {
+        "command": shlex.join(["fedda", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "fedda": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    }
+
+
+def processor() -> str:
+    """The CPU's name: Linux alone tells it in a file."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def process_peak_mb() -> float:
+    """The most memory this process has held: of everything measured, since growth belongs to nobody alone."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e6 if sys.platform == "darwin" else 1e3)  # bytes there, kB elsewhere

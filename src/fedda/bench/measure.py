@@ -1,0 +1,118 @@
+"""One algorithm on one workload: every path that fits, several seeds at once, and a plain loop, in one race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..core import Algorithm
+from ..engines import Vectorised
+from ..problems.neural import Neural
+from ..problems.paths import tensor_cores
+from ..registry import make
+from ..running import Run
+from . import loop
+from .timing import PATIENCE, Contender, race, started
+from .workloads import Workload
+
+SEEDS = 5
+PLAIN = "plain loop"
+Advance = Callable[[], object]
+
+
+def measure(
+    name: str, workload: Workload, problem: Neural, precision: str, seconds: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Every figure of this algorithm, with units in their names."""
+    algorithm = make(name, steps=workload.steps)
+    device = problem.device
+
+    def run(path: str = "auto", seed: int | list[int] = 0) -> Run:
+        return Run(algorithm, problem, workload.cohort, seed, engine=Vectorised(path=path, precision=precision))
+
+    say("paths that fit")
+    paths = problem.by("auto", precision, workload.cohort).paths
+    taken = paths.chosen
+    reference, by_hand = plain(name, algorithm, problem, workload.cohort, paths.precision)
+    makers: dict[str, Callable[[], Advance]] = {path: lambda path=path: run(path).advance for path in paths.ways}  # type: ignore[misc]
+    makers |= {reference: by_hand}
+    contenders = {}
+    for label, maker in makers.items():
+        say(f"{label}: start-up")
+        contenders[label] = started(label, maker, device)
+    say(f"{SEEDS} seeds: start-up")
+    several = started("seeds", lambda: run(seed=list(range(SEEDS))).advance, device)
+    say("rounds")
+    # Where rounds are slow, the first one of several seeds is its figure: it is five times the work.
+    slow = several.once > PATIENCE * seconds
+    race([*contenders.values(), *([] if slow else [several])], seconds, device)
+    relative = (several.once if slow else several.seconds) / contenders[taken].seconds
+    counted = run()
+    before = counted.counts.gradients  # at the start
+    counted.advance()
+    gradients = counted.counts.gradients - before
+    images = gradients * workload.batch
+    rows = [row(c, workload, images, contenders[reference]) for c in contenders.values()]
+    return {
+        "precision": paths.precision,
+        "gradients_per_round": gradients,
+        "reference": reference,
+        "chosen": taken,
+        "paths": {c.name: r for c, r in zip(contenders.values(), rows, strict=True)},
+        "seeds": SEEDS,
+        "seeds_relative_time": relative,
+    }
+
+
+def row(one: Contender, workload: Workload, images: int, reference: Contender) -> dict[str, Any]:
+    """`ms_per_step` is one local step of all clients that take part; the blocks tell the spread."""
+    step = 1000 / workload.steps
+    return {
+        "ms_per_step": step * one.seconds,
+        "ms_per_step_min": step * min(one.blocks),
+        "ms_per_step_max": step * max(one.blocks),
+        "rounds_per_second": 1 / one.seconds,
+        "images_per_second": images / one.seconds,
+        "peak_memory_mb": None if one.peak is None else one.peak / 1e6,
+        "startup_seconds": one.startup,
+        "ratio_to_reference": one.speed_to(reference),
+        "seconds_per_round": one.blocks,
+    }
+
+
+def plain(
+    name: str, algorithm: Algorithm, problem: Neural, cohort: int, precision: str
+) -> tuple[str, Callable[[], Advance]]:
+    """What an algorithm is compared with: a loop written by hand where there is one, else the sequential engine, which
+    takes one client after the other with ordinary autograd."""
+    if name not in HAND_WRITTEN:
+        return "sequential", lambda: Run(algorithm, problem, cohort, engine="sequential").advance
+
+    def maker() -> Advance:
+        draws = loop.Draws(problem, cohort, algorithm.steps)
+        with rounding(precision):
+            by_hand = HAND_WRITTEN[name](problem, algorithm, draws)
+
+        def advance() -> None:
+            with rounding(precision):
+                by_hand.round(draws.round())
+
+        return advance
+
+    return PLAIN, maker
+
+
+HAND_WRITTEN: dict[str, Callable[[Neural, Any, loop.Draws], loop.FedAvg | loop.FedDA]] = {
+    "fedavg": lambda problem, algorithm, draws: loop.FedAvg(problem, algorithm.lr),
+    "fedda-mvr": lambda problem, algorithm, draws: loop.FedDA(problem, algorithm, draws.everyone()),
+}
+
+
+@contextmanager
+def rounding(precision: str) -> Iterator[None]:
+    """The loop computes as precisely as the paths it is compared with."""
+    with tensor_cores(precision != "float32"), torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+        yield

@@ -1,0 +1,116 @@
+"""How the cost of a round grows with what it is made of: one quantity at a time, from the same base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ..engines import Vectorised
+from ..registry import make
+from ..running import Run
+from .measure import PLAIN, plain
+from .timing import PATIENCE, Contender, race, started
+from .workloads import CIFAR, DIGITS, noise
+
+SHARE = 4  # of the seconds asked for, a part for each point: there are many
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point: `width` is that of the hidden layer, or the filters of a convolution."""
+
+    shape: tuple[int, ...]
+    width: int
+    clients: int
+    cohort: int = 10
+    steps: int = 5
+    batch: int = 16
+    seeds: int = 1
+
+    def problem(self) -> Any:
+        word = "filters" if len(self.shape) == 3 else "hidden"
+        return noise(self.shape, self.clients, self.batch, samples=2, **{word: self.width})
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A quantity, the values it takes while they are affordable, and what a setting is at one of them."""
+
+    quantity: str
+    values: tuple[int, ...]
+    at: Callable[[Setting, int], Setting]
+    by_hand: bool = True  # whether the plain loop is measured beside it
+
+
+BASES = {"small": Setting(DIGITS, width=32, clients=1000), "cnn": Setting(CIFAR, width=64, clients=10)}
+SWEEPS = (
+    Sweep("clients", (2, 5, 10, 20, 50, 100, 200, 500), lambda s, n: replace(s, cohort=n, clients=max(s.clients, n))),
+    Sweep("steps", (1, 2, 5, 10, 20), lambda s, n: replace(s, steps=n)),
+    # quarters of the base's width; told as the number of parameters
+    Sweep("parameters", (1, 2, 4, 8, 16, 32), lambda s, n: replace(s, width=s.width * n // 4)),
+    Sweep("seeds", (1, 2, 4, 8, 16), lambda s, n: replace(s, seeds=n), by_hand=False),
+    # All clients of FedDA compute a first gradient, which would take a plain loop half a minute.
+    Sweep("population", (1000, 10_000, 100_000), lambda s, n: replace(s, clients=n, cohort=100), by_hand=False),
+)
+
+
+def scaling(
+    workload: str, name: str, device: torch.device, precision: str, seconds: float, say: Callable[[str], None]
+) -> dict[str, list[dict[str, Any]]]:
+    """For each quantity, a row a value; values whose round would take a few times `seconds` are left out."""
+    base, found = BASES[workload], {}
+    for sweep in SWEEPS:
+        if sweep.quantity == "population" and workload != "small":
+            continue  # a hundred thousand clients with images fill the memory and say the same
+        found[sweep.quantity] = list(climb(sweep, base, name, device, precision, seconds, say))
+    return found
+
+
+def climb(
+    sweep: Sweep, base: Setting, name: str, device: torch.device, precision: str, seconds: float,
+    say: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    left_out: set[str] = set()  # who has become too slow
+    for value, following in pairwise((*sweep.values, 0)):
+        setting = sweep.at(base, value)
+        makers, d = contenders(setting, name, device, precision, sweep.by_hand)
+        told = d if sweep.quantity == "parameters" else value
+        say(f"{sweep.quantity} {told:,}")
+        racing = [started(label, maker, device) for label, maker in makers.items() if label not in left_out]
+        if not racing:
+            return
+        race(racing, seconds / SHARE, device)
+        yield {"value": told, "parameters": d} | {one.name: row(one, setting) for one in racing}
+        left_out |= {one.name for one in racing if one.seconds * following / value > PATIENCE * seconds}
+
+
+def contenders(
+    setting: Setting, name: str, device: torch.device, precision: str, by_hand: bool
+) -> tuple[dict[str, Callable[[], Callable[[], object]]], int]:
+    """By name, how each is made; and the number of parameters."""
+    problem = setting.problem().to(device)
+    algorithm = make(name, steps=setting.steps)
+    seed = 0 if setting.seeds == 1 else list(range(setting.seeds))
+
+    def run() -> Callable[[], object]:
+        return Run(algorithm, problem, setting.cohort, seed, engine=Vectorised(precision=precision)).advance
+
+    made: dict[str, Callable[[], Callable[[], object]]] = {"fedda": run}
+    if by_hand:
+        _, made[PLAIN] = plain(name, algorithm, problem, setting.cohort, precision)
+    return made, problem.d
+
+
+def row(one: Contender, setting: Setting) -> dict[str, float]:
+    ms, client_steps = 1000 * one.seconds, setting.cohort * setting.steps * setting.seeds
+    return {
+        "ms_per_round": ms,
+        "ms_per_round_min": 1000 * min(one.blocks),
+        "ms_per_round_max": 1000 * max(one.blocks),
+        "ms_per_step": ms / setting.steps,
+        "us_per_client_step": 1000 * ms / client_steps,  # of one client, in one replica
+    }

@@ -1,0 +1,97 @@
+"""Convolution, ReLU and max-pool of a stack of models as one stage, forward and backward.
+
+Images are [g, height, width, batch, channels]: a pixel is a contiguous slab, so shifts and pools work on long runs.
+Bias and ReLU come after the pool, on its fewer pixels: both are monotone, so the maximum stays where it is.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .pooling import pool, unpool
+from .stages import Image, Parameters, Space, Stage, Views, activated, masked
+
+NARROW = 16  # filters below which MKL is many times slower on a tall product with so few columns
+
+
+class Convolution(Stage):
+    """Any convolution, as one matrix product with its windows (im2col); `pool` is (1, 1) where there is none."""
+
+    weight: Parameters
+
+    def __init__(
+        self, weight: Parameters, bias: Parameters | None, image: Image, stride: tuple[int, int],
+        padding: tuple[int, int, int, int], pool: tuple[int, int], relu: bool,
+    ):  # fmt: skip
+        self.weight, self.bias, self.relu = weight, bias, relu
+        self.stride, self.padding, self.pool = stride, padding, pool
+        self.filters, self.kernel = weight.shape[0], weight.shape[2:]
+        self.channels, *self.size = image
+        left, right, top, bottom = padding
+        self.padded = self.size[0] + top + bottom, self.size[1] + left + right
+        self.pixels = [
+            ((n - k) // s + 1) // p for n, k, s, p in zip(self.padded, self.kernel, stride, pool, strict=True)
+        ]
+        self.shape = (self.filters, *self.pixels)
+        self.places, self.features = math.prod(pool), weight.shape[1:].numel()
+        self.numbers = math.prod(self.pixels) * self.places * (self.filters + self.features)
+        self.space = Space()
+
+    def prepare(self, h: Tensor) -> Tensor:
+        """The windows [g, channels * kernel, pool * pixels * batch], those of one place in the pool side by side."""
+        padded = self.space("padded", h, len(h), self.channels, *self.padded, h.shape[3]).zero_()
+        self._inside(padded).copy_(h.permute(0, 4, 1, 2, 3))
+        view = self._windows(padded)
+        windows = self.space("windows", h, *view.shape).copy_(view)
+        return windows.view(len(h), self.features, -1)
+
+    def forward(self, parameters: Views, h: Tensor) -> tuple[Tensor, Any]:
+        weight, *bias = parameters
+        y = self.space("y", h, len(h), h.shape[2], self.filters)
+        if self.filters < NARROW:
+            y.copy_(torch.bmm(weight.flatten(2), h).mT)
+        else:
+            torch.bmm(h.mT, weight.flatten(2).mT.contiguous(), out=y)
+        slabs = y.unflatten(1, (self.places, -1)).unbind(1)
+        top = activated(pool(slabs), bias, self.relu)
+        return top.view(len(h), *self.pixels, -1, self.filters), (h, y, slabs, top)
+
+    def backward(self, parameters: Views, kept: Any, g: Tensor, wanted: bool) -> tuple[Tensor | None, list[Tensor]]:
+        weight, *bias = parameters
+        h, y, slabs, top = kept
+        batch = g.shape[3]
+        g = masked(g.reshape(top.shape), top, self.relu, self.space("g", top, *top.shape))
+        learned = [g.sum(1) for _ in bias]
+        unpool(g, slabs[:-1], slabs)
+        of_weight = torch.bmm(y.mT, h.mT) if self.filters < NARROW else torch.bmm(h, y).mT
+        learned = [of_weight.flatten(1), *learned]
+        if not wanted:
+            return None, learned
+        windows = torch.bmm(weight.flatten(2).mT, y.mT, out=self.space("windows", h, *h.shape))
+        return self._scatter(windows, batch), learned
+
+    def _windows(self, padded: Tensor) -> Tensor:
+        """A view [g, channels, kernel rows and columns, pool rows and columns, rows, columns, batch]."""
+        (kh, kw), (sh, sw), (ph, pw) = self.kernel, self.stride, self.pool
+        g, c, row, column, b = padded.stride()
+        shape = (*padded.shape[:2], kh, kw, ph, pw, *self.pixels, padded.shape[-1])
+        rows, columns = row * sh, column * sw
+        return padded.as_strided(shape, (g, c, row, column, rows, columns, rows * ph, columns * pw, b))
+
+    def _inside(self, padded: Tensor) -> Tensor:
+        left, _, top, _ = self.padding
+        return padded[:, :, top : top + self.size[0], left : left + self.size[1]]
+
+    def _scatter(self, windows: Tensor, batch: int) -> Tensor:
+        """The sum of windows where they overlap: the transpose of `prepare`."""
+        padded = self.space("padded", windows, len(windows), self.channels, *self.padded, batch).zero_()
+        into = self._windows(padded)
+        parts = windows.view(into.shape)
+        for i, j in product(*map(range, self.kernel)):
+            into[:, :, i, j] += parts[:, :, i, j]
+        return self._inside(padded).permute(0, 2, 3, 4, 1)

@@ -1,0 +1,243 @@
+"""The state of a run: an algorithm on a problem, one round after the other."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .arguments import checked_seeds, made_engine, refuse_shapes, usable_device
+from .core import Algorithm, Client, Problem, on_client, place
+from .engines import Counting, Counts, Engine, Simulation
+from .engines.graphs import NoGraph, captured
+
+PATIENCE = 3  # rounds without a single finite client before a run ends
+
+
+class Diverged(RuntimeError):
+    """Every client's reply was non-finite, several rounds in a row."""
+
+
+class Run:
+    """The state of a run and how it goes on. `seed` may be several seeds: they run as replicas of one program.
+
+    >>> import fedda
+    >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]], noise=0.1)
+    >>> run = Run(fedda.make("fedavg"), problem, seed=[0, 1, 2])
+    >>> run.step().x.shape  # [replicas, 1, d]
+    torch.Size([3, 1, 1])
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        cohort: int | None = None,
+        seed: int | Sequence[int] = 0,
+        x0: Tensor | None = None,
+        engine: str | Engine = "auto",
+        device: Any = None,
+        weights: str = "uniform",
+        force: bool = False,
+        state: dict[str, Tensor] | None = None,
+    ):
+        if not isinstance(algorithm, Algorithm):
+            raise ValueError(f"train: the algorithm must be an object, as fedda.make gives it, got {algorithm!r}")
+        self.cohort = problem.clients if cohort is None else cohort
+        checks.count("train", "cohort", self.cohort, at_most=problem.clients)
+        checks.one_of("train", "weights", weights, ("uniform", "samples"))
+        self.seeds = checked_seeds(seed)
+        how: Any = made_engine(engine)
+        self.problem = problem if device is None else problem.to(usable_device(device))
+        if hasattr(self.problem, "by") and hasattr(how, "path"):
+            self.problem = self.problem.by(how.path, how.precision, self.cohort)
+        like = torch.empty((), dtype=self.problem.dtype, device=self.problem.device)
+        refuse_shapes(algorithm, len(self.seeds), self.problem.d)
+        self.algorithm = place(algorithm, like, self.problem.layout)
+        seeds = torch.tensor(self.seeds, device=like.device)[:, None]
+        self.lead = () if not isinstance(seed, Sequence) else (len(self.seeds),)
+        self.simulation = Simulation(self.problem, how, seeds if self.lead else seeds[0], weights, algorithm.memory)
+        self.counts, self.round = Counts(), 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.wants_graph = self.problem.device.type == "cuda" and getattr(self.simulation.engine, "graph", False)
+        # clients with a reply that was not finite, summed over rounds
+        self.dropped = torch.zeros(self.lead, dtype=torch.int64, device=like.device)
+        self.silent = torch.zeros_like(self.dropped)  # rounds in a row without a finite reply
+        self.first_rates: list[float] | None = None  # eta_0 / min h of every replica, where the algorithm has one
+        if state is None:
+            self._start(x0, force)
+        else:
+            self._load(state)
+
+    @torch.no_grad()
+    def _start(self, x0: Tensor | None, force: bool) -> None:
+        everyone = self.simulation.everyone()
+        self.server = self.algorithm.init(self._first_point(x0), Counting(everyone, self.counts))
+        if not bool(everyone.fine.any(dim=-1).all()):
+            raise Diverged("no client gave a finite reply at the start: look at the data and at x0")
+        rate = self.algorithm.first_rate(self.server)
+        if rate is not None:
+            self.first_rates = torch.as_tensor(rate).expand(*self.server.x.shape[:-1], 1).flatten().tolist()
+            if self.absurd.any() and not force:
+                raise ValueError(
+                    f"{type(self.algorithm).__name__}: the first effective rate eta_0 / min h = "
+                    f"{max(self.first_rates):.3g} must be <= {self.problem.max_rate:g} on this problem: lower lr, "
+                    "raise eps or w, set mu0='nu0', or force it"
+                )
+
+    @property
+    def absurd(self) -> Tensor:
+        """Which replicas begin with a step that has blown up every network seen."""
+        if self.first_rates is None:
+            return torch.zeros(len(self.seeds), dtype=torch.bool)
+        return torch.tensor(self.first_rates) > self.problem.max_rate * (1 + 1e-6)  # lr = eps is a rate of 1, rounded
+
+    def _first_point(self, x0: Tensor | None) -> Tensor:
+        d, like = self.problem.d, self.simulation.weights
+        if x0 is None:
+            x = torch.stack([self.problem.start(seed) for seed in self.seeds])
+        else:
+            point = torch.as_tensor(x0)
+            if point.shape not in ((d,), (*self.lead, d)) or not bool(point.isfinite().all()):
+                raise ValueError(
+                    f"train: x0 must be a flat vector of {d} finite numbers, got shape {list(point.shape)}"
+                )
+            x = point.to(device=like.device, dtype=self.problem.dtype).expand(len(self.seeds), d)
+        return x.clone().view(*self.lead, 1, d)
+
+    def step(self) -> Any:
+        """One round; the new server state."""
+        self.advance()
+        # What a graph replays into changes with the next round.
+        return self.server if self.graph is None else type(self.server)(*(v.clone() for v in self.server))
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """One round. On a GPU it is captured once and replayed; the host then learns of a divergence when it looks."""
+        if self.wants_graph:
+            self._capture()
+        if self.graph is not None:
+            self.graph.replay()
+            self.counts = self.counts + self.counts_of_a_round
+            self.round += 1
+            return
+        server, alive, lost = self._round(self.round)
+        self.dropped = self.dropped + lost
+        if not bool(alive.all()):
+            self.silent = torch.where(alive, 0, self.silent + 1)
+            server = self._kept(alive, server)
+        else:
+            self.silent = torch.zeros_like(self.silent)
+        self.server, self.round = server, self.round + 1
+        self.refuse_silence()
+
+    def _round(self, tau: int | Tensor) -> tuple[Any, Tensor, Tensor]:
+        """The next state, which replicas live, and how many replies of each were lost."""
+        cohort = self.simulation.cohort(tau, self.cohort)
+        server = self.algorithm.round(self.server, Counting(cohort, self.counts))
+        # A replica that has been silent too long is over: it stays where it is, and the others go on.
+        alive = cohort.fine.any(dim=-1) & (self.silent < PATIENCE)
+        return server, alive, (~cohort.fine).sum(dim=-1)
+
+    def _kept(self, alive: Tensor, server: Any) -> Any:
+        return type(server)(*(_keep(alive, new, old) for new, old in zip(server, self.server, strict=True)))
+
+    def _capture(self) -> None:
+        self.wants_graph = False
+        self.tau = tau = torch.tensor(self.round, device=self.problem.device)  # held: a graph holds no tensor
+        self.server = type(self.server)(*(v.clone() for v in self.server))  # places that the graph writes to
+        counts = self.counts
+
+        def step() -> list[Tensor]:
+            self.counts = Counts()
+            server, alive, lost = self._round(tau)
+            silent = torch.where(alive, 0, self.silent + 1)
+            return [*self._kept(alive, server), self.dropped + lost, silent, tau + 1]
+
+        state = [*self.server, self.dropped, self.silent, tau]
+        try:
+            self.graph = captured(step, state, list(self.simulation.memory.values()))
+        except NoGraph as why:
+            warnings.warn(f"rounds run eagerly, which is slower: {why}", stacklevel=3)
+        self.counts, self.counts_of_a_round = counts, self.counts
+
+    def refuse_silence(self) -> None:
+        if bool((self.silent >= PATIENCE).all()):
+            raise Diverged(
+                f"{type(self.algorithm).__name__}: no client gave a finite reply in {PATIENCE} rounds in a row "
+                f"(up to round {self.round}): the run has diverged; lower lr"
+            )
+
+    @torch.no_grad()
+    def evaluate(self, detail: bool = False) -> list[dict[str, Any]]:
+        """One row for each seed: counts so far and metrics of the model. With `detail` also the density of every layer
+        and, where the algorithm has one, the gradient mapping, which takes a pass over all data."""
+        self.refuse_silence()
+        x = self.server.x.squeeze(-2)
+        metrics = self.problem.evaluate(x, self.simulation.weights)
+        metrics |= {
+            "density": (x.abs() > 0.01).double().mean(dim=-1),
+            "nonzero": (x != 0).double().mean(dim=-1),
+            "max_x": x.abs().amax(dim=-1),
+        }
+        prox = getattr(self.algorithm, "prox", None)
+        if prox is not None:
+            at = self.server.x  # [..., 1, d], as penalties with a weight for each replica expect
+            metrics["objective"] = metrics["train_loss"] + prox.value(at).double().squeeze(-1)
+            metrics["infeasible"] = (prox.project(at) - at).double().norm(dim=-1).squeeze(-1)
+        if detail:
+            metrics |= self._details(x)
+        # What is watched is [..., 1, 1], a metric [...].
+        metrics |= {k: v.expand(*self.lead, 1, 1)[..., 0, 0] for k, v in self.algorithm.monitor(self.server).items()}
+        # A replica that is over has no model to speak of; the last one it had would pass for a result.
+        over = self.silent >= PATIENCE
+        columns = {k: torch.where(over, torch.nan, v.double()).reshape(-1).tolist() for k, v in metrics.items()}
+        counted = {"steps": self.round * self.algorithm.steps, **asdict(self.counts)}
+        return [
+            {"round": self.round, "seed": seed, **counted, "dropped": dropped}
+            | {name: column[i] for name, column in columns.items()}
+            for i, (seed, dropped) in enumerate(zip(self.seeds, self.dropped.reshape(-1).tolist(), strict=True))
+        ]
+
+    def _details(self, x: Tensor) -> dict[str, Tensor]:
+        sizes = [math.prod(shape) for _, shape in self.problem.layout]
+        details = {}
+        for (name, _), part in zip(self.problem.layout, x.split(sizes, dim=-1), strict=True):
+            details[f"density:{name}"] = (part.abs() > 0.01).double().mean(dim=-1)
+            details[f"nonzero:{name}"] = (part != 0).double().mean(dim=-1)
+        (gradient,) = self.simulation.everyone().average(full_gradient, self.server.x)
+        mapping = self.algorithm.mapping(self.server, gradient)
+        return details if mapping is None else details | {"gradient_mapping": mapping[..., 0, 0]}
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a run needs to go on, as tensors."""
+        tensors = {f"server.{name}": value for name, value in self.server._asdict().items()}
+        tensors |= {f"memory.{name}": value for name, value in self.simulation.memory.items()}
+        tensors |= {f"counts.{name}": torch.tensor(value) for name, value in asdict(self.counts).items()}
+        return tensors | {"round": torch.tensor(self.round), "dropped": self.dropped, "silent": self.silent}
+
+    def _load(self, state: dict[str, Tensor]) -> None:
+        device = self.problem.device
+        Server = self.algorithm.Server
+        self.server = Server(*(state[f"server.{name}"].to(device) for name in Server._fields))  # type: ignore[attr-defined]
+        for name in self.simulation.memory:
+            self.simulation.memory[name] = state[f"memory.{name}"].to(device)
+        self.counts = Counts(**{name: int(state[f"counts.{name}"]) for name in asdict(self.counts)})
+        self.round = int(state["round"])
+        self.dropped, self.silent = state["dropped"].to(device), state["silent"].to(device)
+
+
+@on_client
+def full_gradient(client: Client, x: Tensor) -> tuple[Tensor, ...]:
+    return (client.full_gradient(x),)
+
+
+def _keep(alive: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The new value where the replica lives; where nobody replied, even time stands still."""
+    return torch.where(alive[..., None, None], new, old)

@@ -1,0 +1,399 @@
+"""Stacked gradients of known chains, written by hand: they are autograd's, and what is not known falls back."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
+
+import fedda
+from conftest import stable
+from fedda.problems import chain as chains
+from fedda.problems import pooling
+from fedda.problems.chain import Chain
+from fedda.problems.models import binary_cross_entropy, cnn, cross_entropy, logistic, mlp
+from fedda.problems.neural import flatten
+from fedda.problems.winograd import Winograd
+
+BOUND = {torch.float64: 1e-12, torch.float32: 2e-5}  # of the largest number of a member's gradient
+
+
+def randn(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def stack(model, g, dtype=torch.float64, seed=1):
+    """Different members: the model's own parameters, moved."""
+    x = flatten(model).to(dtype)
+    return x + 0.2 * randn(g, len(x), seed=seed, dtype=dtype)
+
+
+def truth(model, loss, x, inputs, targets):
+    """A module for each member, backward, its gradients in a row."""
+    rows = []
+    for i, row in enumerate(x):
+        one = copy.deepcopy(model).to(x.dtype)
+        nn.utils.vector_to_parameters(row.clone(), one.parameters())
+        loss(one(inputs[i % len(inputs)]), targets[i % len(inputs)]).backward()
+        rows.append(torch.cat([p.grad.flatten() for p in one.parameters()]))
+    return torch.stack(rows)
+
+
+def equals_autograd(model, sample, loss=cross_entropy, classes=3, g=4, n=2, batch=5, dtype=torch.float64, inputs=None):
+    chain = Chain.of(model, loss, sample)
+    assert chain is not None
+    x = stack(model, g, dtype)
+    inputs = randn(n, batch, *sample, seed=2, dtype=dtype) if inputs is None else inputs
+    targets = torch.arange(n * batch).view(n, batch) % classes
+    got, expected = chain.gradients(x, inputs, targets), truth(model, loss, x, inputs, targets)
+    error = (got - expected).abs().amax(1) / expected.abs().amax(1)
+    assert float(error.max()) <= BOUND[dtype], error
+    outputs = chain.outputs(x, inputs[0])
+    for row, output in zip(x, outputs, strict=True):
+        one = copy.deepcopy(model).to(dtype)
+        nn.utils.vector_to_parameters(row.clone(), one.parameters())
+        torch.testing.assert_close(output, one(inputs[0]).detach(), rtol=BOUND[dtype], atol=BOUND[dtype])
+    return chain
+
+
+S, C, P = nn.Sequential, nn.Conv2d, nn.MaxPool2d
+TABLE = {
+    "linear": (nn.Linear(5, 3), (5,)),
+    "logistic": (logistic((1, 4, 4), 3)[0], (1, 4, 4)),
+    "mlp": (mlp((7,), 3, hidden=[6, 5])[0], (7,)),
+    "no bias": (S(nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 3, bias=False)), (5,)),
+    "nested, identity, dropout": (S(S(nn.Linear(5, 4), nn.Dropout()), S(S(nn.Identity(), nn.ReLU())), nn.Linear(4, 3)).eval(), (5,)),
+    "two linear maps, flat twice": (S(nn.Flatten(), nn.Linear(6, 4), nn.Flatten(), nn.Linear(4, 3), nn.ReLU()), (2, 3)),
+    "relu first": (S(nn.ReLU(), nn.Linear(5, 3)), (5,)),
+    "the paper's": (cnn((3, 16, 16), 3, filters=8, layers=3)[0], (3, 16, 16)),
+    "down to one pixel": (cnn((1, 8, 8), 3, filters=8)[0], (1, 8, 8)),
+    "odd sizes": (cnn((2, 15, 13), 3, filters=9, layers=3)[0], (2, 15, 13)),
+    "winograd without bias and relu": (S(C(8, 5, 3, padding=1, bias=False), P(2), nn.Flatten(), nn.Linear(5 * 6, 3)), (8, 5, 6)),
+    "pool then relu": (S(C(8, 5, 3, padding="same"), P(2), nn.ReLU(), C(5, 4, 3, padding=1), P(2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)), (8, 5, 4)),
+    "pool after conv without relu": (S(C(2, 4, 3), P(2), nn.Flatten(), nn.Linear(16, 3)), (2, 6, 7)),
+    "stride 2, 5x5": (S(C(2, 4, 5, stride=2, padding=2), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)), (2, 8, 7)),
+    "1x1": (S(C(3, 20, 1), nn.ReLU(), C(20, 2, 1), nn.Flatten(), nn.Linear(2 * 12, 3)), (3, 3, 4)),
+    "even kernel, same": (S(C(2, 3, (2, 4), padding="same"), nn.ReLU(), C(3, 2, (4, 1), padding="same"), nn.Flatten(), nn.Linear(2 * 20, 3)), (2, 4, 5)),
+    "valid, uneven": (S(C(2, 3, (3, 2), stride=(2, 1), padding=(1, 0)), P((1, 2)), nn.Flatten(), nn.Linear(3 * 3 * 2, 3)), (2, 5, 6)),
+    "3x3 pool, odd rest": (S(C(1, 4, 3, padding=1), nn.ReLU(), P(3), nn.Flatten(), nn.Linear(16, 3)), (1, 7, 8)),
+    "pools and relus alone": (S(P(2), nn.ReLU(), C(2, 3, 3, padding=1), P(2), P(2), nn.ReLU(), nn.Flatten(), nn.Linear(3, 3)), (2, 9, 8)),
+    "wide first layer": (S(C(3, 17, 3, padding=1), nn.ReLU(), P(2), nn.Flatten(), nn.Linear(17 * 4, 3)), (3, 4, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("name", TABLE)
+def test_equals_autograd(name, dtype):
+    model, sample = TABLE[name]
+    equals_autograd(model.to(dtype), sample, dtype=dtype)
+
+
+def test_the_table_has_winograd_in_it():
+    chain = Chain.of(*TABLE["the paper's"][:1], cross_entropy, (3, 16, 16))
+    assert [isinstance(stage, Winograd) for stage in chain.stages[:3]] == [False, True, True]
+
+
+@pytest.mark.parametrize("cache", [1, 100_000, 1 << 40])
+@pytest.mark.parametrize("g,n", [(1, 1), (3, 3), (6, 3), (6, 1), (10, 5)])
+def test_points_share_batches_however_the_stack_is_cut(monkeypatch, cache, g, n):
+    monkeypatch.setattr(chains, "CACHE", cache)
+    for name in ("mlp", "the paper's"):
+        model, sample = TABLE[name]
+        equals_autograd(model.double(), sample, g=g, n=n)
+
+
+def test_stacks_of_other_sizes_one_after_the_other():
+    """What is kept between calls, its memory, carries nothing over."""
+    model, sample = TABLE["odd sizes"]
+    chain, loss = Chain.of(model.double(), cross_entropy, sample), cross_entropy
+    for g, batch in ((3, 4), (1, 7), (5, 2), (3, 4)):
+        x, inputs, y = stack(model, g, seed=g), randn(g, batch, *sample, seed=batch), torch.zeros(g, batch).long()
+        torch.testing.assert_close(
+            chain.gradients(x, inputs, y), truth(model, loss, x, inputs, y), rtol=1e-10, atol=1e-12
+        )
+
+
+def test_members_that_are_the_same_point_need_no_copy():
+    model, sample = TABLE["mlp"]
+    x = stack(model.double(), 1)
+    inputs, y = randn(4, 5, *sample), torch.zeros(4, 5).long()
+    chain = Chain.of(model, cross_entropy, sample)
+    assert torch.equal(chain.gradients(x.expand(4, -1), inputs, y), chain.gradients(x.repeat(4, 1), inputs, y))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, F.cross_entropy, nn.CrossEntropyLoss(), nn.CrossEntropyLoss().eval()])
+def test_losses(loss):
+    equals_autograd(TABLE["mlp"][0].double(), (7,), loss)
+
+
+def test_one_logit():
+    model, loss = logistic((2, 3), 2)
+    assert loss is binary_cross_entropy
+    equals_autograd(model.double(), (2, 3), loss, classes=2)
+
+
+# -- ties and numbers that are not finite ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("channels", [2, 8])  # by windows, by Winograd
+@pytest.mark.parametrize("pattern", ["constant", "rows", "columns", "blocks", "whole numbers"])
+def test_of_equal_maxima_the_first_is_taken(channels, pattern):
+    i, j = torch.meshgrid(torch.arange(12.0), torch.arange(12.0), indexing="ij")
+    whole = torch.randint(0, 2, (12, 12), generator=torch.Generator().manual_seed(3)).double()
+    image = {
+        "constant": 0 * i + 0.7,
+        "rows": i % 3,
+        "columns": j % 3,
+        "blocks": (i // 6 + j // 6),
+        "whole numbers": whole,
+    }
+    inputs = image[pattern].double().expand(2, 5, channels, 12, 12).contiguous()
+    # Two layers: where a gradient goes in the second is seen in the first.
+    model = S(
+        C(channels, 8, 3, padding=1),
+        nn.ReLU(),
+        C(8, 8, 3, padding=1),
+        P(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 36, 3),
+    ).double()
+    if pattern == "whole numbers":
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_((10 * p).round().clamp(-2, 2))
+        x = flatten(model).expand(2, -1)
+        y = torch.arange(10).view(2, 5) % 3
+        got = Chain.of(model, cross_entropy, (channels, 12, 12)).gradients(x, inputs, y)
+        torch.testing.assert_close(got, truth(model, cross_entropy, x, inputs, y), rtol=1e-11, atol=1e-11)
+    else:
+        equals_autograd(model, (channels, 12, 12), inputs=inputs)
+
+
+def test_the_slope_of_relu_at_zero_is_zero():
+    model = S(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    x = torch.zeros(2, flatten(model).numel(), dtype=torch.float64)
+    inputs, y = randn(2, 5, 4), torch.zeros(2, 5).long()
+    got = Chain.of(model, cross_entropy, (4,)).gradients(x, inputs, y)
+    torch.testing.assert_close(got, truth(model, cross_entropy, x, inputs, y), rtol=1e-14, atol=0)
+    assert not got[:, :30].any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300])
+@pytest.mark.parametrize("name", ["mlp", "the paper's", "odd sizes", "3x3 pool, odd rest", "pools and relus alone"])
+def test_a_member_that_diverged_is_not_finite_and_the_others_are_as_they_were(name, value):
+    model, sample = TABLE[name]
+    chain = Chain.of(model.double(), cross_entropy, sample)
+    inputs, y = randn(1, 5, *sample), torch.zeros(1, 5).long()
+    x = stack(model, 3)
+    fine = chain.gradients(x, inputs, y)
+    for place in (0, x.shape[1] // 2, x.shape[1] - 1):
+        bad = x.clone()
+        bad[1, place] = value
+        got, expected = chain.gradients(bad, inputs, y), truth(model, cross_entropy, bad, inputs, y)
+        assert bool(got[1].isfinite().all()) == bool(expected[1].isfinite().all())
+        assert torch.equal(got[::2], fine[::2])
+    bad = x.clone()
+    bad[1] = value
+    assert not chain.gradients(bad, inputs, y)[1].isfinite().all()
+
+
+# -- chains drawn at random ---------------------------------------------------------------------------------------------
+@st.composite
+def drawn(draw):
+    shape = [draw(st.sampled_from([1, 3, 8])), draw(st.integers(1, 9)), draw(st.integers(1, 9))]
+    sample, layers, images = tuple(shape), [], draw(st.booleans())
+    for _ in range(draw(st.integers(0, 4)) if images else 0):
+        kind = draw(st.sampled_from(["conv", "winograd", "pool", "relu"]))
+        if kind == "pool" and min(shape[1:]) >= 2:
+            layers.append(P(2))
+            shape[1:] = [n // 2 for n in shape[1:]]
+        elif kind == "winograd" and min(shape[1:]) >= 2:
+            layers += [C(shape[0], 8, 3, padding=1, bias=draw(st.booleans())), nn.ReLU(), P(2)]
+            shape = [8, *(n // 2 for n in shape[1:])]
+        elif kind == "relu":
+            layers.append(nn.ReLU())
+        elif kind == "conv":
+            k = [draw(st.integers(1, 3)) for _ in "hw"]
+            pad, stride = draw(st.integers(0, 2)), draw(st.integers(1, 2))
+            sizes = [(n + 2 * pad - a) // stride + 1 for n, a in zip(shape[1:], k, strict=True)]
+            if min(sizes) >= 1 and all(n + 2 * pad >= a for n, a in zip(shape[1:], k, strict=True)):
+                filters = draw(st.sampled_from([1, 4, 16]))
+                layers.append(C(shape[0], filters, k, stride=stride, padding=pad, bias=draw(st.booleans())))
+                shape = [filters, *sizes]
+    features, layers = shape[0] * shape[1] * shape[2], [*layers, nn.Flatten()]
+    for width in draw(st.lists(st.integers(1, 6), max_size=2)):
+        layers += [nn.Linear(features, width, bias=draw(st.booleans())), nn.ReLU()]
+        features = width
+    return (
+        S(*layers, nn.Linear(features, 3)),
+        sample,
+        draw(st.sampled_from([(1, 1), (3, 3), (4, 2)])),
+        draw(st.integers(1, 4)),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn())
+def test_chains_drawn_at_random_equal_autograd(case):
+    model, sample, (g, n), batch = case
+    equals_autograd(model.double(), sample, g=g, n=n, batch=batch)
+
+
+# -- what is not known ----------------------------------------------------------------------------------------------------
+class Custom(nn.Linear):
+    pass
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def frozen():
+    model = S(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[0].bias.requires_grad_(False)
+    return model
+
+
+def tied():
+    layer = nn.Linear(5, 5)
+    return S(layer, nn.ReLU(), layer, nn.Linear(5, 3))
+
+
+def tied_parameter():
+    model = S(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.Linear(5, 3))
+    model[2].weight = model[0].weight
+    return model
+
+
+def hooked(where=lambda model: model):
+    model = S(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    where(model).register_forward_hook(lambda module, args, output: 2 * output)
+    return model
+
+
+def patched():
+    model = S(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[0].forward = lambda x: F.linear(x, 2 * model[0].weight)
+    return model
+
+
+def extra():
+    model = S(nn.Linear(5, 3))
+    model[0].register_parameter("more", nn.Parameter(torch.zeros(2)))
+    return model
+
+
+UNKNOWN = {
+    "frozen": frozen,
+    "tied": tied,
+    "tied parameter": tied_parameter,
+    "batch norm in eval": lambda: S(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval(),
+    "a subclass": lambda: S(Custom(5, 3)),
+    "a custom module": lambda: S(Own()),
+    "gelu": lambda: S(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 3)),
+    "dropout in training": lambda: S(nn.Dropout(), nn.Linear(5, 3)),
+    "hook": hooked,
+    "hook inside": lambda: hooked(lambda model: model[1]),
+    "parametrised": lambda: S(weight_norm(nn.Linear(5, 3))),
+    "forward of its own": patched,
+    "a parameter more": extra,
+    "no parameters": lambda: S(nn.ReLU()),
+    "layer norm": lambda: S(nn.LayerNorm(5), nn.Linear(5, 3)),
+    "another shape": lambda: nn.Linear(4, 3),
+}
+IMAGES = {
+    "groups": lambda: C(4, 4, 3, groups=2),
+    "dilation": lambda: C(4, 4, 3, dilation=2),
+    "reflect": lambda: C(4, 4, 3, padding=1, padding_mode="reflect"),
+    "overlapping pool": lambda: P(3, stride=2),
+    "padded pool": lambda: P(2, padding=1),
+    "ceil": lambda: P(2, ceil_mode=True),
+    "average pool": lambda: nn.AvgPool2d(2),
+    "linear on the last axis": lambda: nn.Linear(7, 7),
+    "flatten in part": lambda: nn.Flatten(2),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_model_is_no_chain(name):
+    assert Chain.of(UNKNOWN[name](), cross_entropy, (5,)) is None
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_unknown_layer_for_images_is_no_chain(name):
+    model = S(IMAGES[name](), nn.Flatten())
+    with torch.no_grad():
+        features = model(torch.zeros(1, 4, 7, 7)).shape[1]
+    assert Chain.of(S(*model, nn.Linear(features, 3)), cross_entropy, (4, 7, 7)) is None
+
+
+@pytest.mark.parametrize("loss", [
+    nn.CrossEntropyLoss(weight=torch.ones(3)), nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(reduction="sum"),
+    nn.CrossEntropyLoss(ignore_index=1), F.mse_loss, nn.NLLLoss(), lambda output, y: F.cross_entropy(output, y), binary_cross_entropy,
+])  # fmt: skip
+def test_an_unknown_loss_is_no_chain(loss):
+    assert Chain.of(nn.Linear(5, 3), loss, (5,)) is None
+
+
+def test_a_class_that_torch_leaves_out_is_no_chain():
+    y = torch.arange(60) % 3
+    y[7] = -100
+    for targets, known in ((torch.arange(60) % 3, True), (y, False)):
+        problem = fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=randn(60, 5).float(), y=targets, batch=4)
+        assert (problem.chain is not None) == known
+
+
+@pytest.mark.parametrize(
+    "name", ["frozen", "tied", "tied parameter", "batch norm in eval", "a subclass", "gelu", "parametrised"]
+)
+def test_what_is_not_known_runs_as_before(name):
+    problem = fedda.problem(
+        UNKNOWN[name]().double(),
+        cross_entropy,
+        x=randn(60, 5),
+        y=torch.arange(60) % 3,
+        client=torch.arange(60) % 4,
+        batch=4,
+    )
+    assert problem.chain is None
+    runs = [
+        list(fedda.rounds(stable("fedda-mvr"), problem, 2, cohort=3, engine=e)) for e in ("sequential", "vectorised")
+    ]
+    torch.testing.assert_close(runs[0][-1].x, runs[1][-1].x, rtol=1e-11, atol=1e-11)
+
+
+# -- the tests can fail -------------------------------------------------------------------------------------------------
+def last_wins(slabs):
+    """A pool that takes the last of equal maxima."""
+    *earlier, top = slabs
+    for slab in reversed(earlier):
+        before = top.clone()
+        torch.maximum(slab, top, out=top)
+        torch.gt(slab, before, out=slab)
+    return top
+
+
+@pytest.mark.parametrize("channels", [2, 8])
+def test_the_test_of_ties_can_fail(monkeypatch, channels):
+    for module in ("convolution", "winograd"):
+        monkeypatch.setattr(f"fedda.problems.{module}.pool", last_wins)
+    with pytest.raises(AssertionError):
+        test_of_equal_maxima_the_first_is_taken(channels, "whole numbers")
+
+
+def test_the_test_of_gradients_can_fail(monkeypatch):
+    def skewed(g, choices, out):
+        pooling.unpool(g, choices, out)
+        out[0].mul_(1 + 1e-9)
+
+    monkeypatch.setattr("fedda.problems.winograd.unpool", skewed)
+    with pytest.raises(AssertionError):
+        equals_autograd(TABLE["the paper's"][0].double(), (3, 16, 16))

@@ -1,0 +1,197 @@
+"""The Triton kernels against autograd in float64: on a GPU where there is one, else in Triton's interpreter."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from fedda import rng
+from fedda.problems.chain import Chain
+from fedda.problems.models import cross_entropy
+from fedda.problems.stacked import gradient
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are defined: before they are imported
+triton = pytest.importorskip("triton", reason="needs Triton")
+
+from fedda.problems import kernels  # noqa: E402
+from fedda.problems.kernels import plan as planning  # noqa: E402
+
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def bfloat16_products(monkeypatch):
+    """The interpreter holds bfloat16 as its bits and multiplies these; here the numbers are multiplied."""
+    if CUDA:
+        return
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    def numbers(handle):
+        bits = handle.dtype.scalar == tl.bfloat16
+        return (handle.data.astype(np.uint32) << 16).view(np.float32) if bits else handle.data
+
+    def dot(self, a, b, acc, *precision):
+        product = np.matmul(numbers(a), numbers(b), dtype=acc.data.dtype) + acc.data
+        return interpreter.TensorHandle(product, acc.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+def network(shape, filters=16, layers=2, kernel=3, pad=1, pools=None, hidden=(), bias=True):
+    (channels, height, width), body = shape, []
+    for i in range(layers):
+        body += [nn.Conv2d(channels, filters, kernel, padding=pad, bias=bias), nn.ReLU()]
+        channels, height, width = filters, height + 2 * pad - kernel + 1, width + 2 * pad - kernel + 1
+        if pools is None or pools[i]:
+            body.append(nn.MaxPool2d(2))
+            height, width = height // 2, width // 2
+    widths = [channels * height * width, *hidden]
+    dense = [m for i, o in zip(widths, hidden, strict=False) for m in (nn.Linear(i, o, bias=bias), nn.ReLU())]
+    return nn.Sequential(*body, nn.Flatten(), *dense, nn.Linear(widths[-1], 10, bias=bias))
+
+
+def stack(model, groups, seed=0):
+    """Points around the model's own, [groups, d]."""
+    torch.manual_seed(seed)
+    point = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return point * (1 + 0.3 * torch.randn(groups, len(point)))
+
+
+def truth(model, x, inputs, targets):
+    """One gradient after the other, in float64."""
+    model = model.double()
+    sizes = [p.numel() for p in model.parameters()]
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+
+    def objective(x, inputs, targets):
+        named = {n: v.view(s) for v, (n, s) in zip(x.split(sizes), shapes.items(), strict=True)}
+        return cross_entropy(torch.func.functional_call(model, named, (inputs,)), targets)
+
+    n = len(inputs)
+    return torch.stack([gradient(objective, x[g].double(), inputs[g % n].double(), targets[g % n]) for g in range(len(x))])
+
+
+def computed(model, shape, x, inputs, targets, precision, scale=None):
+    chain = Chain.of(model.float(), cross_entropy, shape)
+    ours = kernels.kernels_for(chain, shape, inputs.shape[1], precision)
+    scale = scale and tuple(v.to(DEVICE) for v in scale)
+    return ours(x.to(DEVICE), inputs.to(DEVICE), targets.to(DEVICE), scale).cpu()
+
+
+def error(got, expected):
+    return float((got.double() - expected).norm() / expected.norm())
+
+
+CASES = {
+    "two points share a batch": ((3, 8, 8), 4, 2, 3, {}),
+    "odd sizes: a pool leaves a row out": ((1, 7, 7), 3, 3, 4, {}),
+    "no padding, no pool, a hidden layer": ((3, 8, 8), 2, 1, 4, {"pools": (False, True), "hidden": (24,), "pad": 0}),
+    "5x5 without bias": ((2, 9, 9), 2, 2, 2, {"filters": 32, "layers": 3, "pools": (True, False, False), "kernel": 5, "pad": 2, "bias": False}),
+    "one layer": ((2, 6, 6), 2, 2, 2, {"layers": 1}),
+    "one layer without a pool": ((2, 5, 5), 2, 2, 3, {"layers": 1, "pools": (False,)}),
+    "1x1": ((3, 6, 6), 2, 2, 2, {"kernel": 1, "pad": 0}),
+    "many rows": ((3, 12, 12), 2, 2, 9, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("precision", "bound"), [("tf32", 2e-4), ("bf16", 8e-2)])
+def test_equals_autograd_in_float64(case, precision, bound):
+    """Two bfloat16 parts hold 16 bits, one 8. (TF32 holds 11: its error is about 1e-3.) A rounded number can make another
+    pixel the largest of a window, which is an error of its own kind: then the next draw must be right."""
+    shape, groups, batches, batch, how = CASES[case]
+    errors = []
+    while not errors or (errors[-1] >= bound and len(errors) < 4):
+        torch.manual_seed(len(errors))
+        model = network(shape, **how)
+        x = stack(model, groups)
+        inputs, targets = torch.randn(batches, batch, *shape), torch.randint(0, 10, (batches, batch))
+        got = computed(model, shape, x, inputs, targets, precision)
+        errors.append(error(got, truth(model, x, inputs, targets)))
+    assert errors[-1] < bound and max(errors) < 0.1, errors
+
+
+def test_bytes_are_standardised_on_the_way():
+    shape = (3, 8, 8)
+    torch.manual_seed(2)
+    model = network(shape)
+    x = stack(model, 4)
+    raw, targets = torch.randint(0, 256, (2, 3, *shape), dtype=torch.uint8), torch.randint(0, 10, (2, 3))
+    mean, std = torch.rand(3) * 100 + 50, torch.rand(3) * 50 + 20
+    got = computed(model, shape, x, raw, targets, "tf32", (mean, std))
+    inputs = (raw.double() - mean.double()[:, None, None]) / std.double()[:, None, None]
+    assert error(got, truth(model, x, inputs, targets)) < 2e-4
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_model_that_has_diverged_shows_and_leaves_the_others_alone(bad):
+    shape = (2, 8, 8)
+    torch.manual_seed(3)
+    model = network(shape)
+    x = stack(model, 3)
+    inputs, targets = torch.randn(3, 2, *shape), torch.randint(0, 10, (3, 2))
+    fine = computed(model, shape, x, inputs, targets, "tf32")
+    for place in (0, len(x[0]) // 2, -1):
+        broken = x.clone()
+        broken[1, place] = bad
+        got = computed(model, shape, broken, inputs, targets, "tf32")
+        assert not got[1].isfinite().all()
+        assert torch.equal(got[[0, 2]], fine[[0, 2]])
+
+
+def test_large_stacks_go_in_parts(monkeypatch):
+    shape = (2, 8, 8)
+    torch.manual_seed(4)
+    model = network(shape)
+    x = stack(model, 6)
+    inputs, targets = torch.randn(3, 2, *shape), torch.randint(0, 10, (3, 2))
+    whole = computed(model, shape, x, inputs, targets, "tf32")
+    plan = kernels.plan_of(Chain.of(model.float(), cross_entropy, shape), shape, "tf32")
+    monkeypatch.setattr(planning, "LARGEST", 4 * 2 * plan.numbers)  # two of the three batches, at both points
+    assert plan.at_once(2) == 4
+    torch.testing.assert_close(computed(model, shape, x, inputs, targets, "tf32"), whole)
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def layers(*more, first=(3, 16, 3), **how):
+    return nn.Sequential(nn.Conv2d(*first, padding=1, **how), nn.ReLU(), *more, nn.Flatten(), nn.LazyLinear(10))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        layers(first=(3, 24, 3)),  # filters are no power of two
+        layers(stride=2),
+        nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.LazyLinear(10)),  # no relu
+        layers(nn.MaxPool2d(3)),
+        layers(nn.Linear(8, 8)),  # not flat
+        nn.Sequential(nn.Flatten(), nn.LazyLinear(10)),
+        nn.Sequential(nn.ReLU(), nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)),
+        nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(200)),
+    ],
+)  # fmt: skip
+def test_other_networks_are_left_to_other_paths(model):
+    model(torch.zeros(1, 3, 8, 8))
+    chain = Chain.of(model, cross_entropy, (3, 8, 8))
+    assert chain is None or kernels.kernels_for(chain, (3, 8, 8), 4, "tf32") is None
+
+
+def test_draws_have_the_same_bits_as_rng():
+    from fedda.problems.kernels.operators import draw
+
+    ids, sizes = torch.tensor([[3, 1, 7], [0, 2, 5]]), torch.tensor([1, 2, 3, 1000, 77, 2**30, 5, 12345, 9])
+    offsets = sizes.cumsum(0) - sizes
+    keys = rng.fold(rng.fold(rng.key(torch.tensor([[5], [6]]), rng.BATCH), ids), torch.arange(4)[:, None, None])
+    expected = offsets[ids][..., None] + rng.integers(rng.fold(keys[..., None], torch.arange(10)), sizes[ids][..., None])
+    got = draw(*(v.to(DEVICE) for v in (keys, ids, offsets, sizes)), 10).cpu()
+    assert torch.equal(got, expected)
