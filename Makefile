@@ -36,7 +36,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/engines.py
+	$(BIN)/fedda bench --out $(OUT)/bench.json
 
 # torch is named exactly: the tag '+cpu' of a local build is no part of the pin.
 lock:

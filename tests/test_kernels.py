@@ -17,6 +17,7 @@ if not CUDA:
 triton = pytest.importorskip("triton", reason="needs Triton")
 
 from fedda.problems import kernels  # noqa: E402
+from fedda.problems.kernels import operators  # noqa: E402, F401
 from fedda.problems.kernels import plan as planning  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -73,7 +74,9 @@ def truth(model, x, inputs, targets):
         return cross_entropy(torch.func.functional_call(model, named, (inputs,)), targets)
 
     n = len(inputs)
-    return torch.stack([gradient(objective, x[g].double(), inputs[g % n].double(), targets[g % n]) for g in range(len(x))])
+    return torch.stack(
+        [gradient(objective, x[g].double(), inputs[g % n].double(), targets[g % n]) for g in range(len(x))]
+    )
 
 
 def computed(model, shape, x, inputs, targets, precision, scale=None):
@@ -126,6 +129,18 @@ def test_bytes_are_standardised_on_the_way():
     got = computed(model, shape, x, raw, targets, "tf32", (mean, std))
     inputs = (raw.double() - mean.double()[:, None, None]) / std.double()[:, None, None]
     assert error(got, truth(model, x, inputs, targets)) < 2e-4
+
+
+def test_outputs_equal_the_model_s_own():
+    shape = (3, 8, 8)
+    torch.manual_seed(5)
+    model = network(shape, hidden=(12,))
+    x, inputs = stack(model, 3), torch.randn(10, *shape)
+    ours = kernels.kernels_for(Chain.of(model, cross_entropy, shape), shape, 4, "tf32")
+    got = ours.outputs(x.to(DEVICE), inputs.to(DEVICE)).cpu()
+    for point, output in zip(x, got, strict=True):
+        torch.nn.utils.vector_to_parameters(point, model.parameters())
+        torch.testing.assert_close(output, model(inputs), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -187,11 +202,11 @@ def test_other_networks_are_left_to_other_paths(model):
 
 
 def test_draws_have_the_same_bits_as_rng():
-    from fedda.problems.kernels.operators import draw
-
     ids, sizes = torch.tensor([[3, 1, 7], [0, 2, 5]]), torch.tensor([1, 2, 3, 1000, 77, 2**30, 5, 12345, 9])
     offsets = sizes.cumsum(0) - sizes
     keys = rng.fold(rng.fold(rng.key(torch.tensor([[5], [6]]), rng.BATCH), ids), torch.arange(4)[:, None, None])
-    expected = offsets[ids][..., None] + rng.integers(rng.fold(keys[..., None], torch.arange(10)), sizes[ids][..., None])
-    got = draw(*(v.to(DEVICE) for v in (keys, ids, offsets, sizes)), 10).cpu()
+    expected = offsets[ids][..., None] + rng.integers(
+        rng.fold(keys[..., None], torch.arange(10)), sizes[ids][..., None]
+    )
+    got = torch.ops.fedda.draw(*(v.to(DEVICE) for v in (keys, ids, offsets, sizes)), 10).cpu()
     assert torch.equal(got, expected)

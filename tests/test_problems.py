@@ -1,6 +1,7 @@
 """Problems: flat vectors, batches, unequal clients, evaluation, and the modules that are refused or fall back."""
 
 import copy
+import json
 import warnings
 
 import numpy as np
@@ -13,6 +14,7 @@ import fedda
 from conftest import close, digits, last, quadratic, stable
 from fedda import registry, rng
 from fedda.engines import Vectorised
+from fedda.problems import measured, paths
 from fedda.problems.neural import flatten
 
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
@@ -380,3 +382,99 @@ def test_outputs_that_are_no_classes_have_no_accuracy():
     network = nn.Sequential(nn.Linear(5, 6), nn.Unflatten(1, (3, 2)))
     problem = fedda.problem(network, lambda out, y: (out[..., 0].sum(-1) - y).square().mean(), x=X, y=Y, batch=4)
     assert set(problem.evaluate(problem.start(0), torch.ones(1, dtype=torch.float64))) == {"train_loss"}
+
+
+# -- which path is taken -------------------------------------------------------------------------------------------------
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """Nothing measured yet, and a place of its own to remember in."""
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path))
+    return tmp_path / "measured.json"
+
+
+def clock(monkeypatch, *ticks):
+    """Measured times as given, in the order in which ways are run."""
+    ticks, order = iter(ticks), []
+
+    def seconds(way, device):
+        order.append(way())
+        return next(ticks)
+
+    monkeypatch.setattr(measured, "seconds", seconds)
+    return order
+
+
+CPU = torch.device("cpu")
+AB = {"a": lambda: "a", "b": lambda: "b"}
+
+
+@pytest.mark.parametrize("times,best", [
+    ([0, 0, 9, 1, 1, 1], "a"),  # a is disturbed once, and is as fast at its best
+    ([0, 0, 2, 1, 2, 1], "b"),
+    ([9, 9, 1, 1 / 1.05, 1, 1], "a"),  # too close for the later one
+    ([9, 9, 1, 1 / 1.15, 1, 1], "b"),
+])  # fmt: skip
+def test_ways_are_warmed_up_then_measured_in_turn_by_their_least_time(monkeypatch, times, best):
+    monkeypatch.setattr(measured, "PASSES", 2)
+    order = clock(monkeypatch, *times)
+    assert measured.measured(AB, CPU) == best
+    assert order == ["a", "b"] * 3
+
+
+def test_a_larger_margin_keeps_the_first(monkeypatch):
+    clock(monkeypatch, *[1.25, 1] * (measured.PASSES + 1))
+    assert measured.measured(AB, CPU, margin=1.3) == "a"
+
+
+def test_a_slow_measurement_ends_after_two_passes(monkeypatch):
+    monkeypatch.setattr(measured, "PATIENCE", 0.0)
+    order = clock(monkeypatch, *[1.0] * 6)
+    assert measured.measured(AB, CPU) == "a" and len(order) == 6
+
+
+def test_a_way_that_fails_is_out_and_the_answer_is_remembered(memory):
+    assert measured.fastest({"bad": lambda: 1 / 0, "good": lambda: 0}, CPU, "it") == "good"
+    assert list(json.loads(memory.read_text()).values()) == ["good"]
+    assert measured.fastest({"bad": lambda: 1 / 0, "good": pytest.fail}, CPU, "it") == "good"
+    assert measured.fastest({"bad": lambda: 1 / 0, "worse": lambda: 1 / 0}, CPU, "it") == "worse"
+
+
+def convolution(**options):
+    return fedda.load("digits", clients=5, model="cnn", filters=2, batch=4, **options)
+
+
+def test_on_a_cpu_a_chain_of_convolutions_is_measured_against_the_loop_alone(memory, monkeypatch):
+    problem = convolution()
+    seen = []
+    monkeypatch.setattr(paths, "fastest", lambda ways, device, *about: seen.append(list(ways)) or "loop")
+    assert problem.by("auto", "auto", 3).paths.chosen == "loop" and seen == [["chain", "loop"]]
+    assert problem.by("traced", "auto", 3).paths.chosen == "traced"
+    assert digits().by("auto", "auto", 3).paths.chosen == "chain" and len(seen) == 1  # no convolution: nothing is open
+    problem.chain = None
+    problem._settle()
+    problem.by("auto", "auto", 3)
+    assert seen[1] == ["traced", "loop"]
+
+
+def test_where_kernels_fit_only_the_chain_is_measured_beside_them():
+    own = convolution().paths
+    own.ways = {name: own.by_layers for name in paths.PATHS}
+    assert list(own.candidates()) == ["kernels", "chain"]
+
+
+def test_paths_are_measured_with_one_thread(memory, monkeypatch):
+    seen = []
+    monkeypatch.setattr(measured, "measured", lambda *_: seen.append(torch.get_num_threads()) or "chain")
+    with measured.threads(2):
+        convolution().by("auto", "auto", 3)
+        assert torch.get_num_threads() == 2
+    assert seen == [1]
+
+
+def test_a_run_keeps_its_path_whatever_later_runs_choose(memory, monkeypatch):
+    problem, answers = convolution(), iter(["chain", "loop"])
+    monkeypatch.setattr(paths, "fastest", lambda *_: next(answers))
+    first = fedda.Run(stable("fedavg"), problem, cohort=2)
+    second = fedda.Run(stable("fedavg"), problem, cohort=3)
+    assert (first.problem.paths.chosen, second.problem.paths.chosen) == ("chain", "loop")
+    assert first.problem.paths.traced is second.problem.paths.traced is problem.paths.traced

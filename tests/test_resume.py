@@ -296,3 +296,115 @@ def test_killed_while_the_rows_are_put_in_order(tmp_path, monkeypatch):
     monkeypatch.undo()
     run(long, tmp_path / "cut", Quiet(), resume=True)
     same(tmp_path / "cut", tmp_path / "whole")
+
+
+# -- what the last bits depend on ---------------------------------------------------------------------------------------
+IMAGES = {"data": "digits", "clients": 4, "model": "cnn", "filters": 2, "batch": 4}
+
+
+@pytest.fixture
+def taken(monkeypatch, tmp_path):
+    """The path and the threads of every round that is run."""
+    import torch
+
+    from fedda.running import Run
+
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "data"))
+    seen, advance = [], Run.advance
+
+    def noted(self):
+        seen.append((self.problem.paths.chosen, torch.get_num_threads()))
+        advance(self)
+
+    monkeypatch.setattr(Run, "advance", noted)
+    return seen
+
+
+def measured_as(monkeypatch, path, threads):
+    """The machine, as it is now."""
+    monkeypatch.setattr("fedda.problems.paths.fastest", lambda *_: path)
+    monkeypatch.setattr("fedda.experiments.choices.measured_threads", lambda *_: threads)
+    monkeypatch.setattr("fedda.experiments.choices.processors", lambda: 2)
+
+
+def test_a_run_goes_on_with_the_path_and_the_threads_it_began_with(tmp_path, monkeypatch, taken):
+    import torch
+
+    from commands import Quiet, tiny
+    from fedda.experiments import config, run
+
+    short, long = (config.checked(tiny(rounds=n, every=1, problem=IMAGES), "tiny") for n in (2, 4))
+    measured_as(monkeypatch, "loop", 2)
+    run(long, tmp_path / "whole", Quiet())
+    run(short, tmp_path / "cut", Quiet())
+    facts = json.loads((tmp_path / "cut" / "environment.json").read_text())
+    assert (facts["path"], facts["precision"], facts["threads"]) == ("loop", "float32", 2)
+    measured_as(monkeypatch, "chain", 1)
+    run(long, tmp_path / "cut", Quiet(), resume=True)
+    same(tmp_path / "cut", tmp_path / "whole")
+    assert set(taken) == {("loop", 2)} and torch.get_num_threads() == 1
+    run(short, tmp_path / "new", Quiet())
+    assert taken[-1] == ("chain", 1)
+
+
+def test_what_no_longer_fits_is_said_and_the_run_goes_on(tmp_path, monkeypatch, taken, fedda_inside):
+    file, out = write(tmp_path / "tiny.toml", rounds=2, problem=IMAGES), tmp_path / "run"
+    measured_as(monkeypatch, "chain", 1)
+    assert fedda_inside("run", file, "--out", out)[0] == 0
+    facts = json.loads((out / "environment.json").read_text())
+    for changes, words in (
+        ({"path": "kernels", "precision": "tf32"}, ["begun on the path kernels in tf32", "chain in float32"]),
+        ({"threads": 999}, ["begun with 999 threads, and here are 2 processors"]),
+        ({"path": 7, "precision": None, "threads": "two"}, ["begun on the path 7 in None"]),
+        ({}, []),
+    ):
+        (out / "environment.json").write_text(json.dumps(facts | changes))
+        rounds = len(taken) // 2 + 1
+        code, _, stderr = fedda_inside("run", file, "--out", out, "--resume", "--rounds", rounds)
+        assert code == 0 and stderr.count("note: ") == bool(words), stderr
+        assert all(word in stderr for word in words), stderr
+        assert taken[-1] == ("chain", 1)
+    (out / "environment.json").write_text("{}")  # of an older version
+    code, _, stderr = fedda_inside("run", file, "--out", out, "--resume", "--rounds", len(taken) // 2 + 1)
+    assert code == 0 and "note: " not in stderr
+
+
+def test_threads_that_are_asked_for_win(tmp_path, monkeypatch, taken, fedda_inside):
+    file, out = write(tmp_path / "tiny.toml", rounds=2, problem=IMAGES), tmp_path / "run"
+    measured_as(monkeypatch, "chain", 1)
+    assert fedda_inside("run", file, "--out", out, "--threads", 2)[0] == 0
+    assert json.loads((out / "environment.json").read_text())["threads"] == 2
+    assert fedda_inside("run", file, "--out", out, "--resume", "--rounds", 3)[0] == 0
+    assert set(taken) == {("chain", 2)}
+    assert fedda_inside("run", file, "--out", out, "--resume", "--rounds", 4, "--threads", 1)[0] == 0
+    assert taken[-1] == ("chain", 1)
+    grid = ("--grid", "fedavg.lr=0.1,0.2", "--algorithms", "fedavg", "--threads", 2)
+    assert fedda_inside("sweep", file, *grid, "--out", tmp_path / "sweep")[0] == 0
+    assert taken[-1] == ("chain", 2)
+    assert json.loads((tmp_path / "sweep" / "environment.json").read_text())["path"] == "chain"
+    for words in (("run", file), ("sweep", file, "--grid", "fedavg.lr=0.1")):
+        code, _, stderr = fedda_inside(*words, "--threads", 0)
+        assert code == 2
+        is_one_line(stderr, "threads must be a whole number from 1 to 1024, got 0")
+
+
+def test_threads_are_measured_on_the_stack_of_the_run(tmp_path, monkeypatch, taken):
+    from conftest import digits
+    from fedda.experiments import choices
+    from fedda.problems.measured import threads
+
+    problem, asked = digits(), []
+
+    def fastest(ways, device, *about, margin):
+        for way in ways.values():
+            way()
+        asked.append((list(ways), about[2], margin))
+        return list(ways)[-1]
+
+    monkeypatch.setattr(choices, "fastest", fastest)
+    assert choices.chosen(problem, "auto", 5, 3, None, None).threads == 1 and not asked  # there is but one
+    with threads(2):
+        assert choices.chosen(problem, "auto", 5, 3, None, None).threads == 2
+        assert choices.chosen(problem, "auto", 5, 10**6, None, None).threads == 2
+        assert choices.chosen(problem, "sequential", 5, 3, None, None) == choices.Choices(None, None, 2)
+    assert asked == [(["1", "2"], n, 1.3) for n in (15, choices.STACK // problem.d, 1)]

@@ -76,3 +76,59 @@ def test_permutation():
 @pytest.mark.parametrize("n,r", [(5, 5), (5, 1), (1, 1)])
 def test_choose_edges(n, r):
     assert rng.choose(rng.key(torch.tensor([0]), rng.COHORT), n, r).shape == (r,)
+
+
+# -- a few of many clients ----------------------------------------------------------------------------------------------
+def first_different(key, n, r):
+    """The definition, in Python's own integers."""
+    draws = [((splitmix(key & MASK, j) & MASK) >> 33) * n >> 31 for j in range(2 * r + 64)]
+    return sorted(list(dict.fromkeys([*draws, *range(r)]))[:r])
+
+
+@pytest.mark.parametrize("n,r", [(5000, 1), (5000, 100), (5000, 1250), (100_000, 100), (2**31 - 1, 7)])
+def test_a_few_of_many_are_the_first_different_draws(n, r):
+    keys = rng.fold(rng.key(torch.tensor([[0], [1], [2]]), rng.COHORT), 5)
+    together = rng.choose(keys, n, r)
+    assert together.shape == (3, r) and together.dtype == torch.int64
+    assert (together[:, 1:] > together[:, :-1]).all() and together.min() >= 0 and together.max() < n
+    for key, row in zip(keys, together, strict=True):
+        assert row.tolist() == first_different(key.item(), n, r)
+        assert rng.choose(key, n, r).equal(row) and rng.choose(key, n, r).equal(row)
+
+
+@pytest.mark.parametrize("n,r", [(5000, 1250), (100_000, 100), (10**9, 1)])
+def test_what_a_gpu_does_gives_the_same_bits(n, r):
+    """Its operations, run here."""
+    draws = rng.fold(rng.key(torch.tensor([[3], [4]]), rng.COHORT), torch.arange(2 * r + 64))
+    assert rng._first(draws, n, r).equal(rng._first_on_cpu(draws, n, r))
+
+
+@pytest.mark.parametrize("first", [rng._first, rng._first_on_cpu])
+def test_too_few_different_draws_are_filled_up(first):
+    draws = torch.tensor([[5, 90, 5, 2] * 21]) << 33  # with n = 2^31 the numbers themselves
+    assert first(draws, 2**31, 10).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7, 8, 90]]
+
+
+def test_a_few_of_many_are_fair():
+    """Every client, and every pair of neighbours in a cohort of two, equally often."""
+    key = rng.fold(rng.key(7, rng.COHORT), torch.arange(4000))[:, None]
+    n = 5000
+    for r in (50, 1250):
+        counts = torch.bincount(rng.choose(key, n, r).flatten(), minlength=n).double()
+        expected = 4000 * r / n
+        chi2 = ((counts - expected) ** 2 / (expected * (1 - r / n))).sum()  # a client is drawn at most once a round
+        assert abs(chi2 - n) < 4 * (2 * n) ** 0.5
+    pairs = rng.choose(rng.fold(rng.key(8, rng.COHORT), torch.arange(50_000))[:, None], n, 2) // 500
+    counts = torch.bincount(pairs[:, 0] * 10 + pairs[:, 1], minlength=100).view(10, 10).double()
+    same, other = 50_000 * 499 * 500 / (n * (n - 1)), 50_000 * 2 * 500 * 500 / (n * (n - 1))
+    expected = torch.triu(torch.full((10, 10), other), diagonal=1).double() + same * torch.eye(10)
+    seen = expected > 0
+    assert counts[~seen].sum() == 0
+    assert ((counts - expected)[seen] ** 2 / expected[seen]).sum() < 106  # 54 degrees of freedom, 99.999 %
+
+
+def test_a_cohort_of_few_or_of_most_is_drawn_as_ever():
+    key = rng.fold(rng.key(torch.tensor([0]), rng.COHORT), 3)
+    for n, r in ((4096, 100), (5000, 1251)):
+        smallest = rng.fold(key, torch.arange(n)).argsort()[:r].sort().values
+        assert rng.choose(key, n, r).equal(smallest)

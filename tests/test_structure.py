@@ -131,7 +131,7 @@ def test_an_algorithm_s_file_is_under_60_lines_of_code(path):
         assert code_lines(path.read_text()) < 60
 
 
-TRITON = [f"fedda.problems.kernels.{name}" for name in ("draws", "operators", "plan", "triton_ops")]
+TRITON = [f"fedda.problems.kernels.{name}" for name in ("ahead", "back", "draws", "operators", "passes", "pieces")]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 

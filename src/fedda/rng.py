@@ -21,7 +21,9 @@ GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as a signed 64-b
 MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX2 = 0x94D049BB133111EB - (1 << 64)
 MASK = (1 << 64) - 1
-UNSIGNED = {n: np.uint64(n & MASK) for n in (1, 27, 30, 31, GOLDEN, MIX1, MIX2)}
+MANY = 4096  # clients: with more, hashing all of them to choose a few would cost more than the choice
+LOW = (1 << 32) - 1  # the low half of a number
+UNSIGNED = {n: np.uint64(n & MASK) for n in (1, 27, 30, 31, 33, GOLDEN, MIX1, MIX2)}
 
 
 def key(seed: int | Tensor, purpose: int) -> Tensor:
@@ -60,6 +62,9 @@ def _fold_on_cpu(key: Tensor, counter: int | Tensor) -> Tensor:
 
 def integers(key: Tensor, n: Tensor | int) -> Tensor:
     """Uniform integers in [0, n), n < 2^31: 31 bits times n, shifted; the bias is below n / 2^31."""
+    if key.device.type == "cpu":  # as above
+        bits: Any = (key.numpy().view(np.uint64) >> UNSIGNED[33]).view(np.int64)
+        return torch.from_numpy(np.asarray(bits * (n.numpy() if isinstance(n, Tensor) else n) >> 31))
     return (_shift(key, 33) * n) >> 31
 
 
@@ -81,10 +86,45 @@ def permutation(key: Tensor, n: int) -> Tensor:
 
 def choose(key: Tensor, n: int, r: int) -> Tensor:
     """`r` of 0..n-1 without replacement, ascending; `key` [..., 1] gives [..., r]."""
-    everyone = torch.arange(n, device=key.device)
     if r == n:
-        return everyone.expand(*key.shape[:-1], n)
-    return fold(key, everyone).topk(r, dim=-1, largest=False, sorted=False).indices.sort(dim=-1).values
+        return torch.arange(n, device=key.device).expand(*key.shape[:-1], n)
+    if n > MANY and r <= n // 4:
+        return _few_of_many(key, n, r)
+    hashed = fold(key, torch.arange(n, device=key.device))
+    return hashed.topk(r, dim=-1, largest=False, sorted=False).indices.sort(dim=-1).values
+
+
+def _few_of_many(key: Tensor, n: int, r: int) -> Tensor:
+    """The first r different ones among 2 r + 64 draws, in work that n has no part in.
+
+    A draw repeats an earlier one with a chance below 1/4, and r + 65 would have to: that happens with a chance below
+    2^(2 r + 64) / 4^(r + 65) = 2^-66. Behind the draws stand 0..r-1, so that even then there are r different ones.
+    """
+    draws = fold(key, torch.arange(2 * r + 64, device=key.device))
+    return (_first_on_cpu if key.device.type == "cpu" else _first)(draws, n, r)
+
+
+def _first(draws: Tensor, n: int, r: int) -> Tensor:
+    """All shapes are fixed and the host looks at no number, so that a CUDA graph can hold it."""
+    few = torch.arange(r, device=draws.device).expand(*draws.shape[:-1], r)
+    drawn = torch.cat([integers(draws, n), few], dim=-1)
+    # Sorted by value and then by place, in one number: an entry is a repetition if it equals the one before it.
+    order = ((drawn << 32) + torch.arange(drawn.shape[-1], device=draws.device)).sort(dim=-1).values
+    value, place = order >> 32, order & LOW
+    place[..., 1:] += (value[..., 1:] == value[..., :-1]) * (LOW + 1)
+    first = place.topk(r, dim=-1, largest=False, sorted=False).indices
+    return value.gather(-1, first).sort(dim=-1).values
+
+
+def _first_on_cpu(draws: Tensor, n: int, r: int) -> Tensor:
+    """The same in NumPy, in half the time."""
+    drawn: Any = integers(draws, n).numpy()
+    drawn = np.concatenate([drawn, np.broadcast_to(np.arange(r), (*drawn.shape[:-1], r))], axis=-1)
+    order = np.sort((drawn << 32) + np.arange(drawn.shape[-1]), axis=-1)
+    value, place = order >> 32, order & LOW
+    place[..., 1:] += (value[..., 1:] == value[..., :-1]) * (LOW + 1)
+    last = np.partition(place, r - 1, axis=-1)[..., r - 1 : r]
+    return torch.from_numpy(value[place <= last].reshape(*draws.shape[:-1], r))
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from .. import registry, report
+from .. import checks, registry, report
 from ..arguments import usable_device
 from ..experiments import claims, find
 from ..experiments import run as run_experiment
@@ -24,7 +24,9 @@ from .claims import print_verdicts
 from .look import print_summaries
 
 
-def refuse_how(engine: str, device: str | None, resume: bool, overwrite: bool, save_seconds: float) -> None:
+def refuse_how(
+    engine: str, device: str | None, threads: int | None, resume: bool, overwrite: bool, save_seconds: float
+) -> None:
     """Refuse what `run` and `sweep` cannot be told together, or at all."""
     if resume and overwrite:
         raise ValueError("--resume and --overwrite exclude each other")
@@ -34,6 +36,8 @@ def refuse_how(engine: str, device: str | None, resume: bool, overwrite: bool, s
         registry.engines.find(engine)
     if device is not None:
         usable_device(device, "--device")
+    if threads is not None:
+        checks.count("command line", "threads", threads, at_most=1024)
 
 
 @contextmanager
@@ -69,6 +73,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder, runs/NAME if left out.")] = None,
     engine: Annotated[str, typer.Option(help="auto, vectorised or sequential.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads on a CPU; one or all, as measured, if left out.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the run in the folder again.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Run in spite of an absurd first step size.")] = False,
@@ -82,7 +87,7 @@ def run(
     EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file.
     """
     load_plugins(plugin)
-    refuse_how(engine, device, resume, overwrite, save_seconds)
+    refuse_how(engine, device, threads, resume, overwrite, save_seconds)
     wanted = choose(find(experiment), rounds, algorithms, seeds, data, preset, words or ())
     place = out or Path("runs") / wanted.name
     if resume:
@@ -90,7 +95,7 @@ def run(
     watch = watcher(list(wanted.algorithms))
     logged = TensorBoard(watch, place / "tensorboard") if tensorboard else nullcontext(watch)
     with writing(place), watch, logged as seen:
-        folder = run_experiment(wanted, place, seen, engine, device, resume, overwrite, force, save_seconds)
+        folder = run_experiment(wanted, place, seen, engine, device, resume, overwrite, force, save_seconds, threads)
     with reporting(place):
         claimed = claims.write(place)
         page = report.write(place)

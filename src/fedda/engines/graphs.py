@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -12,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..checks import one_line
+from .fusing import SMALL, fused, traced
 
-SMALL = 4096  # numbers: an operation on so few is all launch
+logger = logging.getLogger(__name__)
 
 
 class NoGraph(Exception):
@@ -25,8 +28,8 @@ def captured(
 ) -> torch.cuda.CUDAGraph:
     """A graph whose replay makes `state` what `step` makes of it; `kept` are tensors that `step` changes in place.
 
-    The step runs twice to warm up (kernels are chosen, caches are filled), then the graph once, which must do what the
-    step did; then everything is put back.
+    The step runs once to warm up (kernels are chosen, caches are filled), is traced and its vector updates are fused,
+    and runs again; then the graph once, which must do what the step did; then everything is put back.
     """
     device = state[0].device
     before = [v.clone() for v in (*state, *kept)]
@@ -37,7 +40,7 @@ def captured(
 
     places = {v.data_ptr() for v in state}
 
-    def body() -> None:
+    def body(step: Callable[[], Sequence[Tensor]]) -> None:
         # A value that is another's old place (x_old = x) must be taken before that place gets its new value.
         new = [v.clone() if v.data_ptr() in places else v for v in step()]
         for old, value in zip(state, new, strict=True):
@@ -47,13 +50,14 @@ def captured(
     side.wait_stream(torch.cuda.current_stream(device))
     try:
         with torch.cuda.stream(side), no_waiting():
-            body()
+            body(step)
             expected = [v.clone() for v in (*state, *kept)]
-            body()
+            quick = few_kernels(step)
+            body(quick)
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph), Aside(device):
-            body()
+            body(quick)
         put_back()
         graph.replay()
         if not all(_like(v, e) for v, e in zip((*state, *kept), expected, strict=True)):
@@ -64,6 +68,17 @@ def captured(
     finally:
         put_back()
     return graph
+
+
+def few_kernels(step: Callable[[], Sequence[Tensor]]) -> Callable[[], Sequence[Tensor]]:
+    """The step with its vector updates fused, where tracing takes it and Triton is there."""
+    if find_spec("triton") is None:
+        return step
+    try:
+        return fused(traced(step))
+    except Exception as why:  # whatever an operation says to being traced, the step itself is right
+        logger.info("vector updates are not fused: %s", why)
+        return step
 
 
 def _like(a: Tensor, b: Tensor) -> bool:

@@ -26,6 +26,7 @@ class Simulation:
         self.problem, self.engine = problem, engine
         sizes = problem.sizes.to(torch.float64)
         self.weights = sizes if weights == "samples" else torch.ones_like(sizes)
+        self.total = self.weights.sum()  # once: no round may take longer the more clients there are
         self.keys = {purpose: rng.key(seeds, purpose) for purpose in (rng.START, rng.COHORT, rng.BATCH)}
         shape = (*seeds.shape[:-1], problem.clients, problem.d)
         self.memory = {name: torch.zeros(shape, dtype=problem.dtype, device=problem.device) for name in memory}
@@ -53,8 +54,7 @@ class SimulatedCohort:
 
     @property
     def share(self) -> Tensor:
-        weights = self.simulation.weights
-        heard = (weights[self.ids] * self.fine).sum(dim=-1) / weights.sum()
+        heard = (self.simulation.weights[self.ids] * self.fine).sum(dim=-1) / self.simulation.total
         return heard[..., None, None].to(self.simulation.problem.dtype)
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:

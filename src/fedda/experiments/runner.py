@@ -6,6 +6,7 @@ import json
 import platform
 import shlex
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,12 @@ from torch import Tensor
 
 from .. import __version__
 from ..core import Algorithm, Problem
+from ..problems.measured import threads as so_many_threads
 from ..running import Diverged, Run
+from .choices import Choices, chosen
 from .config import Experiment, owned
 from .folder import Folder
 from .jobs import Job, Progress, Work
-
-# Below so many numbers in a stack of vectors a second thread only waits, and stalls when the machine is busy. A fixed
-# rule and not a measurement: the number of threads changes the rounding, and a run must repeat to the bit.
-SMALL = 2_000_000
 
 
 def run(
@@ -36,39 +35,42 @@ def run(
     overwrite: bool = False,
     force: bool = False,
     save_seconds: float = 5.0,
+    threads: int | None = None,
 ) -> Folder:
     """Run every algorithm of the experiment into the folder `out`.
 
     A mistake in the experiment (ValueError) is found before anything is written. With `resume`, the run goes
-    on from the folder's last checkpoint.
+    on from the folder's last checkpoint. Threads are measured where they are not given (`choices`).
     """
     folder = Folder(out)
     if not resume and not overwrite:
         folder.refuse_if_taken()
     experiment = experiment.completed()
-    problem = built(experiment, device, replicas=len(experiment.seeds))
+    problem = built(experiment, device)
+    clients, replicas = experiment.cohort or problem.clients, len(experiment.seeds)
+    choices = chosen(problem, engine, clients, replicas, threads, out if resume else None)
+    how = choices.engine(engine)
 
     def start(label: str, state: dict[str, Tensor] | None) -> Run:
         with owned(experiment.name):
             algorithm = experiment.build(label)
-        return started(experiment, label, algorithm, problem, experiment.seeds, state, engine=engine, force=force)
+        return started(experiment, label, algorithm, problem, experiment.seeds, state, engine=how, force=force)
 
     jobs = [Job(label, partial(start, label)) for label in experiment.algorithms]
     work = Work(experiment, folder, watch, save_seconds)
-    if not resume:
-        work.try_out(jobs)
-    work.do(jobs, resume, {"config.toml": experiment.toml(), "environment.json": environment(problem, engine)})
+    with so_many_threads(choices.threads):
+        if not resume:
+            work.try_out(jobs)
+        about = environment(problem, engine, choices)
+        work.do(jobs, resume, {"config.toml": experiment.toml(), "environment.json": about})
     return folder
 
 
-def built(experiment: Experiment, device: str | None, replicas: int, validation: bool = False) -> Any:
-    """The experiment's problem, on its device; small ones get one thread."""
+def built(experiment: Experiment, device: str | None, validation: bool = False) -> Any:
+    """The experiment's problem, on its device."""
     with owned(experiment.name):
         problem: Any = experiment.problem.build(validation)
-    problem = problem if device is None else problem.to(device)
-    if problem.d * (experiment.cohort or problem.clients) * replicas < SMALL:
-        torch.set_num_threads(1)
-    return problem
+    return problem if device is None else problem.to(device)
 
 
 def started(
@@ -86,10 +88,10 @@ def started(
         raise ValueError(f"{experiment.name}: {label}: the checkpoint, of another version, has no {why}") from None
 
 
-def environment(problem: Problem, engine: str) -> str:
+def environment(problem: Problem, engine: str, choices: Choices) -> str:
     """What a reader needs to repeat the run, as JSON."""
     device = problem.device
-    cpu = f"cpu, {torch.get_num_threads()} threads"
+    cpu = f"cpu, {choices.threads} threads"
     facts = {
         "command": shlex.join(["fedda", *sys.argv[1:]]),
         "fedda": __version__,
@@ -99,6 +101,7 @@ def environment(problem: Problem, engine: str) -> str:
         "system": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
         "engine": engine,
+        **{word: value for word, value in asdict(choices).items() if value is not None},
         "clients": problem.clients,
         "parameters": problem.d,
         "samples": int(problem.sizes.sum()),

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..problems.measured import threads as so_many_threads
 from ..registry import make
 from ..running import Run
+from .choices import chosen as measured
 from .config import Experiment, hyper, owned
 from .folder import Folder
 from .grid import Point, placed, points
@@ -76,6 +78,7 @@ def search(
     resume: bool = False,
     overwrite: bool = False,
     save_seconds: float = 5.0,
+    threads: int | None = None,
 ) -> dict[str, Any]:
     """Run the sweep into the folder `out`: sweep.json says what every point came to, best.toml holds the winners."""
     folder = Folder(out)
@@ -89,7 +92,10 @@ def search(
         _refuse_other(folder, files)
     parts = list(programs(experiment, chosen))
     seeds = experiment.seeds
-    problem = built(experiment, device, max(len(p.points) for p in parts) * len(seeds), validation=True)
+    problem = built(experiment, device, validation=True)
+    clients, replicas = experiment.cohort or problem.clients, max(len(p.points) for p in parts) * len(seeds)
+    choices = measured(problem, engine, clients, replicas, threads, out if resume else None)
+    how = choices.engine(engine)
 
     absurd: dict[str, set[int]] = {}  # program -> points that begin with a step that a run would refuse
 
@@ -98,7 +104,7 @@ def search(
             algorithm = stacked(experiment.algorithms[part.label], part.points, len(seeds))
         # Refused one by one, below: the other points of the program are good.
         every = seeds * len(part.points)
-        run = started(experiment, part.label, algorithm, problem, every, state, engine=engine, force=True)
+        run = started(experiment, part.label, algorithm, problem, every, state, engine=how, force=True)
         if state is None:
             absurd[part.key] = {part.numbers[i // len(seeds)] for i in run.absurd.nonzero().flatten().tolist()}
         return run
@@ -111,12 +117,13 @@ def search(
     work = Work(experiment, folder, watch, save_seconds)
 
     def look(job: Job, run: Run) -> None:
-        (measured, *_) = (job.row(0, row) for row in run.evaluate())
-        if sweep.metric not in measured:
+        (first, *_) = (job.row(0, row) for row in run.evaluate())
+        if sweep.metric not in first:
             raise ValueError(f"--metric: {job.label} has no {sweep.metric!r} on this problem")
 
-    work.try_out(jobs, look)
-    work.do(jobs, resume, files | {"environment.json": environment(problem, engine)})
+    with so_many_threads(choices.threads):
+        work.try_out(jobs, look)
+        work.do(jobs, resume, files | {"environment.json": environment(problem, engine, choices)})
     found = judged(sweep, experiment, parts, folder.path, {} if sweep.force else absurd, folder.failures)
     folder.write("sweep.json", json.dumps(found, indent=1) + "\n")
     folder.write("best.toml", winners(sweep, experiment, found))

@@ -71,8 +71,9 @@ class Neural:
         other = copy.copy(self)
         if (path, precision) not in self._known:
             self._known[path, precision] = Paths(self, path, precision)
-        other.paths = self._known[path, precision]
-        other.paths.prepare(clients)
+        other.paths = self._known[path, precision].of(clients)
+        if precision != "auto":
+            other._evaluation = Evaluation(other)
         return other
 
     # -- where it lives -----------------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ class Neural:
 
     def batches(self, ids: Tensor, keys: Tensor) -> Iterator[Batch]:
         """A batch for each of keys [draws, ..., c], drawn in one go, and where they are small looked up in one go."""
-        index = self.draw(ids.expand(keys.shape), keys)
+        index = self.draw(ids, keys)
         if index.numel() * self.data.x[0].nbytes > AT_ONCE:
             return (self.pick(self.data, one) for one in index)
         return map(Batch, *self.pick(self.data, index))
@@ -124,10 +125,15 @@ class Neural:
     def draw(self, ids: Tensor, key: Tensor) -> Tensor:
         """Where the samples of batches stand, [..., c, batch]."""
         if self.draw_kernel is not None:
-            index: Tensor = self.draw_kernel(key, ids, self.offsets, self.sizes, self.batch_size)
+            index: Tensor = self.draw_kernel(key, ids.expand(key.shape), self.offsets, self.sizes, self.batch_size)
             return index
         key = rng.fold(key[..., None], torch.arange(self.batch_size, device=key.device))
         return self.offsets[ids][..., None] + rng.integers(key, self.sizes[ids][..., None])
+
+    def example(self, n: int) -> tuple[Tensor, Batch]:
+        """A stack of n points and batches, such as gradients are taken of: to measure with."""
+        ids = torch.arange(n, device=self.device) % self.clients
+        return self.point().expand(n, self.d).contiguous(), self.batch(ids, ids)
 
     def everything(self, client: int) -> Batch:
         return self.pick(self.data, self.span(client))

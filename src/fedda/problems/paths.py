@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from ..checks import one_of
 from .kernels import kernels_for
-from .measured import fastest
+from .measured import fastest, threads
 from .stacked import StackedGradient
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class Paths:
             raise ValueError(f"Vectorised: precision {precision!r} needs a float32 problem on a CUDA device")
         self.precision = ("tf32" if cuda else "float32") if precision == "auto" else precision
         self.traced = StackedGradient(self.objective)
+        self.kernels = None
+        if problem.chain is not None and self.precision != "float32":
+            sample = tuple(problem.data.x.shape[1:])
+            self.kernels = kernels_for(problem.chain, sample, problem.batch_size, self.precision)
         self.ways = self.fitting()
         if path != "auto" and path not in self.ways:
             raise ValueError(f"Vectorised: path {path!r} does not fit this problem; these do: {', '.join(self.ways)}")
@@ -62,17 +67,32 @@ class Paths:
                 ways["chain"] = self.by_layers
         return ways | {"traced": self.by_tracing, "loop": self.one_by_one}
 
-    def prepare(self, clients: int) -> None:
-        """Choose by a measurement, where that is open."""
+    def of(self, clients: int) -> Paths:
+        """The same, with its choice, where that is open, made by a measurement on a stack of so many clients. A copy:
+        a run keeps its choice whatever later runs choose. What was traced is shared."""
+        own = copy.copy(self)
+        candidates = self.candidates()
+        if len(candidates) > 1:
+            problem, n = self.problem, min(clients, FEW)
+            x, batch = problem.example(n)
+            ways = {name: lambda way=way: self.run(way, x, batch) for name, way in candidates.items()}
+            about = (problem.model, n, problem.data.x.shape[1:], problem.batch_size, problem.dtype, self.precision)
+            # Where others use the machine, threads wait for each other, and such times say nothing of the paths.
+            with threads(1):
+                own.chosen = fastest(ways, problem.device, *about)
+        return own
+
+    def candidates(self) -> dict[str, Path]:
+        """What `auto` measures. Beside kernels or, on a CPU, the chain, vmap's grouped convolutions have always lost,
+        and tracing them takes seconds."""
         if self.path != "auto" or not convolutional(self.problem.model):
-            return
-        problem, n = self.problem, min(clients, FEW)
-        ids = torch.arange(n, device=problem.device) % problem.clients
-        batch = problem.batch(ids, ids)
-        x = problem.point().expand(n, problem.d).contiguous()
-        ways = {name: lambda way=way: self.run(way, x, batch) for name, way in self.ways.items()}
-        about = (problem.model, n, problem.data.x.shape[1:], problem.batch_size, problem.dtype, self.precision)
-        self.chosen = fastest(ways, problem.device, *about)
+            return {self.chosen: self.ways[self.chosen]}
+        out: tuple[str, ...] = ()
+        if "kernels" in self.ways:
+            out = ("traced", "loop")
+        elif "chain" in self.ways and self.problem.device.type == "cpu":
+            out = ("traced",)
+        return {name: way for name, way in self.ways.items() if name not in out}
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         return self.run(self.ways[self.chosen], x, batch)

@@ -13,6 +13,7 @@ Image = tuple[int, int, int]  # channels, height, width
 Views = Sequence[Tensor]  # of a stage's parameters in the stack's vectors
 
 THRESHOLD = torch.ops.aten.threshold_backward.default  # looked up once: on small stacks that is dear
+THRESHOLD_OUT = torch.ops.aten.threshold_backward.grad_input
 
 
 class Parameters(NamedTuple):
@@ -21,6 +22,10 @@ class Parameters(NamedTuple):
     first: int
     shape: torch.Size
     strides: tuple[int, ...]
+
+    def view(self, x: Tensor) -> Tensor:
+        """The parameters [g, *shape] in the vectors x [g, d]."""
+        return x.as_strided((x.shape[0], *self.shape), (x.stride(0), *self.strides), x.storage_offset() + self.first)
 
 
 class Space:
@@ -45,6 +50,10 @@ class Stage:
     bias: Parameters | None = None
     shape: tuple[int, ...]  # of one sample after it
     numbers: int  # that it makes of one sample: what must fit in a cache
+
+    def views(self, x: Tensor) -> list[Tensor]:
+        """Its parameters in the vectors x [g, d]."""
+        return [p.view(x) for p in (self.weight, self.bias) if p]
 
     def prepare(self, h: Tensor) -> Tensor:
         """What the stage makes of its input alone, whatever the parameters."""

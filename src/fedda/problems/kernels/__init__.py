@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .operators import Kernels
     from .plan import Layer, Plan
 
-PARTS = {"tf32": 2, "bf16": 1}  # of a number, by precision: see triton_ops
+PARTS = {"tf32": 2, "bf16": 1}  # of a number, by precision: see pieces.py
 WIDTHS = (16, 32, 64, 128)  # of a layer, in filters
 
 
@@ -37,9 +37,9 @@ def draw_kernel(device: torch.device) -> Callable[..., Tensor] | None:
     """The draws of batches as one kernel, on a GPU."""
     if device.type != "cuda" or find_spec("triton") is None:
         return None
-    from .operators import draw
+    from . import operators  # noqa: F401
 
-    return draw
+    return torch.ops.fedda.draw
 
 
 def plan_of(chain: Chain, sample: tuple[int, ...], precision: str) -> Plan | None:

@@ -6,25 +6,24 @@ import torch
 from torch import Tensor
 
 from . import draws
+from .passes import Pass
 from .plan import Plan
 
 PLANS: list[Plan] = []
+# Defined by hand: torch.library.custom_op would load PyTorch's compiler, which takes seconds.
+library = torch.library.Library("fedda", "FRAGMENT")
+library.define("gradients(Tensor x, Tensor inputs, Tensor targets, Tensor? mean, Tensor? std, int plan) -> Tensor")
+library.define("draw(Tensor key, Tensor ids, Tensor offsets, Tensor sizes, int batch) -> Tensor")
 
 
-@torch.library.custom_op(
-    "fedda::stack_gradients",
-    mutates_args=(),
-    schema="(Tensor x, Tensor inputs, Tensor targets, Tensor? mean, Tensor? std, int plan) -> Tensor",
-)
-def stack_gradients(x, inputs, targets, mean, std, plan):  # type: ignore[no-untyped-def]
-    scale = None if mean is None else (mean, std)
-    return PLANS[plan].gradients(x.contiguous(), inputs.contiguous(), targets.contiguous(), scale)
+@torch.library.impl(library, "gradients", "CompositeExplicitAutograd")
+def gradients(x: Tensor, inputs: Tensor, targets: Tensor, mean: Tensor | None, std: Tensor | None, plan: int) -> Tensor:
+    scale = None if mean is None or std is None else (mean, std)
+    return Pass(PLANS[plan], x.contiguous(), inputs.contiguous(), scale).gradients(targets.contiguous())
 
 
-@torch.library.custom_op(
-    "fedda::draw", mutates_args=(), schema="(Tensor key, Tensor ids, Tensor offsets, Tensor sizes, int batch) -> Tensor"
-)
-def draw(key, ids, offsets, sizes, batch):  # type: ignore[no-untyped-def]
+@torch.library.impl(library, "draw", "CompositeExplicitAutograd")
+def draw(key: Tensor, ids: Tensor, offsets: Tensor, sizes: Tensor, batch: int) -> Tensor:
     return draws.drawn(key.contiguous(), ids.contiguous(), offsets, sizes, batch)
 
 
@@ -42,7 +41,13 @@ class Kernels:
         x = x.view(len(x) // n, n, -1)
         size = max(1, self.plan.at_once(batch) // len(x))
         done = [
-            stack_gradients(some.flatten(0, 1), *data, mean, std, self.number).unflatten(0, (len(x), -1))
+            torch.ops.fedda.gradients(some.flatten(0, 1), *data, mean, std, self.number).unflatten(0, (len(x), -1))
             for some, *data in zip(x.split(size, dim=1), inputs.split(size), targets.split(size), strict=True)
         ]
         return (done[0] if len(done) == 1 else torch.cat(done, dim=1)).flatten(0, 1)
+
+    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """The outputs [groups, samples, classes] at x [groups, d] on inputs [samples, ...], which all share."""
+        size = max(1, self.plan.at_once(len(x)))
+        parts = (some[None].contiguous() for some in inputs.split(size))
+        return torch.cat([Pass(self.plan, x.contiguous(), part, None).outputs() for part in parts], dim=1)

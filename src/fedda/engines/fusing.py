@@ -1,0 +1,229 @@
+"""Vector updates of a round as few kernels: the rules stay as they are, one operation a line, and what lies between two
+gradients is read and written once.
+
+A round is traced into plain operations; runs of element-wise ones are written as Triton kernels, with the same
+rounding (no multiply-add is contracted, divisions and roots are exact), so that not a bit changes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import importlib.util
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+aten = torch.ops.aten
+SMALL = 4096  # numbers: operations on fewer are not worth a kernel of ours (see graphs.Aside)
+MOST = 20  # arrays of one kernel
+BLOCK = 1024
+FLOAT = {torch.float32: "float32", torch.float64: "float64"}
+# Operations and their texts; every argument is an array or a number of the result's own dtype.
+TEXT: dict[Any, str] = {
+    aten.add.Tensor: "{0} + {1}",
+    aten.sub.Tensor: "{0} - {1}",
+    aten.mul.Tensor: "{0} * {1}",
+    aten.div.Tensor: "tl.div_rn({0}, {1})",
+    aten.neg.default: "-{0}",
+    aten.rsub.Scalar: "{1} - {0}",
+    aten.sqrt.default: "tl.sqrt_rn({0})",
+    aten.abs.default: "tl.abs({0})",
+    aten.where.self: "tl.where({0}, {1}, {2})",
+    aten.pow.Tensor_Scalar: "{0} * {0}",  # squares only
+}
+DOUBLE = {aten.div.Tensor: "{0} / {1}", aten.sqrt.default: "tl.sqrt({0})"}  # exact as they are
+KERNELS: list[Callable[..., list[Tensor]]] = []
+
+
+library = torch.library.Library("fedda", "FRAGMENT")  # see problems/kernels/operators.py
+library.define("fused(Tensor[] inputs, int kernel) -> Tensor[]")
+
+
+@torch.library.impl(library, "fused", "CompositeExplicitAutograd")
+def launch(inputs: list[Tensor], kernel: int) -> list[Tensor]:
+    return KERNELS[kernel](*inputs)
+
+
+def traced(step: Callable[[], Sequence[Tensor]]) -> GraphModule:
+    """A round as plain operations, run once; tensors that it uses and does not make are held, not copied."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    module = make_fx(lambda: list(step()))()
+    seen: dict[Any, Node] = {}
+    for node in module.graph.find_nodes(op="get_attr"):  # one name for each
+        if seen.setdefault(id(getattr(module, node.target)), node) is not node:
+            node.replace_all_uses_with(seen[id(getattr(module, node.target))])
+            module.graph.erase_node(node)
+    return module
+
+
+def fused(module: GraphModule) -> GraphModule:
+    """The same round with runs of element-wise operations as one kernel each."""
+    cluster: list[Node] = []
+    for node in list(module.graph.nodes):
+        if elementwise(node):
+            if not fits(cluster, node):
+                replace(module.graph, cluster, node)
+                cluster = []
+            cluster.append(node)
+        elif reads(node, cluster) or overwrites(node):
+            replace(module.graph, cluster, node)
+            cluster = []
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def elementwise(node: Node) -> bool:
+    """Whether it can be part of a kernel: a large array of floats from arrays of the same kind and numbers."""
+    value = node.meta.get("val")
+    if node.target not in TEXT or not isinstance(value, Tensor) or value.dtype not in FLOAT or node.kwargs:
+        return False
+    if value.numel() <= SMALL or value.dim() > 3 or (node.target is aten.pow.Tensor_Scalar and node.args[1] != 2):
+        return False
+    arrays: list[Any] = [a.meta.get("val") for a in node.args if isinstance(a, Node)]
+    numbers = [a for a in node.args if not isinstance(a, Node)]
+    condition = node.target is aten.where.self
+    return all(isinstance(n, int | float) for n in numbers) and all(
+        isinstance(a, Tensor)
+        and a.device == value.device
+        and (a.dtype == value.dtype or (condition and i == 0 and a.dtype == torch.bool))
+        for i, a in enumerate(arrays)
+    )
+
+
+def fits(cluster: list[Node], node: Node) -> bool:
+    arrays = {a for member in (*cluster, node) for a in (member, *member.all_input_nodes)}
+    try:
+        torch.broadcast_shapes(*(member.meta["val"].shape for member in (*cluster, node)))
+    except RuntimeError:
+        return False
+    return len(arrays) <= MOST and all(m.meta["val"].dtype == node.meta["val"].dtype for m in cluster)
+
+
+def reads(node: Node, cluster: list[Node]) -> bool:
+    return any(source in cluster for source in node.all_input_nodes)
+
+
+def overwrites(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def replace(graph: Graph, cluster: list[Node], before: Node) -> None:
+    """A kernel instead of the cluster's nodes, at the place where the first of its results is read."""
+    members = set(cluster)
+    results = [node for node in cluster if any(user not in members for user in node.users)]
+    if len(cluster) < 2 or not results:
+        return
+    sources = list(dict.fromkeys(s for node in cluster for s in node.all_input_nodes if s not in members))
+    domain = torch.broadcast_shapes(*(node.meta["val"].shape for node in cluster))
+    text = source_text(cluster, sources, results, (1,) * (3 - len(domain)) + tuple(domain))
+    number = kernel(text, tuple((tuple(r.meta["val"].shape), r.meta["val"].dtype) for r in results), tuple(domain))
+    with graph.inserting_before(before):
+        out = graph.call_function(torch.ops.fedda.fused.default, (sources, number))
+        for i, node in enumerate(results):
+            part = graph.call_function(getitem, (out, i))
+            part.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(part, delete_user_cb=lambda user: user not in members)
+    for node in reversed(cluster):
+        graph.erase_node(node)
+
+
+def source_text(cluster: list[Node], sources: list[Node], results: list[Node], domain: tuple[int, ...]) -> str:
+    """The kernel: one program for a block of a row; what is broadcast is read again, and written by the first row."""
+    names: dict[Node, str] = {}
+    body = []
+    for i, node in enumerate(sources):
+        names[node] = f"i{i}"
+        at = place(node.meta["val"])
+        body.append(f"i{i} = tl.load(I{i} + {at}{', mask=inside' if 'd *' in at else ''})")
+    for i, node in enumerate(cluster):
+        names[node] = f"v{i}"
+        body.append(f"v{i} = {expression(node, names)}")
+    for i, node in enumerate(results):
+        value = node.meta["val"]
+        shape = (1,) * (3 - value.dim()) + tuple(value.shape)
+        fixed = [f" & ({axis} == 0)" for axis, n, whole in zip("rcd", shape, domain, strict=True) if n < whole]
+        at = place(torch.empty(shape, device="meta"))
+        body.append(f"tl.store(O{i} + {at} + d * 0, {names[node]}, mask=inside{''.join(fixed)})")
+    arguments = [f"I{i}" for i in range(len(sources))] + [f"O{i}" for i in range(len(results))]
+    head = f"""import triton
+import triton.language as tl
+
+
+@triton.jit
+def fused({", ".join(arguments)}):
+    d = tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})
+    row = tl.program_id(1).to(tl.int64)
+    r = row // {domain[1]}
+    c = row % {domain[1]}
+    inside = d < {domain[2]}
+"""
+    return head + "".join(f"    {line}\n" for line in body)
+
+
+def expression(node: Node, names: dict[Node, str]) -> str:
+    dtype = node.meta["val"].dtype
+    values = [names[a] if isinstance(a, Node) else literal(a, dtype) for a in node.args]
+    if node.target is aten.div.Tensor and not isinstance(node.args[1], Node) and node.meta["val"].is_cuda:
+        # There PyTorch multiplies by the inverse of a number.
+        inverse = 1.0 / node.args[1] if dtype == torch.float64 else single(1.0 / single(float(node.args[1])))  # type: ignore[operator, arg-type]
+        return f"{values[0]} * {literal(inverse, dtype)}"
+    texts = TEXT | DOUBLE if dtype == torch.float64 else TEXT
+    return texts[node.target].format(*values)
+
+
+def literal(number: Any, dtype: torch.dtype) -> str:
+    value = single(float(number)) if dtype == torch.float32 else float(number)
+    return f"tl.full((), {value!r}, tl.{FLOAT[dtype]})"
+
+
+def single(number: float) -> float:
+    """Rounded to float32."""
+    return float(struct.unpack("f", struct.pack("f", number))[0])
+
+
+def place(array: Tensor) -> str:
+    """Where row (r, c) and column d of the domain stand in an array that broadcasts to it."""
+    strides = [0] * (3 - array.dim()) + [s if n > 1 else 0 for s, n in zip(array.stride(), array.shape, strict=True)]
+    return " + ".join(f"{axis} * {stride}" for axis, stride in zip("rcd", strides, strict=True) if stride) or "0"
+
+
+@cache
+def kernel(text: str, results: tuple[tuple[tuple[int, ...], torch.dtype], ...], domain: tuple[int, ...]) -> int:
+    """The number of a kernel; Triton reads its text from a file."""
+    name = "fused_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    file = folder() / f"{name}.py"
+    file.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows = domain[:-1]
+    grid = (-(-domain[-1] // BLOCK), torch.Size(rows).numel())
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        outputs = [torch.empty(shape, dtype=dtype, device=inputs[0].device) for shape, dtype in results]
+        module.fused[grid](*inputs, *outputs, num_warps=4, enable_fp_fusion=False)
+        return outputs
+
+    KERNELS.append(run)
+    return len(KERNELS) - 1
+
+
+@cache
+def folder() -> Path:
+    made = Path(tempfile.mkdtemp(prefix="fedda-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made

@@ -1,0 +1,121 @@
+"""Convolutions of a stack of networks, each with weights of its own, as Triton kernels for one GPU.
+
+A number is held as PARTS bfloat16 numbers that add up to it (one: bf16's 8 bits; two: 16 bits, more than TF32's 11), so
+that every product is one the tensor cores do at full rate, whichever side is transposed, with float32's range.
+Activations are [PARTS, groups * batch, height, width, channels]; member g of the stack is a group, with weights
+[PARTS, groups, taps, filters, channels]. Where a 2x2 max-pool follows, rows of a product are pixels in the order of
+their windows: four neighbours are one window, so that it is pooled where it was computed.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def store(to, plane, value, mask, PARTS: tl.constexpr):
+    """A value as its parts, the largest first."""
+    high = value.to(tl.bfloat16)
+    tl.store(to, high, mask=mask)
+    if PARTS > 1:
+        tl.store(to + plane, (value - high.to(tl.float32)).to(tl.bfloat16), mask=mask)
+
+
+@triton.jit
+def window(m):
+    """Which window the m-th row belongs to, and which of its four pixels it is. A thread of a matrix product holds rows
+    r, r + 8, r + 64 and r + 72 of 128: these four are a window, so that it is pooled without leaving the thread."""
+    r = m % 128
+    return (m // 128) * 32 + (r // 16) % 4 * 8 + r % 8, r // 64 * 2 + r // 8 % 2
+
+
+@triton.jit
+def row_of(n, q):
+    """The row of pixel q of window n."""
+    return (n // 32) * 128 + q // 2 * 64 + (n // 8) % 4 * 16 + q % 2 * 8 + n % 8
+
+
+@triton.jit
+def pixels(m, H: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr):
+    """Image, row and column of the m-th pixel; with POOL in the order of the windows."""
+    if POOL:
+        n, q = window(m)
+        b = n // ((H // 2) * (W // 2))
+        r = n % ((H // 2) * (W // 2))
+        h = (r // (W // 2)) * 2 + q // 2
+        w = (r % (W // 2)) * 2 + q % 2
+    else:
+        b = m // (H * W)
+        h = (m % (H * W)) // W
+        w = m % W
+    return b, h, w
+
+
+@triton.jit
+def larger(a, i, b, j):
+    """The larger of two, the first of equals, a NaN before all, and where it stood."""
+    take = (b > a) | (b != b)
+    return tl.where(take, b, a), tl.where(take, j, i)
+
+
+@triton.jit
+def pool(acc, BM: tl.constexpr, F: tl.constexpr):
+    """The largest of each window [BM / 4, F], and which of its four it was."""
+    four = tl.permute(tl.reshape(acc, (BM // 128, 2, 4, 2, 8, F)), (0, 2, 4, 5, 1, 3))
+    left, right = tl.split(four)  # pixels 0 and 2, 1 and 3
+    v0, v2 = tl.split(left)
+    v1, v3 = tl.split(right)
+    v0, i0 = larger(v0, 0, v1, 1)
+    v2, i2 = larger(v2, 2, v3, 3)
+    v, i = larger(v0, i0, v2, i2)
+    return tl.reshape(v, (BM // 4, F)), tl.reshape(i, (BM // 4, F))
+
+
+@triton.jit
+def activate(acc, m0, g, Y, plane, A, FLAT, B, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, BM: tl.constexpr,
+             POOL: tl.constexpr, LAST: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    """relu, with POOL the largest of each window and where it stood (4: nowhere, all were negative); the last layer's
+    result is float32 in torch's order, (channel, row, column), for what follows."""
+    f = tl.arange(0, F)
+    HW: tl.constexpr = (H // 2) * (W // 2) if POOL else H * W
+    if POOL:
+        acc, where = pool(acc, BM, F)
+        n = m0 // 4 + tl.arange(0, BM // 4)
+    else:
+        n = m0 + tl.arange(0, BM)
+    ok = (n < B * HW)[:, None]
+    # A NaN stays one: neither `maximum` nor a comparison would let it pass.
+    y = tl.where(acc <= 0, 0.0, acc)
+    at = (g * B * HW + n)[:, None] * F + f[None, :]
+    if POOL:
+        tl.store(A + at, tl.where(acc <= 0, 4, where).to(tl.int8), mask=ok)
+    if LAST:
+        tl.store(FLAT + ((g * B + n // HW)[:, None] * F + f[None, :]) * HW + (n % HW)[:, None], y, mask=ok)
+    if (not LAST) or (not POOL):
+        store(Y + at, plane, y, ok, PARTS)
+
+
+@triton.jit
+def undo(value, n, ok, g, Y, y_plane, A, D, d_plane, B, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+         POOL: tl.constexpr, DENSE: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    """The gradient `value` [n, C] of a layer's result as that of its convolution's: through pool and relu. H, W: of the
+    convolution's result. Not DENSE: the pooled gradient itself, which stands for one pixel in four."""
+    c = tl.arange(0, C)
+    if POOL:
+        HW: tl.constexpr = (H // 2) * (W // 2)
+        at = (g * B * HW + n)[:, None] * C + c[None, :]
+        if DENSE:
+            where = tl.load(A + at, mask=ok, other=4)
+            b = n // HW
+            h = ((n % HW) // (W // 2)) * 2
+            w = (n % (W // 2)) * 2
+            to = D + (((g * B + b) * H + h) * W + w)[:, None] * C + c[None, :]
+            for q in range(4):  # not unrolled, which would take more registers than there are
+                store(to + ((q // 2) * W + q % 2) * C, d_plane, tl.where(where == q, value, 0.0), ok, PARTS)
+        else:
+            store(D + at, d_plane, value, ok, PARTS)
+    else:
+        at = (g * B * H * W + n)[:, None] * C + c[None, :]
+        y = tl.load(Y + at, mask=ok, other=0.0).to(tl.float32)
+        store(D + at, d_plane, tl.where(y == 0, 0.0, value), ok, PARTS)

@@ -1,0 +1,120 @@
+"""Fused vector updates have the bits of the operations they stand for."""
+
+import os
+
+import pytest
+import torch
+
+import fedda
+from conftest import quadratic, stable
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
+pytest.importorskip("triton", reason="needs Triton")
+
+from fedda.engines import fusing  # noqa: E402
+
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def small_is_large(monkeypatch):
+    monkeypatch.setattr(fusing, "SMALL", 1)
+
+
+def numbers(*shape, dtype, positive=False):
+    v = torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+    return (v.abs() + 0.1 if positive else v).to(DEVICE)
+
+
+def calls(module, target=None):
+    found = [n for n in module.graph.nodes if n.op == "call_function"]
+    return [n for n in found if target is None or n.target is target]
+
+
+FUSED = torch.ops.fedda.fused.default
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_operation_and_every_way_to_broadcast(dtype):
+    x0, h = numbers(2, 1, 2500, dtype=dtype), numbers(2500, dtype=dtype, positive=True)
+    nu, g = numbers(2, 3, 2500, dtype=dtype), numbers(2, 3, 2500, dtype=dtype) * 1e-3
+    eta, fine = numbers(2, 1, 1, dtype=dtype), numbers(2, 3, 1, dtype=dtype) > 0
+
+    def step():
+        z = -(eta * nu)
+        x = x0 + 0.7 * z / h
+        both = torch.cat([x, nu])  # not element-wise: ends what came before
+        scaled = (2 - x0) / 3.0 + (h.sqrt() if CUDA else h)  # the interpreter's root is not rounded as PyTorch's
+        total = scaled.sum(dim=-1, keepdim=True)
+        kept = torch.where(fine, g + (1 - eta) * (nu - x), nu) ** 2
+        return [z, x, both, scaled, total, kept - scaled.abs(), x0]
+
+    expected = step()
+    plain = fusing.traced(step)
+    before = len(calls(plain))
+    module = fusing.fused(plain)
+    got = module()
+    assert calls(module, FUSED) and len(calls(module)) < before - 6
+    assert [torch.equal(a, b) for a, b in zip(got, expected, strict=True)] == [True] * 7
+    assert got[-1].data_ptr() == x0.data_ptr()  # what the step only passes on is not copied
+
+
+def test_what_is_overwritten_in_between_is_read_before():
+    a, b = numbers(4000, dtype=torch.float64), numbers(4000, dtype=torch.float64)
+    kept = a.clone()
+
+    def step():
+        one = (kept + b) * b
+        kept.mul_(2)
+        return [one, (kept + b) * one]
+
+    expected = step()
+    kept.copy_(a)
+    module = fusing.fused(fusing.traced(step))
+    kept.copy_(a)
+    assert len(calls(module, FUSED)) == 2
+    assert all(torch.equal(x, y) for x, y in zip(module(), expected, strict=True))
+    assert torch.equal(kept, 2 * a)
+
+
+def test_other_dtypes_and_small_arrays_are_left_alone(monkeypatch):
+    monkeypatch.setattr(fusing, "SMALL", 100)
+    few, whole = numbers(50, dtype=torch.float64), torch.arange(500, device=DEVICE)
+    many = numbers(500, dtype=torch.float32)
+
+    def step():
+        return [few * 2 + few, whole * 2 + whole, many.double() * whole + many, many**3 + whole]
+
+    module = fusing.fused(fusing.traced(step))
+    assert all(torch.equal(a, b) for a, b in zip(module(), step(), strict=True))
+    assert not calls(module, FUSED)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_a_round_of_every_algorithm(name):
+    """Traced from a run's own step, with its memory, its counters and its draws."""
+    if name in ("mime", "mimelite"):
+        pytest.skip("full gradients client by client: the host asks for ids")
+    problem = quadratic(d=300).to(DEVICE)
+    run = fedda.Run(stable(name), problem, cohort=3, seed=[0, 1])
+    run.step()
+
+    def step():
+        server, alive, lost = run._round(torch.tensor(run.round, device=DEVICE))
+        return [*server, alive, lost]
+
+    kept = {k: v.clone() for k, v in run.simulation.memory.items()}
+
+    def put_back():
+        for k, v in kept.items():
+            run.simulation.memory[k].copy_(v)
+
+    expected = step()
+    put_back()
+    module = fusing.fused(fusing.traced(step))
+    put_back()
+    assert all(torch.equal(a, b) for a, b in zip(module(), expected, strict=True))
+    assert calls(module, FUSED)
