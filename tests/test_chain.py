@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import fedda
 from conftest import stable
 from fedda.problems import chain as chains
-from fedda.problems import pooling
+from fedda.problems import pooling, recorded
 from fedda.problems.chain import Chain
 from fedda.problems.models import binary_cross_entropy, cnn, cross_entropy, logistic, mlp
 from fedda.problems.neural import flatten
@@ -368,6 +368,48 @@ def test_what_is_not_known_runs_as_before(name):
         list(fedda.rounds(stable("fedda-mvr"), problem, 2, cohort=3, engine=e)) for e in ("sequential", "vectorised")
     ]
     torch.testing.assert_close(runs[0][-1].x, runs[1][-1].x, rtol=1e-11, atol=1e-11)
+
+
+# -- recorded calls -----------------------------------------------------------------------------------------------------
+LINEAR = {
+    "one layer": lambda: nn.Linear(5, 3),
+    "two": lambda: S(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)),
+    "without a bias": lambda: S(nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 3, bias=False)),
+    "of images": lambda: S(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU()),
+    "a logit": lambda: S(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1), nn.Flatten(0)),
+}
+
+
+@pytest.mark.parametrize("points,n", [(1, 1), (1, 4), (2, 4), (3, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", LINEAR)
+def test_recorded_calls_give_the_bits_of_the_stages(name, dtype, points, n):
+    sample = (3, 2, 2) if name == "of images" else (5,)
+    loss = binary_cross_entropy if name == "a logit" else cross_entropy
+    model = LINEAR[name]().to(dtype)
+    chain, plain = (Chain.of(model, loss, sample) for _ in range(2))
+    plain.recorder.fits = False
+    d = sum(p.numel() for p in model.parameters())
+    for shift in (0, 1):  # the second time from what was recorded
+        x, inputs = randn(points * n, d).to(dtype) + shift, randn(n, 6, *sample).to(dtype) - shift
+        targets = (torch.arange(6 * n).view(n, 6) + shift) % (2 if loss is binary_cross_entropy else 3)
+        ours, truth = (c.gradients(x, inputs, targets) for c in (chain, plain))
+        assert ours.equal(truth) and ours.data_ptr() != truth.data_ptr()
+    assert len(chain.recorder.recorded) == 1 and not plain.recorder.recorded
+    kept = ours.clone()
+    chain.gradients(x + 1, inputs, targets)
+    assert kept.equal(ours)  # a result is the caller's
+
+
+def test_only_small_stacks_of_linear_layers_are_recorded(monkeypatch):
+    for model, sample in ((S(nn.Linear(5, 3)), (5,)), (S(C(2, 2, 3), nn.Flatten(), nn.Linear(32, 3)), (2, 6, 6))):
+        assert Chain.of(model, cross_entropy, sample).recorder.fits == (sample == (5,))
+    chain = Chain.of(nn.Linear(5, 3), cross_entropy, (5,))
+    for n in range(1, 12):
+        chain.gradients(randn(n, 18), randn(n, 6, 5), torch.zeros(n, 6, dtype=torch.long))
+    assert 0 < len(chain.recorder.recorded) <= recorded.KEPT
+    monkeypatch.setattr(recorded, "NUMBERS", 10)
+    assert chain.recorder(randn(1, 18), randn(1, 6, 5), torch.zeros(1, 6, dtype=torch.long)) is None
 
 
 # -- the tests can fail -------------------------------------------------------------------------------------------------

@@ -307,3 +307,18 @@ def test_tensorboard_gets_every_metric(tmp_path):
         got = [(e.step, e.value) for e in events.Scalars("test_loss")]
         mine = [(r["round"], r["test_loss"]) for r in rows if (r["algorithm"], r["seed"]) == (label, seed)]
         assert [s for s, _ in got] == [s for s, _ in mine] and np.allclose([v for _, v in got], [v for _, v in mine])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--precision", "fast"], "precision must be one of 'auto', 'float32', 'tf32', 'bf16', got 'fast'"),
+        (["--precision", "tf32"], "needs a float32 problem on a CUDA device"),
+        (["--precision", "bf16", "--engine", "sequential"], "--precision is for the vectorised engine"),
+        (["--precision", "float32", "--resume"], "for a run that begins"),
+    ],
+)
+def test_a_precision_that_cannot_be_is_refused(fedda_inside, tmp_path, options, words):
+    code, _, stderr = fedda_inside("run", "digits", "--rounds", "2", "--out", tmp_path / "run", *options)
+    assert code == 2 and not (tmp_path / "run").exists()
+    is_one_line(stderr, words)

@@ -92,6 +92,43 @@ def test_other_dtypes_and_small_arrays_are_left_alone(monkeypatch):
     assert not calls(module, FUSED)
 
 
+def test_a_transposed_result_is_read_where_it_was_written():
+    a, b = numbers(50, 100, dtype=torch.float64), numbers(100, 50, dtype=torch.float64)
+
+    def step():
+        y = a.T * 2 + 1
+        total = y.sum()
+        return [y, (y * 3 + b) * total]
+
+    module = fusing.fused(fusing.traced(step))
+    assert len(calls(module, FUSED)) == 2
+    for got, expected in zip(module(), step(), strict=True):
+        assert torch.equal(got, expected) and got.stride() == expected.stride()
+
+
+def test_signs_of_zero_and_numbers_that_are_not_finite():
+    zero, a = torch.zeros(3000, device=DEVICE), numbers(3000, dtype=torch.float32)
+
+    def step():
+        return [-(zero * 1.0) / (a.abs() + 1), a * float("inf") - zero, a * float("nan") + 1, a * -1e39 + zero]
+
+    module = fusing.fused(fusing.traced(step))
+    assert calls(module, FUSED)
+    for got, expected in zip(module(), step(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(got.signbit() | got.isnan(), expected.signbit() | got.isnan())
+
+
+def test_factors_of_a_sum_are_kept():
+    a = numbers(3000, dtype=torch.float64)
+
+    def step():
+        return [torch.rsub(a, 2.0, alpha=3) * 2 + 1, torch.add(a, a, alpha=2) * 2 + 1, torch.sub(a, 1, alpha=3) + a]
+
+    module = fusing.fused(fusing.traced(step))
+    assert all(torch.equal(got, expected) for got, expected in zip(module(), step(), strict=True))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_a_round_of_every_algorithm(name):

@@ -98,6 +98,9 @@ CASES = {
     "one layer": ((2, 6, 6), 2, 2, 2, {"layers": 1}),
     "one layer without a pool": ((2, 5, 5), 2, 2, 3, {"layers": 1, "pools": (False,)}),
     "1x1": ((3, 6, 6), 2, 2, 2, {"kernel": 1, "pad": 0}),
+    "even, wide padding, not square": ((2, 3, 6), 2, 1, 3, {"kernel": 2, "pad": 3, "pools": (True, False)}),
+    "4x4": ((2, 6, 7), 2, 1, 3, {"kernel": 4, "pad": 1, "pools": (False, True)}),
+    "7x7": ((2, 8, 9), 2, 1, 3, {"kernel": 7, "pad": 3}),
     "many rows": ((3, 12, 12), 2, 2, 9, {}),
 }  # fmt: skip
 
@@ -167,14 +170,36 @@ def test_large_stacks_go_in_parts(monkeypatch):
     inputs, targets = torch.randn(3, 2, *shape), torch.randint(0, 10, (3, 2))
     whole = computed(model, shape, x, inputs, targets, "tf32")
     plan = kernels.plan_of(Chain.of(model.float(), cross_entropy, shape), shape, "tf32")
-    monkeypatch.setattr(planning, "LARGEST", 4 * 2 * plan.numbers)  # two of the three batches, at both points
-    assert plan.at_once(2) == 4
+    monkeypatch.setattr(planning, "LARGEST", 4 * plan.numbers(2))  # two of the three batches, at both points
+    assert plan.at_once(2) == 4 and plan.samples(3) == 4 * 4096 * 32 // (3 * 65536)
     torch.testing.assert_close(computed(model, shape, x, inputs, targets, "tf32"), whole)
 
 
-class Doubled(nn.Module):
-    def forward(self, x):
-        return 2 * x
+@pytest.mark.parametrize(
+    ("shape", "how", "batch"),
+    [((1, 2, 2), {"layers": 1}, 1), ((1, 4, 4), {"filters": 128, "pools": (True, False)}, 1), ((3, 32, 32), {}, 16)],
+)
+def test_arrays_of_a_call_are_counted_in_32_bits(shape, how, batch):
+    """Patches, of which there are at least 128 rows; weights, which a small image may have more of than pixels."""
+    plan = kernels.plan_of(Chain.of(network(shape, **how), cross_entropy, shape), shape, "tf32")
+    groups, first = plan.at_once(batch), plan.convolutions[0]
+    assert groups <= 65_535  # of a grid's second axis
+    assert groups * first.rows(batch) * 16 < 2**31
+    for layer in plan.convolutions:
+        assert (
+            groups * layer.filters * max(batch * layer.height * layer.width, layer.channels * layer.kernel**2) < 2**31
+        )
+
+
+def test_outputs_of_many_samples_go_in_parts(monkeypatch):
+    shape = (2, 8, 8)
+    model = network(shape)
+    x, inputs = stack(model, 2), torch.randn(7, *shape)
+    ours = kernels.kernels_for(Chain.of(model, cross_entropy, shape), shape, 4, "tf32")
+    whole = ours.outputs(x.to(DEVICE), inputs.to(DEVICE))
+    monkeypatch.setattr(planning, "LARGEST", 2 * 3 * ours.plan.numbers(32) // 32)
+    assert ours.plan.samples(2) == 3
+    torch.testing.assert_close(ours.outputs(x.to(DEVICE), inputs.to(DEVICE)), whole)
 
 
 def layers(*more, first=(3, 16, 3), **how):

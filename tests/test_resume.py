@@ -402,9 +402,9 @@ def test_threads_are_measured_on_the_stack_of_the_run(tmp_path, monkeypatch, tak
         return list(ways)[-1]
 
     monkeypatch.setattr(choices, "fastest", fastest)
-    assert choices.chosen(problem, "auto", 5, 3, None, None).threads == 1 and not asked  # there is but one
+    assert choices.chosen(problem, "auto", 5, 3, None, "auto", None).threads == 1 and not asked  # there is but one
     with threads(2):
-        assert choices.chosen(problem, "auto", 5, 3, None, None).threads == 2
-        assert choices.chosen(problem, "auto", 5, 10**6, None, None).threads == 2
-        assert choices.chosen(problem, "sequential", 5, 3, None, None) == choices.Choices(None, None, 2)
+        assert choices.chosen(problem, "auto", 5, 3, None, "auto", None).threads == 2
+        assert choices.chosen(problem, "auto", 5, 10**6, None, "auto", None).threads == 2
+        assert choices.chosen(problem, "sequential", 5, 3, None, "auto", None) == choices.Choices(None, None, 2)
     assert asked == [(["1", "2"], n, 1.3) for n in (15, choices.STACK // problem.d, 1)]

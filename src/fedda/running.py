@@ -55,8 +55,8 @@ class Run:
         self.seeds = checked_seeds(seed)
         how: Any = made_engine(engine)
         self.problem = problem if device is None else problem.to(usable_device(device))
-        if hasattr(self.problem, "by") and hasattr(how, "path"):
-            self.problem = self.problem.by(how.path, how.precision, self.cohort)
+        if hasattr(how, "path"):
+            self.problem = on_path(self.problem, how.path, how.precision, self.cohort)
         like = torch.empty((), dtype=self.problem.dtype, device=self.problem.device)
         refuse_shapes(algorithm, len(self.seeds), self.problem.d)
         self.algorithm = place(algorithm, like, self.problem.layout)
@@ -231,6 +231,15 @@ class Run:
         self.counts = Counts(**{name: int(state[f"counts.{name}"]) for name in asdict(self.counts)})
         self.round = int(state["round"])
         self.dropped, self.silent = state["dropped"].to(device), state["silent"].to(device)
+
+
+def on_path(problem: Any, path: str, precision: str, clients: int) -> Any:
+    """The problem with its gradients computed as the engine wants it."""
+    if hasattr(problem, "by"):
+        return problem.by(path, precision, clients)
+    if (path, precision) != ("auto", "auto"):
+        raise ValueError(f"Vectorised: path and precision are for networks, a {type(problem).__name__} has neither")
+    return problem
 
 
 @on_client

@@ -18,6 +18,7 @@ from ..experiments import run as run_experiment
 from ..experiments.choose import choose, resumed
 from ..experiments.folder import Folder
 from ..experiments.tensorboard import TensorBoard
+from ..problems.paths import PRECISIONS
 from ..progress import watcher
 from .app import Plugins, Words, again, app, load_plugins, place_and_reason
 from .claims import print_verdicts
@@ -25,8 +26,9 @@ from .look import print_summaries
 
 
 def refuse_how(
-    engine: str, device: str | None, threads: int | None, resume: bool, overwrite: bool, save_seconds: float
-) -> None:
+    engine: str, device: str | None, precision: str, threads: int | None, resume: bool, overwrite: bool,
+    save_seconds: float,
+) -> None:  # fmt: skip
     """Refuse what `run` and `sweep` cannot be told together, or at all."""
     if resume and overwrite:
         raise ValueError("--resume and --overwrite exclude each other")
@@ -36,6 +38,9 @@ def refuse_how(
         registry.engines.find(engine)
     if device is not None:
         usable_device(device, "--device")
+    checks.one_of("command line", "precision", precision, ("auto", *PRECISIONS))
+    if precision != "auto" and (engine == "sequential" or resume):
+        raise ValueError("--precision is for the vectorised engine, and for a run that begins")
     if threads is not None:
         checks.count("command line", "threads", threads, at_most=1024)
 
@@ -73,6 +78,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder, runs/NAME if left out.")] = None,
     engine: Annotated[str, typer.Option(help="auto, vectorised or sequential.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    precision: Annotated[str, typer.Option(help="auto, float32, tf32 or bf16 (docs/performance.md).")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads on a CPU; one or all, as measured, if left out.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the run in the folder again.")] = False,
@@ -87,7 +93,7 @@ def run(
     EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file.
     """
     load_plugins(plugin)
-    refuse_how(engine, device, threads, resume, overwrite, save_seconds)
+    refuse_how(engine, device, precision, threads, resume, overwrite, save_seconds)
     wanted = choose(find(experiment), rounds, algorithms, seeds, data, preset, words or ())
     place = out or Path("runs") / wanted.name
     if resume:
@@ -95,7 +101,9 @@ def run(
     watch = watcher(list(wanted.algorithms))
     logged = TensorBoard(watch, place / "tensorboard") if tensorboard else nullcontext(watch)
     with writing(place), watch, logged as seen:
-        folder = run_experiment(wanted, place, seen, engine, device, resume, overwrite, force, save_seconds, threads)
+        folder = run_experiment(
+            wanted, place, seen, engine, device, resume, overwrite, force, save_seconds, threads, precision
+        )
     with reporting(place):
         claimed = claims.write(place)
         page = report.write(place)

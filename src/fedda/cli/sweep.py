@@ -32,6 +32,7 @@ def sweep(
     out: Annotated[Path | None, typer.Option(help="The folder, runs/NAME-sweep if left out.")] = None,
     engine: Annotated[str, typer.Option(help="auto, vectorised or sequential.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    precision: Annotated[str, typer.Option(help="auto, float32, tf32 or bf16 (docs/performance.md).")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads on a CPU; one or all, as measured, if left out.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the sweep in the folder again.")] = False,
@@ -45,13 +46,13 @@ def sweep(
     to best.toml: `fedda run EXPERIMENT --preset FOLDER/best.toml` runs it.
     """
     load_plugins(plugin)
-    refuse_how(engine, device, threads, resume, overwrite, save_seconds)
+    refuse_how(engine, device, precision, threads, resume, overwrite, save_seconds)
     wanted = choose(find(experiment), rounds, algorithms, seeds, data, None, words or ())
     place = out or Path("runs") / f"{wanted.name}-sweep"
     watch = watcher([])
     asked = Sweep(wanted, grid, budget, metric, draw, force)
     with writing(place), watch:
-        search(asked, place, watch, engine, device, resume, overwrite, save_seconds, threads)
+        search(asked, place, watch, engine, device, resume, overwrite, save_seconds, threads, precision)
     with reporting(place):
         page = report.write(place)
     print_choices(place)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import importlib.util
+import math
 import shutil
 import struct
 import tempfile
@@ -34,7 +35,7 @@ TEXT: dict[Any, str] = {
     aten.sub.Tensor: "{0} - {1}",
     aten.mul.Tensor: "{0} * {1}",
     aten.div.Tensor: "tl.div_rn({0}, {1})",
-    aten.neg.default: "-{0}",
+    aten.neg.default: "{0} * -1.0",  # Triton's minus is 0 - x, which has no -0
     aten.rsub.Scalar: "{1} - {0}",
     aten.sqrt.default: "tl.sqrt_rn({0})",
     aten.abs.default: "tl.abs({0})",
@@ -94,6 +95,8 @@ def elementwise(node: Node) -> bool:
     arrays: list[Any] = [a.meta.get("val") for a in node.args if isinstance(a, Node)]
     numbers = [a for a in node.args if not isinstance(a, Node)]
     condition = node.target is aten.where.self
+    if len(node.args) > 2 + condition:  # rsub has a third, alpha
+        return False
     return all(isinstance(n, int | float) for n in numbers) and all(
         isinstance(a, Tensor)
         and a.device == value.device
@@ -129,7 +132,8 @@ def replace(graph: Graph, cluster: list[Node], before: Node) -> None:
     sources = list(dict.fromkeys(s for node in cluster for s in node.all_input_nodes if s not in members))
     domain = torch.broadcast_shapes(*(node.meta["val"].shape for node in cluster))
     text = source_text(cluster, sources, results, (1,) * (3 - len(domain)) + tuple(domain))
-    number = kernel(text, tuple((tuple(r.meta["val"].shape), r.meta["val"].dtype) for r in results), tuple(domain))
+    made = tuple((tuple(v.shape), v.stride(), v.dtype) for v in (r.meta["val"] for r in results))
+    number = kernel(text, made, tuple(domain))
     with graph.inserting_before(before):
         out = graph.call_function(torch.ops.fedda.fused.default, (sources, number))
         for i, node in enumerate(results):
@@ -155,7 +159,7 @@ def source_text(cluster: list[Node], sources: list[Node], results: list[Node], d
         value = node.meta["val"]
         shape = (1,) * (3 - value.dim()) + tuple(value.shape)
         fixed = [f" & ({axis} == 0)" for axis, n, whole in zip("rcd", shape, domain, strict=True) if n < whole]
-        at = place(torch.empty(shape, device="meta"))
+        at = place(value)
         body.append(f"tl.store(O{i} + {at} + d * 0, {names[node]}, mask=inside{''.join(fixed)})")
     arguments = [f"I{i}" for i in range(len(sources))] + [f"O{i}" for i in range(len(results))]
     head = f"""import triton
@@ -164,8 +168,9 @@ import triton.language as tl
 
 @triton.jit
 def fused({", ".join(arguments)}):
-    d = tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})
-    row = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(0)
+    d = program % {blocks(domain)} * {BLOCK} + tl.arange(0, {BLOCK})
+    row = (program // {blocks(domain)}).to(tl.int64)
     r = row // {domain[1]}
     c = row % {domain[1]}
     inside = d < {domain[2]}
@@ -186,7 +191,8 @@ def expression(node: Node, names: dict[Node, str]) -> str:
 
 def literal(number: Any, dtype: torch.dtype) -> str:
     value = single(float(number)) if dtype == torch.float32 else float(number)
-    return f"tl.full((), {value!r}, tl.{FLOAT[dtype]})"
+    text = repr(value) if math.isfinite(value) else f'float("{value}")'
+    return f"tl.full((), {text}, tl.{FLOAT[dtype]})"
 
 
 def single(number: float) -> float:
@@ -201,8 +207,8 @@ def place(array: Tensor) -> str:
 
 
 @cache
-def kernel(text: str, results: tuple[tuple[tuple[int, ...], torch.dtype], ...], domain: tuple[int, ...]) -> int:
-    """The number of a kernel; Triton reads its text from a file."""
+def kernel(text: str, results: tuple[tuple[Any, ...], ...], domain: tuple[int, ...]) -> int:
+    """The number of a kernel with results of (shape, strides, dtype); Triton reads its text from a file."""
     name = "fused_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     file = folder() / f"{name}.py"
     file.write_text(text, encoding="utf-8")
@@ -210,16 +216,21 @@ def kernel(text: str, results: tuple[tuple[tuple[int, ...], torch.dtype], ...], 
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    rows = domain[:-1]
-    grid = (-(-domain[-1] // BLOCK), torch.Size(rows).numel())
+    grid = (blocks(domain) * math.prod(domain[:-1]),)  # one axis: the others hold no more than 65,535
 
     def run(*inputs: Tensor) -> list[Tensor]:
-        outputs = [torch.empty(shape, dtype=dtype, device=inputs[0].device) for shape, dtype in results]
+        device = inputs[0].device
+        outputs = [torch.empty_strided(*size, dtype=dtype, device=device) for *size, dtype in results]
         module.fused[grid](*inputs, *outputs, num_warps=4, enable_fp_fusion=False)
         return outputs
 
     KERNELS.append(run)
     return len(KERNELS) - 1
+
+
+def blocks(domain: tuple[int, ...]) -> int:
+    """Of a row."""
+    return -(-domain[-1] // BLOCK)
 
 
 @cache

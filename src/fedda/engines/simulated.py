@@ -27,7 +27,7 @@ class Simulation:
         sizes = problem.sizes.to(torch.float64)
         self.weights = sizes if weights == "samples" else torch.ones_like(sizes)
         self.total = self.weights.sum()  # once: no round may take longer the more clients there are
-        self.keys = {purpose: rng.key(seeds, purpose) for purpose in (rng.START, rng.COHORT, rng.BATCH)}
+        self.keys = torch.stack([rng.key(seeds, purpose) for purpose in (rng.START, rng.COHORT, rng.BATCH)])
         shape = (*seeds.shape[:-1], problem.clients, problem.d)
         self.memory = {name: torch.zeros(shape, dtype=problem.dtype, device=problem.device) for name in memory}
         self.expected: dict[int, int] = {}  # batches that an exchange took last time, by those drawn before it
@@ -39,8 +39,8 @@ class Simulation:
 
     def cohort(self, tau: int | Tensor, size: int) -> SimulatedCohort:
         """The clients of round tau, drawn without replacement."""
-        ids = rng.choose(rng.fold(self.keys[rng.COHORT], tau), self.problem.clients, size)
-        return SimulatedCohort(self, ids, rng.fold(self.keys[rng.BATCH], tau))
+        who, what = rng.fold(self.keys[rng.COHORT :], tau)
+        return SimulatedCohort(self, rng.choose(who, self.problem.clients, size), what)
 
 
 class SimulatedCohort:

@@ -38,13 +38,15 @@ class Choices:
         return Vectorised(path=self.path, precision=self.precision)
 
 
-def chosen(problem: Any, engine: str, clients: int, replicas: int, asked: int | None, begun: Path | None) -> Choices:
-    """The choices for cohorts of so many clients: the threads `asked` for, what the run in the folder `begun` was begun
-    with, else what is measured."""
+def chosen(
+    problem: Any, engine: str, clients: int, replicas: int, asked: int | None, rounded: str, begun: Path | None
+) -> Choices:
+    """The choices for cohorts of so many clients: threads `asked` for, gradients `rounded` so, what the run in a folder
+    was `begun` with, else what is measured."""
     before = _recorded(begun)
     path, precision = None, None
     if engine in ("auto", "vectorised") and hasattr(problem, "by"):
-        problem = _on_its_path(problem, clients, before)
+        problem = _on_its_path(problem, clients, rounded, before)
         path, precision = problem.paths.chosen, problem.paths.precision
     number = _threads(before) if asked is None else asked
     if number is None:
@@ -61,9 +63,9 @@ def _recorded(folder: Path | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _on_its_path(problem: Any, clients: int, before: dict[str, Any]) -> Any:
+def _on_its_path(problem: Any, clients: int, rounded: str, before: dict[str, Any]) -> Any:
     if before.get("path") is None:
-        return problem.by("auto", "auto", clients)
+        return problem.by("auto", rounded, clients)
     begun = before["path"], before.get("precision")
     try:
         return problem.by(*begun, clients)

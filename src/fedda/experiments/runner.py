@@ -36,6 +36,7 @@ def run(
     force: bool = False,
     save_seconds: float = 5.0,
     threads: int | None = None,
+    precision: str = "auto",
 ) -> Folder:
     """Run every algorithm of the experiment into the folder `out`.
 
@@ -48,7 +49,7 @@ def run(
     experiment = experiment.completed()
     problem = built(experiment, device)
     clients, replicas = experiment.cohort or problem.clients, len(experiment.seeds)
-    choices = chosen(problem, engine, clients, replicas, threads, out if resume else None)
+    choices = chosen(problem, engine, clients, replicas, threads, precision, out if resume else None)
     how = choices.engine(engine)
 
     def start(label: str, state: dict[str, Tensor] | None) -> Run:

@@ -79,6 +79,7 @@ def search(
     overwrite: bool = False,
     save_seconds: float = 5.0,
     threads: int | None = None,
+    precision: str = "auto",
 ) -> dict[str, Any]:
     """Run the sweep into the folder `out`: sweep.json says what every point came to, best.toml holds the winners."""
     folder = Folder(out)
@@ -94,7 +95,7 @@ def search(
     seeds = experiment.seeds
     problem = built(experiment, device, validation=True)
     clients, replicas = experiment.cohort or problem.clients, max(len(p.points) for p in parts) * len(seeds)
-    choices = measured(problem, engine, clients, replicas, threads, out if resume else None)
+    choices = measured(problem, engine, clients, replicas, threads, precision, out if resume else None)
     how = choices.engine(engine)
 
     absurd: dict[str, set[int]] = {}  # program -> points that begin with a step that a run would refuse

@@ -125,7 +125,7 @@ class Neural:
     def draw(self, ids: Tensor, key: Tensor) -> Tensor:
         """Where the samples of batches stand, [..., c, batch]."""
         if self.draw_kernel is not None:
-            index: Tensor = self.draw_kernel(key, ids.expand(key.shape), self.offsets, self.sizes, self.batch_size)
+            index: Tensor = self.draw_kernel(key, ids, self.offsets, self.sizes, self.batch_size)
             return index
         key = rng.fold(key[..., None], torch.arange(self.batch_size, device=key.device))
         return self.offsets[ids][..., None] + rng.integers(key, self.sizes[ids][..., None])
@@ -206,7 +206,8 @@ class Neural:
     @torch.no_grad()
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """The metrics at x [..., d]: [...] each, in float64."""
-        metrics = self._evaluation(x.reshape(-1, self.d), weights)
+        with tensor_cores(self.paths.precision != "float32"):
+            metrics = self._evaluation(x.reshape(-1, self.d), weights)
         return {name: value.view(x.shape[:-1]) for name, value in metrics.items()}
 
 

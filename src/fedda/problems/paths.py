@@ -98,7 +98,7 @@ class Paths:
         return self.run(self.ways[self.chosen], x, batch)
 
     def run(self, way: Path, x: Tensor, batch: Batch) -> Tensor:
-        if x.device.type == "cpu":
+        if x.is_cpu:
             return way(x, batch)
         with tensor_cores(self.precision != "float32"):
             return way(x, batch)

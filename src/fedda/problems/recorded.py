@@ -1,8 +1,8 @@
 """Small stacks of linear layers on a CPU: the calls that their gradients take, recorded once and done again.
 
 On small models making views and finding memory costs as much as the arithmetic. Here all memory is fixed, so every view
-of it is made once; a gradient is three copies in, a list of calls that write where they always do, and one copy out. The
-calls are those of the stages, in their order, so the bits are the same.
+of it is made once; a gradient is three copies in, a list of calls that write where they always do, and one copy out.
+The calls are those of the stages, in their order, so the bits are the same.
 """
 
 from __future__ import annotations

@@ -48,6 +48,5 @@ class Kernels:
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The outputs [groups, samples, classes] at x [groups, d] on inputs [samples, ...], which all share."""
-        size = max(1, self.plan.at_once(len(x)))
-        parts = (some[None].contiguous() for some in inputs.split(size))
+        parts = (some[None].contiguous() for some in inputs.split(self.plan.samples(len(x))))
         return torch.cat([Pass(self.plan, x.contiguous(), part, None).outputs() for part in parts], dim=1)

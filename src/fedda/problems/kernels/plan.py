@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from .launch import cdiv, power
 
 LARGEST = 2**31 - 2**20  # places in an array: kernels count in 32 bits
+GRID = 65_535  # programs along the axis of groups, as CUDA allows
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,16 @@ class Plan:
 
     def at_once(self, batch: int) -> int:
         """How many groups one call may have."""
-        return max(1, LARGEST // (batch * self.numbers))
+        return max(1, min(GRID, LARGEST // self.numbers(batch)))
 
-    @property
-    def numbers(self) -> int:
-        """The most numbers that an array has for one sample of one group."""
+    def samples(self, groups: int) -> int:
+        """How many samples a call may have that so many groups share."""
+        return max(1, LARGEST * 32 // (groups * self.numbers(32)))
+
+    def numbers(self, batch: int) -> int:
+        """The most numbers that an array has for one group: patches, results, weights."""
         first = self.convolutions[0]
-        patches = first.rows(32) // 32 * power(first.channels * first.kernel**2 + 1)
-        return max(patches, *(math.prod(layer.out) * layer.filters for layer in self.convolutions))
+        patches = first.rows(batch) * power(first.channels * first.kernel**2 + 1)
+        results = (batch * math.prod(layer.out) * layer.filters for layer in self.convolutions)
+        weights = (layer.filters * layer.channels * layer.kernel**2 for layer in self.convolutions)
+        return max(patches, *results, *weights)
