@@ -146,6 +146,33 @@ def test_outputs_equal_the_model_s_own():
         torch.testing.assert_close(output, model(inputs), rtol=1e-3, atol=1e-4)
 
 
+def first_layer(inputs):
+    """The first layer's results and where their maxima stood, [samples, height, width, filters], and torch's own."""
+    from fedda.problems.kernels.passes import Pass
+
+    shape = tuple(inputs.shape[1:])
+    torch.manual_seed(6)
+    model = network(shape, layers=1)
+    plan = kernels.plan_of(Chain.of(model, cross_entropy, shape), shape, "tf32")
+    x = stack(model, 1)
+    made = Pass(plan, x.to(DEVICE), inputs[None].to(DEVICE), None)
+    torch.nn.utils.vector_to_parameters(x[0], model.parameters())
+    return made.flat.cpu().view(len(inputs), 16, 4, 4), made.where[0].cpu(), model[:3](inputs)
+
+
+def test_the_first_of_equal_pixels_is_the_largest():
+    """In a black image all pixels of a filter are its bias."""
+    _, where, _ = first_layer(torch.zeros(2, 3, 8, 8))
+    assert set(where.unique().tolist()) == {0, 4}  # 4: the bias is negative
+
+
+def test_a_pool_lets_no_nan_pass_unseen():
+    inputs = torch.randn(2, 3, 8, 8)
+    inputs[0, 1, 3, 4] = float("nan")
+    got, _, expected = first_layer(inputs)
+    assert torch.equal(got.isnan(), expected.isnan()) and got.isnan().any() and not got[1].isnan().any()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_model_that_has_diverged_shows_and_leaves_the_others_alone(bad):
     shape = (2, 8, 8)

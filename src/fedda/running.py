@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -162,7 +163,8 @@ class Run:
 
         state = [*self.server, self.dropped, self.silent, tau]
         try:
-            self.graph = captured(step, state, list(self.simulation.memory.values()))
+            with self.problem.arithmetic() if hasattr(self.problem, "arithmetic") else nullcontext():
+                self.graph = captured(step, state, list(self.simulation.memory.values()))
         except NoGraph as why:
             warnings.warn(f"rounds run eagerly, which is slower: {why}", stacklevel=3)
         self.counts, self.counts_of_a_round = counts, self.counts

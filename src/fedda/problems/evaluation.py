@@ -88,8 +88,9 @@ class Evaluation:
         """The model's outputs, [replicas, samples, ...]."""
         if self.problem.chain is not None and inputs.is_cpu:
             return self.problem.chain.outputs(x, inputs)
-        if self.problem.paths.kernels is not None:
-            return self.problem.paths.kernels.outputs(x, inputs)
+        paths = self.problem.paths
+        if paths.kernels is not None and paths.chosen == "kernels":
+            return paths.kernels.outputs(x, inputs)
         if self.together and len(x) > 1:
             stack: Tensor = vmap(self.problem.forward, (0, None))(x, inputs)
             return stack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -72,9 +73,13 @@ class Neural:
         if (path, precision) not in self._known:
             self._known[path, precision] = Paths(self, path, precision)
         other.paths = self._known[path, precision].of(clients)
-        if precision != "auto":
-            other._evaluation = Evaluation(other)
+        other._evaluation = copy.copy(self._evaluation)  # with what it has found out about the loss
+        other._evaluation.problem = other
         return other
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """The settings under which operations recorded from a gradient must run."""
+        return tensor_cores(self.paths.precision != "float32")
 
     # -- where it lives -----------------------------------------------------------------------------------------
     @property
@@ -206,7 +211,7 @@ class Neural:
     @torch.no_grad()
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """The metrics at x [..., d]: [...] each, in float64."""
-        with tensor_cores(self.paths.precision != "float32"):
+        with self.arithmetic():
             metrics = self._evaluation(x.reshape(-1, self.d), weights)
         return {name: value.view(x.shape[:-1]) for name, value in metrics.items()}
 

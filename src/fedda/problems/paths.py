@@ -57,12 +57,8 @@ class Paths:
         """What fits the model, the likely best first."""
         problem, ways = self.problem, dict[str, Path]()
         if problem.chain is not None:
-            if self.precision != "float32":
-                kernels = kernels_for(
-                    problem.chain, tuple(problem.data.x.shape[1:]), problem.batch_size, self.precision
-                )
-                if kernels is not None:
-                    ways["kernels"] = partial(self.by_kernels, kernels)
+            if self.kernels is not None:
+                ways["kernels"] = partial(self.by_kernels, self.kernels)
             if self.precision != "bf16":
                 ways["chain"] = self.by_layers
         return ways | {"traced": self.by_tracing, "loop": self.one_by_one}
@@ -132,7 +128,7 @@ class Paths:
 
 def by_channel(scale: Scale, channels: int) -> tuple[Tensor, Tensor] | None:
     """Mean and deviation of each channel, where they are no images themselves."""
-    if any(math.prod(v.shape[-2:]) != 1 for v in scale):
+    if any(v.dim() > 3 or math.prod(v.shape[-2:]) != 1 for v in scale):
         return None
     mean, std = (v.expand(channels, 1, 1).reshape(channels) for v in scale)
     return mean, std
@@ -146,6 +142,9 @@ def convolutional(model: nn.Module) -> bool:
 def tensor_cores(allowed: bool) -> Iterator[None]:
     """Whether float32 products may round to TF32: its relative error of 1e-3 drowns the small differences that variance
     reduction takes, so the truth never does."""
+    if not torch.cuda.is_available():
+        yield
+        return
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
     try:

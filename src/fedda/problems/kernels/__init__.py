@@ -77,7 +77,8 @@ def convolution(stage: Stage, sample: tuple[int, ...], first: bool) -> Layer | N
     if isinstance(stage, Convolution):
         stride, padding, pool = stage.stride, stage.padding, stage.pool
     fits = channels * kernel**2 < 128 if first else channels in WIDTHS
-    if not (fits and stage.relu and kernel == other and stride == (1, 1) and len(set(padding)) == 1):
+    plain = stride == (1, 1) and len(set(padding)) == 1 and kernel == other and kernel <= 7
+    if not (fits and stage.relu and plain):
         return None
     if filters not in WIDTHS or pool not in ((1, 1), (2, 2)):
         return None

@@ -121,6 +121,8 @@ class Pass:
         last = self.plan.dense[-1]
         d = torch.empty_like(kept[-1])
         rows, how = launch("classify")
+        if max(self.batch, last.outputs) > 32:
+            rows = 32  # larger blocks of larger matrices would not fit in a multiprocessor's memory
         back.classify[(self.groups,)](
             kept[-1], x, self.d, last.weight, last.bias or 0, targets, out, d, self.batch, self.batches, last.inputs,
             rows, power(self.batch), last.outputs, power(last.outputs), last.bias is not None, **how,
