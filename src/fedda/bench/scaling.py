@@ -101,7 +101,9 @@ def contenders(
 
     made: dict[str, Callable[[], Callable[[], object]]] = {"fedda": run}
     if by_hand:
-        _, made[PLAIN] = plain(name, algorithm, problem, setting.cohort, precision)
+        label, start = plain(name, algorithm, problem, setting.cohort, precision)
+        if label == PLAIN:  # some algorithms have no loop by hand
+            made[PLAIN] = start
     return made, problem.d
 
 

@@ -17,7 +17,8 @@ from rich.console import Console
 from .. import bench as benchmark
 from .. import registry
 from ..arguments import usable_device
-from ..checks import nearest, one_of
+from ..checks import count, nearest, one_of
+from ..problems.measured import threads as so_many
 from ..problems.paths import PRECISIONS
 from ..progress import table
 from ..report.format import size
@@ -30,6 +31,7 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     algorithms: Annotated[str, typer.Option(help="Which, by comma.")] = "fedavg,fedda-mvr",
     precision: Annotated[str, typer.Option(help="auto, float32, or on a GPU tf32 or bf16.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Threads on a CPU; more are far slower on a busy machine.")] = 1,
     seconds: Annotated[float, typer.Option(help="How long each contender is timed.")] = 1.0,
     scaling: Annotated[bool, typer.Option("--scaling", help="Measure how the cost grows, and draw it.")] = False,
     out: Annotated[Path, typer.Option(help="Every figure, as JSON.")] = Path("bench.json"),
@@ -48,6 +50,7 @@ def bench(
     one_of("bench", "--precision", precision, ("auto", *PRECISIONS))
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"bench: --seconds must be > 0, got {seconds}")
+    count("bench", "--threads", threads, at_most=1024)
     if plot is not None and not scaling:
         raise ValueError("bench: --plot is where --scaling's pictures go: give that, too")
     names = chosen(algorithms)
@@ -57,8 +60,8 @@ def bench(
     place = out.parent if plot is None else plot
     refuse_places(out, place if scaling else out.parent)
     workloads = list(benchmark.WORKLOADS) if workload == "all" else [workload]
-    found: dict[str, Any] = {"machine": benchmark.machine(where), "seconds": seconds}
-    with progress() as say:
+    with progress() as say, so_many(threads):
+        found: dict[str, Any] = {"machine": benchmark.machine(where), "seconds": seconds}
         if scaling:
             found["scaling"] = {w: grown(w, names, where, precision, seconds, say) for w in workloads}
         else:
