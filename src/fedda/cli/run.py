@@ -15,7 +15,6 @@ from .. import checks, registry, report
 from ..arguments import usable_device
 from ..experiments import claims, find
 from ..experiments import run as run_experiment
-from ..experiments.choices import processors
 from ..experiments.choose import choose, resumed
 from ..experiments.folder import Folder
 from ..experiments.tensorboard import TensorBoard
@@ -43,7 +42,7 @@ def refuse_how(
     if precision != "auto" and (engine == "sequential" or resume):
         raise ValueError("--precision is for the vectorised engine, and for a run that begins")
     if threads is not None:
-        checks.count("command line", "threads", threads, at_most=processors())
+        checks.count("command line", "threads", threads, at_most=1024)
 
 
 @contextmanager
