@@ -7,9 +7,11 @@ import sys
 import time
 
 import torch
+from pfl_cifar10 import simple_cnn
 
 import fedda
 from fedda.bench import loop
+from fedda.bench.timing import timed
 from fedda.engines import Vectorised
 from fedda.problems import models
 
@@ -32,14 +34,7 @@ def clock(advance, rounds, steps=5):
     """Milliseconds a step: the median of five blocks, the least and the most."""
     for _ in range(3):
         advance()
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(rounds):
-            advance()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - began) / rounds / steps * 1e3)
+    times = [timed(advance, rounds, torch.device("cuda")) / rounds / steps * 1e3 for _ in range(5)]
     return sorted(times)[2], min(times), max(times)
 
 
@@ -84,13 +79,8 @@ def whole():
 
 def pfl():
     """Of pfl-research, without its dropout; see benchmarks/pfl_cifar10.py for real images."""
-    nn = torch.nn
     torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(12544, 128), nn.ReLU(), nn.Linear(128, 10),
-    )  # fmt: skip
-    problem = images(clients=1000, model=(network, models.cross_entropy), batch=10)
+    problem = images(clients=1000, model=(simple_cnn(), models.cross_entropy), batch=10)
     began = time.perf_counter()
     fedda.train(fedda.make("fedavg", lr=0.1, steps=5), problem, rounds=1500, every=10, cohort=50)
     print(f"pfl-research's CIFAR-10 workload: {time.perf_counter() - began:.1f} s", flush=True)

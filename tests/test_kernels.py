@@ -173,13 +173,17 @@ def test_a_pool_lets_no_nan_pass_unseen():
     assert torch.equal(got.isnan(), expected.isnan()) and got.isnan().any() and not got[1].isnan().any()
 
 
+def three_batches(points, seed):
+    shape = (2, 8, 8)
+    torch.manual_seed(seed)
+    model = network(shape)
+    x = stack(model, 3 * points)
+    return shape, model, x, torch.randn(3, 2, *shape), torch.randint(0, 10, (3, 2))
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_model_that_has_diverged_shows_and_leaves_the_others_alone(bad):
-    shape = (2, 8, 8)
-    torch.manual_seed(3)
-    model = network(shape)
-    x = stack(model, 3)
-    inputs, targets = torch.randn(3, 2, *shape), torch.randint(0, 10, (3, 2))
+    shape, model, x, inputs, targets = three_batches(points=1, seed=3)
     fine = computed(model, shape, x, inputs, targets, "tf32")
     for place in (0, len(x[0]) // 2, -1):
         broken = x.clone()
@@ -190,11 +194,7 @@ def test_a_model_that_has_diverged_shows_and_leaves_the_others_alone(bad):
 
 
 def test_large_stacks_go_in_parts(monkeypatch):
-    shape = (2, 8, 8)
-    torch.manual_seed(4)
-    model = network(shape)
-    x = stack(model, 6)
-    inputs, targets = torch.randn(3, 2, *shape), torch.randint(0, 10, (3, 2))
+    shape, model, x, inputs, targets = three_batches(points=2, seed=4)
     whole = computed(model, shape, x, inputs, targets, "tf32")
     plan = kernels.plan_of(Chain.of(model.float(), cross_entropy, shape), shape, "tf32")
     monkeypatch.setattr(planning, "LARGEST", 4 * plan.numbers(2))  # two of the three batches, at both points

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..problems.measured import seconds as seconds_of
+
 BLOCKS = 5  # timed parts of a contender; its figure is their median
 PATIENCE = 3  # times the seconds asked for: what a slow contender may take, and a round that is slow
 
@@ -65,9 +67,9 @@ def race(contenders: list[Contender], seconds: float, device: torch.device) -> N
 
 def timed(advance: Callable[[], object], rounds: int, device: torch.device) -> float:
     """Seconds of so many rounds, to their end on the device."""
-    began = time.perf_counter()
-    for _ in range(rounds):
-        advance()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+
+    def block() -> None:
+        for _ in range(rounds):
+            advance()
+
+    return seconds_of(block, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ class Space:
         return kept[:size].view(shape)
 
 
-class Stage:
+class Stage(ABC):
     """One step of a chain: samples are [g, features, batch] or [g, height, width, batch, channels]."""
 
     weight: Parameters | None = None
@@ -63,9 +64,9 @@ class Stage:
         """The output of what was prepared, at its parameters [g, ...], and what the gradient needs."""
         raise NotImplementedError
 
+    @abstractmethod
     def backward(self, parameters: Views, kept: Any, g: Tensor, wanted: bool) -> tuple[Tensor | None, list[Tensor]]:
         """The gradient of the input, where it is wanted, and those of the parameters, each [g, numbers]."""
-        raise NotImplementedError
 
 
 class Linear(Stage):

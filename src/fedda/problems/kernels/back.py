@@ -106,9 +106,8 @@ def weight_gradient(X, plane, DY, dy_plane, DW, DB, M, G, H: tl.constexpr, W: tl
     a0 = tl.zeros((F, C), tl.float32)
     a1 = tl.zeros((F, C), tl.float32)
     a2 = tl.zeros((F, C), tl.float32)
-    ones = tl.full((BK, 16), 1.0, tl.float32).to(
-        tl.bfloat16
-    )  # the sum over pixels is one product more: a reduction would cost more
+    # The sum over pixels is one product more: a reduction would cost more.
+    ones = tl.full((BK, 16), 1.0, tl.float32).to(tl.bfloat16)
     db = tl.zeros((F, 16), tl.float32)
     for k in range(0, SHARE, BK):
         m = s * SHARE + k + tl.arange(0, BK)
