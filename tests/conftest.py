@@ -13,6 +13,13 @@ if "FEDDA_TEST_PLUGIN" in os.environ:  # the shared table of properties on an al
 
 torch.set_num_threads(1)  # small tensors: a second thread only waits
 
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same weights in every run: torch's initialisation draws from the global stream."""
+    torch.manual_seed(0)
+
+
 NAMES = [entry.name for entry in registry.algorithms if entry.alias_of is None]
 # Step sizes that are stable on the small problems below, for the shared table of properties.
 STABLE = {
