@@ -41,6 +41,18 @@ def headline(rows: list[dict[str, Any]]) -> str:
     return "  ".join(words.values())
 
 
+class Silence:
+    """Nobody watches."""
+
+    def __enter__(self) -> Silence:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+    def begin(self, label: str, done: int, rounds: int) -> None: ...
+    def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None: ...
+    def end(self, label: str, word: str) -> None: ...
+
+
 class Lines:
     """One line when an algorithm begins and ends, and one every few seconds between."""
 

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -64,9 +64,15 @@ class Run:
         seeds = torch.tensor(self.seeds, device=like.device)[:, None]
         self.lead = () if not isinstance(seed, Sequence) else (len(self.seeds),)
         self.simulation = Simulation(self.problem, how, seeds if self.lead else seeds[0], weights, algorithm.memory)
+        self.world = self.simulation.world
         self.counts, self.round = Counts(), 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.wants_graph = self.problem.device.type == "cuda" and getattr(self.simulation.engine, "graph", False)
+        self.wants_graph = self.problem.device.type == "cuda" and getattr(how, "graph", False)
+        if self.wants_graph and not self.world.captured(bool(algorithm.memory)):
+            self.wants_graph = False
+            warnings.warn(
+                "rounds run eagerly, which is slower: what travels between the ranks goes by the host", stacklevel=2
+            )
         # clients with a reply that was not finite, summed over rounds
         self.dropped = torch.zeros(self.lead, dtype=torch.int64, device=like.device)
         self.silent = torch.zeros_like(self.dropped)  # rounds in a row without a finite reply
@@ -182,7 +188,7 @@ class Run:
         and, where the algorithm has one, the gradient mapping, which takes a pass over all data."""
         self.refuse_silence()
         x = self.server.x.squeeze(-2)
-        metrics = self.problem.evaluate(x, self.simulation.weights)
+        metrics = self._metrics(x)
         metrics |= {
             "density": (x.abs() > 0.01).double().mean(dim=-1),
             "nonzero": (x != 0).double().mean(dim=-1),
@@ -200,12 +206,27 @@ class Run:
         # A replica that is over has no model to speak of; the last one it had would pass for a result.
         over = self.silent >= PATIENCE
         columns = {k: torch.where(over, torch.nan, v.double()).reshape(-1).tolist() for k, v in metrics.items()}
-        counted = {"steps": self.round * self.algorithm.steps, **asdict(self.counts)}
+        counted = {"steps": self.round * self.algorithm.steps, **asdict(self._counted())}
         return [
             {"round": self.round, "seed": seed, **counted, "dropped": dropped}
             | {name: column[i] for name, column in columns.items()}
             for i, (seed, dropped) in enumerate(zip(self.seeds, self.dropped.reshape(-1).tolist(), strict=True))
         ]
+
+    def _metrics(self, x: Tensor) -> dict[str, Tensor]:
+        """Every rank looks at its part of the data."""
+        weights, world = self.simulation.weights, self.world
+        if world.size == 1 or not hasattr(self.problem, "totals"):
+            return self.problem.evaluate(x, weights)
+        totals = self.problem.totals(x, weights, world.mine)
+        sums = world.sum([v for pair in totals.values() for v in pair])
+        return {name: total / weight for name, total, weight in zip(totals, sums[::2], sums[1::2], strict=True)}
+
+    def _counted(self) -> Counts:
+        """The counts of all ranks: bytes are counted for the whole cohort, gradients where they are taken."""
+        here = torch.tensor([self.counts.gradients, self.counts.full_gradients], dtype=torch.float64)
+        gradients, full = map(int, self.world.sum([here])[0].tolist())
+        return replace(self.counts, gradients=gradients, full_gradients=full)
 
     def _details(self, x: Tensor) -> dict[str, Tensor]:
         sizes = [math.prod(shape) for _, shape in self.problem.layout]
@@ -218,10 +239,11 @@ class Run:
         return details if mapping is None else details | {"gradient_mapping": mapping[..., 0, 0]}
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that a run needs to go on, as tensors."""
+        """Everything that a run needs to go on, as tensors; of several ranks, the first has all of it."""
         tensors = {f"server.{name}": value for name, value in self.server._asdict().items()}
-        tensors |= {f"memory.{name}": value for name, value in self.simulation.memory.items()}
-        tensors |= {f"counts.{name}": torch.tensor(value) for name, value in asdict(self.counts).items()}
+        memory = self.simulation.memory
+        tensors |= {f"memory.{name}": self.world.gather(value, value.dim() - 2) for name, value in memory.items()}
+        tensors |= {f"counts.{name}": torch.tensor(value) for name, value in asdict(self._counted()).items()}
         return tensors | {"round": torch.tensor(self.round), "dropped": self.dropped, "silent": self.silent}
 
     def _load(self, state: dict[str, Tensor]) -> None:
@@ -229,8 +251,10 @@ class Run:
         Server = self.algorithm.Server
         self.server = Server(*(state[f"server.{name}"].to(device) for name in Server._fields))  # type: ignore[attr-defined]
         for name in self.simulation.memory:
-            self.simulation.memory[name] = state[f"memory.{name}"].to(device)
+            self.simulation.memory[name] = state[f"memory.{name}"][..., self.simulation.owned, :].to(device, copy=True)
         self.counts = Counts(**{name: int(state[f"counts.{name}"]) for name in asdict(self.counts)})
+        if self.world.rank:  # they are summed over the ranks, and the first has them
+            self.counts = replace(self.counts, gradients=0, full_gradients=0)
         self.round = int(state["round"])
         self.dropped, self.silent = state["dropped"].to(device), state["silent"].to(device)
 

@@ -36,10 +36,10 @@ class Draws:
         return [self.of(client, 1) for client in range(self.problem.clients)]
 
     def of(self, client: int, number: int) -> Iterator[Batch]:
-        (first, size), (x, y) = self.spans[client], self.problem.data
+        (first, size), problem = self.spans[client], self.problem
         for _ in range(number):
-            index = torch.randint(size, (self.problem.batch_size,), generator=self.samples, device=x.device)
-            yield self.problem.ready(Batch(x[first + index], y[first + index]))
+            index = torch.randint(size, (problem.batch_size,), generator=self.samples, device=problem.device)
+            yield problem.ready(problem.pick(problem.data, first + index))
 
 
 class FedAvg:

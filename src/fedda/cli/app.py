@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -17,7 +18,9 @@ import click
 import typer
 
 from .. import __version__, plugins
+from ..engines import Lost, started_by_torchrun
 from ..experiments import Stopped
+from . import ranks
 
 app = typer.Typer(
     help="Federated optimisation: FedDA and the methods it is compared with.",
@@ -33,6 +36,10 @@ Plugins = Annotated[
 Words = Annotated[
     list[str] | None,
     typer.Option("--set", help="One word of the file: problem.batch=32, fedavg.lr=0.1; nothing after = takes it out."),
+]
+
+Shard = Annotated[
+    str, typer.Option(help="What torchrun's processes share: clients, or replicas (seeds, points of a grid).")
 ]
 
 
@@ -55,17 +62,29 @@ def main() -> None:
     except OSError as why:
         code = mistake(f"cannot write: {place_and_reason(why)}")
     except Stopped as why:
-        say(f"fedda: {why}; go on with: {again()}")
+        if ranks.speaks():
+            say(f"fedda: {why}; go on with: {again()}")
         sys.exit(128 + why.signal)
+    except Lost as why:
+        mistake(f"{why}; go on with: {again()}", ranks.lost)
+        code = 1
     except click.Abort:
         code = 128 + signal.SIGINT
-    if code == 128 + signal.SIGINT:  # typer makes this of a Ctrl-C outside the rounds, without a word
+    except Exception as why:
+        ranks.blame(f"{type(why).__name__}: {why}")
+        raise
+    if (
+        code == 128 + signal.SIGINT and ranks.speaks()
+    ):  # typer makes this of a Ctrl-C outside the rounds, without a word
         say("fedda: stopped by SIGINT")
-    sys.exit(code)
+    ranks.end(code)
 
 
-def mistake(words: str) -> int:
-    say(f"fedda: {words}")
+def mistake(words: str, said: Callable[[str], str | None] = ranks.blame) -> int:
+    """One line, from one of the processes that may run."""
+    line = said(words)
+    if line is not None:
+        say(f"fedda: {line}")
     return 2
 
 
@@ -76,7 +95,7 @@ def say(words: str) -> None:
 
 def note(message: Warning | str, *where: Any, **more: Any) -> None:
     """A warning, once: an algorithm is built more than once in a run."""
-    if str(message) not in NOTED:
+    if str(message) not in NOTED and ranks.speaks():
         NOTED.add(str(message))
         say(f"note: {message}")
 
@@ -109,4 +128,5 @@ def load_plugins(given: list[str] | None) -> None:
 def again() -> str:
     """The command that was given, to go on with."""
     given = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
-    return shlex.join(["fedda", *given, "--resume"])
+    many = ["torchrun", f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', '1')}", "-m"]
+    return shlex.join([*(many if started_by_torchrun() else []), "fedda", *given, "--resume"])

@@ -13,16 +13,19 @@ import typer
 
 from .. import checks, registry, report
 from ..arguments import usable_device
-from ..experiments import claims, find
+from ..engines import Alone
+from ..experiments import Experiment, claims, find
 from ..experiments import run as run_experiment
 from ..experiments.choose import choose, resumed
+from ..experiments.config import parse
 from ..experiments.folder import Folder
 from ..experiments.tensorboard import TensorBoard
 from ..problems.paths import PRECISIONS
-from ..progress import watcher
-from .app import Plugins, Words, again, app, load_plugins, place_and_reason
+from ..progress import Silence, watcher
+from .app import Plugins, Shard, Words, again, app, load_plugins, place_and_reason
 from .claims import print_verdicts
 from .look import print_summaries
+from .ranks import enter, goes_on, own, speaks
 
 
 def refuse_how(
@@ -66,6 +69,15 @@ def reporting(place: Path) -> Iterator[None]:
         raise ValueError(f"{words}; make room, then: {shlex.join(['fedda', 'report', str(place)])}") from None
 
 
+def gone_on(world: Alone, wanted: Experiment, place: Path, rounds: int | None) -> Experiment:
+    """The experiment of the folder, which the first rank can see."""
+    if world.rank:
+        return parse(world.share(b"").decode(), str(place))
+    found = resumed(wanted, place, rounds)
+    world.share(found.toml().encode())
+    return found
+
+
 @app.command(epilog="Example: fedda run digits --rounds 50 --algorithms fedda-mvr,fedavg --out runs/short")
 def run(
     experiment: str,  # the docstrings tell of arguments: typer 0.20 on click 8.5 drops their help
@@ -84,6 +96,7 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the run in the folder again.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Run in spite of an absurd first step size.")] = False,
     save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 5.0,
+    shard: Shard = "clients",
     summary: Annotated[bool, typer.Option(help="Print the table of final values.")] = True,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard, too.")] = False,
     plugin: Plugins = None,
@@ -96,14 +109,19 @@ def run(
     refuse_how(engine, device, precision, threads, resume, overwrite, save_seconds)
     wanted = choose(find(experiment), rounds, algorithms, seeds, data, preset, words or ())
     place = out or Path("runs") / wanted.name
+    ranks = enter(shard)
+    resume = goes_on(ranks, Folder(place), resume)
     if resume:
-        wanted = resumed(wanted, place, rounds)
-    watch = watcher(list(wanted.algorithms))
-    logged = TensorBoard(watch, place / "tensorboard") if tensorboard else nullcontext(watch)
+        wanted = gone_on(ranks.world, wanted, place, rounds)
+    watch = watcher(list(wanted.algorithms)) if speaks() else Silence()
+    logged = TensorBoard(watch, place / "tensorboard") if tensorboard and speaks() else nullcontext(watch)
     with writing(place), watch, logged as seen:
         folder = run_experiment(
-            wanted, place, seen, engine, device, resume, overwrite, force, save_seconds, threads, precision
-        )
+            wanted, place, seen, engine, own(device), resume, overwrite, force, save_seconds, threads, precision,
+            ranks=ranks,
+        )  # fmt: skip
+    if not speaks():
+        return
     with reporting(place):
         claimed = claims.write(place)
         page = report.write(place)

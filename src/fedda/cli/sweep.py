@@ -10,10 +10,12 @@ import typer
 from .. import report
 from ..experiments import find
 from ..experiments.choose import choose
+from ..experiments.folder import Folder
 from ..experiments.sweep import Sweep, search
-from ..progress import watcher
-from .app import Plugins, Words, app, load_plugins
+from ..progress import Silence, watcher
+from .app import Plugins, Shard, Words, app, load_plugins
 from .look import print_choices
+from .ranks import enter, goes_on, own, speaks
 from .run import refuse_how, reporting, writing
 
 
@@ -38,6 +40,7 @@ def sweep(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin the sweep in the folder again.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Let a point with an absurd first step size win.")] = False,
     save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 5.0,
+    shard: Shard = "clients",
     plugin: Plugins = None,
 ) -> None:
     """Search hyper-parameters: the points of a grid are replicas of one program, equally many for every algorithm.
@@ -49,10 +52,16 @@ def sweep(
     refuse_how(engine, device, precision, threads, resume, overwrite, save_seconds)
     wanted = choose(find(experiment), rounds, algorithms, seeds, data, None, words or ())
     place = out or Path("runs") / f"{wanted.name}-sweep"
-    watch = watcher([])
+    ranks = enter(shard)
+    resume = goes_on(ranks, Folder(place), resume)
+    watch = watcher([]) if speaks() else Silence()
     asked = Sweep(wanted, grid, budget, metric, draw, force)
     with writing(place), watch:
-        search(asked, place, watch, engine, device, resume, overwrite, save_seconds, threads, precision)
+        search(
+            asked, place, watch, engine, own(device), resume, overwrite, save_seconds, threads, precision, ranks=ranks
+        )
+    if not speaks():
+        return
     with reporting(place):
         page = report.write(place)
     print_choices(place)

@@ -1,8 +1,13 @@
 """Engines: implementations of ``cohort.average``. The sequential one is the truth; every other must equal it."""
 
+from .distributed import Distributed
 from .sequential import Sequential
 from .simulated import Engine, Simulation
 from .vectorised import Vectorised
+from .world import ALONE, Alone, Lost, World, join, started_by_torchrun
 from .wrappers import Counting, Counts
 
-__all__ = ["Counting", "Counts", "Engine", "Sequential", "Simulation", "Vectorised"]
+__all__ = [
+    "ALONE", "Alone", "Counting", "Counts", "Distributed", "Engine", "Lost", "Sequential", "Simulation", "Vectorised",
+    "World", "join", "started_by_torchrun",
+]  # fmt: skip

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import rng
 from ..core import ClientTask, Problem
+from .world import ALONE, Alone
 
 
 class Engine(Protocol):
@@ -28,7 +29,9 @@ class Simulation:
         self.weights = sizes if weights == "samples" else torch.ones_like(sizes)
         self.total = self.weights.sum()  # once: no round may take longer the more clients there are
         self.keys = torch.stack([rng.key(seeds, purpose) for purpose in (rng.START, rng.COHORT, rng.BATCH)])
-        shape = (*seeds.shape[:-1], problem.clients, problem.d)
+        self.world: Alone = getattr(engine, "world", ALONE)
+        self.owned = self.world.mine(problem.clients)  # whose memory is kept in this process
+        shape = (*seeds.shape[:-1], self.owned.stop - self.owned.start, problem.d)
         self.memory = {name: torch.zeros(shape, dtype=problem.dtype, device=problem.device) for name in memory}
         self.expected: dict[int, int] = {}  # batches that an exchange took last time, by those drawn before it
 
@@ -51,6 +54,14 @@ class SimulatedCohort:
         self.size, self.population = ids.shape[-1], simulation.problem.clients
         self.drawn = self.draws = 0  # batches before and after an exchange: a second one goes on with fresh ones
         self.fine = torch.ones_like(ids, dtype=torch.bool)  # who has sent finite numbers only, so far in this round
+        self.kept = simulation.memory  # where members find their memory, and leave it
+
+    def rows(self, part: slice) -> tuple[Any, ...]:
+        """Where the memory of the clients at these places is kept."""
+        ids = self.ids[..., part]
+        if ids.dim() == 1:
+            return (ids,)
+        return (torch.arange(len(ids), device=ids.device)[:, None], ids)
 
     @property
     def share(self) -> Tensor:
@@ -89,12 +100,15 @@ class Members:
         self.problem, self.part, self.stacked = cohort.simulation.problem, part, stacked
         self.ids, self.key, self.draws = cohort.ids[..., part], cohort.key[..., part], cohort.drawn
         self.count = self.ids.shape[-1]
-        self._kept = cohort.simulation.memory
-        self.memory = {name: kept[self._rows()] for name, kept in self._kept.items()}
+        self._kept, self._rows = cohort.kept, cohort.rows(part) if cohort.kept else ()
+        self.memory = {name: kept[self._rows] for name, kept in self._kept.items()}
         self._ahead = max(1, cohort.simulation.expected.get(self.draws, 1))
         self._batches: Iterator[Any] = iter(())
 
     def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
+        if not self.count:  # a process with no client in this round
+            self.draws += 1
+            return tuple(self._spread(x) for x in points)
         batch = self._batch()
         if self.stacked:
             spread = [self._spread(x) for x in points]
@@ -118,13 +132,7 @@ class Members:
 
     def remember(self, finite: Tensor) -> None:
         for name, kept in self._kept.items():
-            rows = self._rows()
-            kept[rows] = torch.where(finite, self.memory[name], kept[rows])
-
-    def _rows(self) -> tuple[Tensor, ...]:
-        if self.ids.dim() == 1:
-            return (self.ids,)
-        return (torch.arange(len(self.ids), device=self.ids.device)[:, None], self.ids)
+            kept[self._rows] = torch.where(finite, self.memory[name], kept[self._rows])
 
     def _spread(self, x: Tensor) -> Tensor:
         return x.expand(*self.ids.shape, self.problem.d)
@@ -132,6 +140,8 @@ class Members:
     def _each(self, x: Tensor, gradient) -> Tensor:  # type: ignore[no-untyped-def]
         """One client after the other, one replica after the other."""
         x = self._spread(x)
+        if not self.count:
+            return x
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         for at in torch.cartesian_prod(*[torch.arange(n) for n in self.ids.shape]).view(-1, self.ids.dim()).tolist():
             out[tuple(at)] = gradient(tuple(at), x[tuple(at)])

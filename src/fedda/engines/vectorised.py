@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,16 +34,24 @@ class Vectorised:
             number("Vectorised", "memory_gb", self.memory_gb, POSITIVE)
 
     def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        totals, weights, dtypes = self.sums(cohort, slice(0, cohort.size), task, down)
+        return tuple((total / weights).to(dtype) for total, dtype in zip(totals, dtypes, strict=True))
+
+    def sums(
+        self, cohort: SimulatedCohort, part: slice, task: ClientTask, down: tuple[Tensor, ...]
+    ) -> tuple[list[Tensor], Tensor, list[torch.dtype]]:
+        """Of the clients at these places of the cohort: weighted sums of their replies, the weight, the replies' types.
+        Where there are none the task runs on an empty stack, which says how long the replies of others are."""
         chunk = self.chunk or self.fitting(cohort)
         totals: list[Tensor] = []
-        weights: Tensor | float = 0.0
-        for k in range(0, cohort.size, chunk):
-            clients = Members(cohort, slice(k, k + chunk), stacked=True)
+        weights: Any = 0.0
+        for k in range(part.start, max(part.stop, part.start + 1), chunk):
+            clients = Members(cohort, slice(k, min(k + chunk, part.stop)), stacked=True)
             replies, weight = cohort.settle(clients, task(clients, *down))
             sums = [(weight * reply).sum(dim=-2, keepdim=True) for reply in replies]
             totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
             weights = weights + weight.sum(dim=-2, keepdim=True)
-        return tuple((total / weights).to(reply.dtype) for total, reply in zip(totals, replies, strict=True))
+        return totals, weights, [reply.dtype for reply in replies]
 
     def fitting(self, cohort: SimulatedCohort) -> int:
         """How many clients' vectors and activations fit in the memory allowed (a quarter of what is free on a GPU,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..engines import Engine, Vectorised
+from ..engines import Alone, Distributed, Engine, Vectorised
 from ..problems.measured import fastest, threads
 
 STACK = 2_000_000  # numbers in the stack that threads are measured on: a larger one is more of the same
@@ -35,7 +35,16 @@ class Choices:
         """The engine of this name, on the path that was chosen."""
         if self.path is None or self.precision is None:
             return name
-        return Vectorised(path=self.path, precision=self.precision)
+        return (Distributed if name == "distributed" else Vectorised)(path=self.path, precision=self.precision)
+
+
+def agreed(world: Alone, problem: Any, engine: str, clients: int, *more: Any) -> Choices:
+    """The first rank's choices, for its part of the clients: the others would measure something else."""
+    if world.rank:
+        return Choices(**json.loads(world.share(b"")))
+    choices = chosen(problem, engine, -(-clients // world.size) if engine == "distributed" else clients, *more)
+    world.share(json.dumps(asdict(choices)).encode())
+    return choices
 
 
 def chosen(
@@ -45,7 +54,7 @@ def chosen(
     was `begun` with, else what is measured."""
     before = _recorded(begun)
     path, precision = None, None
-    if engine in ("auto", "vectorised") and hasattr(problem, "by"):
+    if engine in ("auto", "vectorised", "distributed") and hasattr(problem, "by"):
         problem = _on_its_path(problem, clients, rounded, before)
         path, precision = problem.paths.chosen, problem.paths.precision
     number = _threads(before) if asked is None else asked

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..engines import ALONE, Alone
 from ..running import Diverged, Run
 from .config import Experiment, one_line
 from .folder import Folder
+from .ranks import Pulse, loaded
 
 MEMORY = "out of memory"
 
@@ -54,6 +56,7 @@ class Work:
     folder: Folder
     watch: Progress
     save_seconds: float
+    world: Alone = ALONE  # every rank does the same work, and the folder is the first one's
 
     def try_out(self, jobs: Sequence[Job], look: Callable[[Job, Run], None] = lambda job, run: None) -> None:
         """Start every job once, so that a mistake in the last is found before anything is written."""
@@ -71,7 +74,7 @@ class Work:
                 else:
                     self.folder.create(files)
                 for job in jobs:
-                    state, facts = self.folder.load(job.label)
+                    state, facts = loaded(self.folder, job.label, self.world)
                     # Memory may be free again, or there may be more of it now; what diverged would diverge again.
                     if "failure" not in facts or facts["failure"].startswith(MEMORY):
                         self._one(job, state, facts.get("seconds", 0.0), stop)
@@ -98,7 +101,7 @@ class Work:
                 failure = str(why)
                 self.folder.save(job.label, run.state(), seconds=seconds, failure=failure)
         except (MemoryError, RuntimeError) as why:
-            if not no_memory(why):
+            if not no_memory(why) or self.world.size > 1:  # the others are in the middle of a round
                 raise
             failure = f"{MEMORY} ({one_line(why)}): take a smaller cohort, fewer seeds, or another device"
             self.folder.fail(job.label, failure)  # half a round is no state to go on from: the last checkpoint is
@@ -120,7 +123,7 @@ class Work:
 
         if run.round == 0:
             note()
-        saved, pause = time.monotonic(), self.save_seconds
+        saved, pause, pulse = time.monotonic(), self.save_seconds, Pulse(self.world, self.save_seconds)
         while run.round < experiment.rounds:
             began = time.perf_counter()
             run.advance()
@@ -132,7 +135,10 @@ class Work:
                 note()
             else:
                 self.watch.advance(label, run.round, None)
-            if stop or run.round == experiment.rounds or time.monotonic() - saved >= pause:
+            stopped, save = pulse(run.round, bool(stop), time.monotonic() - saved >= pause)
+            if stopped or save or run.round == experiment.rounds:
+                if stopped and not stop:  # another rank was told to
+                    stop.append(signal.SIGTERM)
                 began_saving = time.monotonic()
                 yield seconds
                 saved = time.monotonic()

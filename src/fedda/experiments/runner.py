@@ -17,12 +17,15 @@ from torch import Tensor
 
 from .. import __version__
 from ..core import Algorithm, Problem
+from ..engines import Alone
 from ..problems.measured import threads as so_many_threads
 from ..running import Diverged, Run
-from .choices import Choices, chosen
+from .choices import Choices, agreed
 from .config import Experiment, owned
 from .folder import Folder
 from .jobs import Job, Progress, Work
+from .ranks import SINGLE, Ranks, folder_of
+from .spread import Spread
 
 
 def run(
@@ -37,50 +40,58 @@ def run(
     save_seconds: float = 5.0,
     threads: int | None = None,
     precision: str = "auto",
+    problem: Any = None,
+    ranks: Ranks = SINGLE,
 ) -> Folder:
     """Run every algorithm of the experiment into the folder `out`.
 
     A mistake in the experiment (ValueError) is found before anything is written. With `resume`, the run goes
-    on from the folder's last checkpoint. Threads are measured where they are not given (`choices`).
+    on from the folder's last checkpoint. Threads are measured where they are not given (`choices`). `problem` is
+    the experiment's own, where somebody has built it already.
     """
-    folder = Folder(out)
+    folder, world = folder_of(out, ranks.world), ranks.world
     if not resume and not overwrite:
         folder.refuse_if_taken()
     experiment = experiment.completed()
-    problem = built(experiment, device)
+    problem = built(experiment, device, ranks=ranks) if problem is None else problem
+    engine = ranks.engine(engine)
     clients, replicas = experiment.cohort or problem.clients, len(experiment.seeds)
-    choices = chosen(problem, engine, clients, replicas, threads, precision, out if resume else None)
+    choices = agreed(world, problem, engine, clients, replicas, threads, precision, out if resume else None)
     how = choices.engine(engine)
 
     def start(label: str, state: dict[str, Tensor] | None) -> Run:
         with owned(experiment.name):
             algorithm = experiment.build(label)
-        return started(experiment, label, algorithm, problem, experiment.seeds, state, engine=how, force=force)
+        return started(experiment, label, algorithm, problem, experiment.seeds, state, ranks, engine=how, force=force)
 
     jobs = [Job(label, partial(start, label)) for label in experiment.algorithms]
-    work = Work(experiment, folder, watch, save_seconds)
+    work = Work(experiment, folder, watch, save_seconds, world)
     with so_many_threads(choices.threads):
         if not resume:
             work.try_out(jobs)
-        about = environment(problem, engine, choices)
+        about = environment(problem, engine, choices, world)
         work.do(jobs, resume, {"config.toml": experiment.toml(), "environment.json": about})
     return folder
 
 
-def built(experiment: Experiment, device: str | None, validation: bool = False) -> Any:
+def built(experiment: Experiment, device: str | None, validation: bool = False, ranks: Ranks = SINGLE) -> Any:
     """The experiment's problem, on its device."""
     with owned(experiment.name):
         problem: Any = experiment.problem.build(validation)
+    everyone = experiment.cohort in (None, problem.clients)
+    if ranks.world.size > 1 and ranks.shard == "clients" and everyone and problem.clients >= ranks.world.size:
+        problem = problem.only(ranks.world.mine(problem.clients))  # a rank always has the same clients
     return problem if device is None else problem.to(device)
 
 
 def started(
     experiment: Experiment, label: str, algorithm: Algorithm, problem: Any, seeds: list[int],
-    state: dict[str, Tensor] | None, **how: Any,
+    state: dict[str, Tensor] | None, ranks: Ranks, **how: Any,
 ) -> Run:  # fmt: skip
     """A run at its start or at its checkpoint; what is refused is said with the label."""
+    kind = partial(Spread, ranks.world) if ranks.shard == "replicas" and ranks.world.size > 1 else Run
     try:
-        return Run(algorithm, problem, experiment.cohort, seeds, weights=experiment.weights, state=state, **how)
+        return kind(algorithm, problem, experiment.cohort, seeds, weights=experiment.weights, state=state, **how)
     except (ValueError, Diverged) as why:
         raise ValueError(f"{experiment.name}: {label}: {why}") from None
     except KeyError as why:
@@ -89,7 +100,7 @@ def started(
         raise ValueError(f"{experiment.name}: {label}: the checkpoint, of another version, has no {why}") from None
 
 
-def environment(problem: Problem, engine: str, choices: Choices) -> str:
+def environment(problem: Problem, engine: str, choices: Choices, world: Alone) -> str:
     """What a reader needs to repeat the run, as JSON."""
     device = problem.device
     cpu = f"cpu, {choices.threads} threads"
@@ -102,6 +113,7 @@ def environment(problem: Problem, engine: str, choices: Choices) -> str:
         "system": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
         "engine": engine,
+        "processes": world.size,
         **{word: value for word, value in asdict(choices).items() if value is not None},
         "clients": problem.clients,
         "parameters": problem.d,

@@ -18,11 +18,12 @@ from .. import checks
 from ..problems.measured import threads as so_many_threads
 from ..registry import make
 from ..running import Run
-from .choices import chosen as measured
+from .choices import agreed
 from .config import Experiment, hyper, owned
 from .folder import Folder
 from .grid import Point, placed, points
 from .jobs import MEMORY, Job, Progress, Work
+from .ranks import SINGLE, Ranks, folder_of
 from .runner import built, environment, started
 from .tail import mean, tail
 from .toml import dumps
@@ -80,22 +81,24 @@ def search(
     save_seconds: float = 5.0,
     threads: int | None = None,
     precision: str = "auto",
+    problem: Any = None,
+    ranks: Ranks = SINGLE,
 ) -> dict[str, Any]:
     """Run the sweep into the folder `out`: sweep.json says what every point came to, best.toml holds the winners."""
-    folder = Folder(out)
+    folder, engine = folder_of(out, ranks.world), ranks.engine(engine)
     if not resume and not overwrite:
         folder.refuse_if_taken()
     whole = sweep.experiment.completed()
     chosen = points(whole, sweep.grids, sweep.budget, sweep.draw)
     experiment = whole.model_copy(update={"algorithms": {label: whole.algorithms[label] for label in chosen}})
     files = {"config.toml": experiment.toml(), "sweep.toml": sweep.toml()}
-    if resume:
+    if resume and not ranks.world.rank:
         _refuse_other(folder, files)
     parts = list(programs(experiment, chosen))
     seeds = experiment.seeds
-    problem = built(experiment, device, validation=True)
+    problem = built(experiment, device, validation=True, ranks=ranks) if problem is None else problem
     clients, replicas = experiment.cohort or problem.clients, max(len(p.points) for p in parts) * len(seeds)
-    choices = measured(problem, engine, clients, replicas, threads, precision, out if resume else None)
+    choices = agreed(ranks.world, problem, engine, clients, replicas, threads, precision, out if resume else None)
     how = choices.engine(engine)
 
     absurd: dict[str, set[int]] = {}  # program -> points that begin with a step that a run would refuse
@@ -105,7 +108,7 @@ def search(
             algorithm = stacked(experiment.algorithms[part.label], part.points, len(seeds))
         # Refused one by one, below: the other points of the program are good.
         every = seeds * len(part.points)
-        run = started(experiment, part.label, algorithm, problem, every, state, engine=how, force=True)
+        run = started(experiment, part.label, algorithm, problem, every, state, ranks, engine=how, force=True)
         if state is None:
             absurd[part.key] = {part.numbers[i // len(seeds)] for i in run.absurd.nonzero().flatten().tolist()}
         return run
@@ -115,7 +118,7 @@ def search(
         return {"point": part.numbers[number], **{k.replace("test_", "validation_"): v for k, v in found.items()}}
 
     jobs = [Job(part.key, partial(start, part), partial(row, part)) for part in parts]
-    work = Work(experiment, folder, watch, save_seconds)
+    work = Work(experiment, folder, watch, save_seconds, ranks.world)
 
     def look(job: Job, run: Run) -> None:
         (first, *_) = (job.row(0, row) for row in run.evaluate())
@@ -124,7 +127,9 @@ def search(
 
     with so_many_threads(choices.threads):
         work.try_out(jobs, look)
-        work.do(jobs, resume, files | {"environment.json": environment(problem, engine, choices)})
+        work.do(jobs, resume, files | {"environment.json": environment(problem, engine, choices, ranks.world)})
+    if ranks.world.rank:
+        return {}
     found = judged(sweep, experiment, parts, folder.path, {} if sweep.force else absurd, folder.failures)
     folder.write("sweep.json", json.dumps(found, indent=1) + "\n")
     folder.write("best.toml", winners(sweep, experiment, found))

@@ -11,6 +11,7 @@ from torch.func import vmap
 
 if TYPE_CHECKING:
     from .neural import Batch, Neural
+    from .totals import Mine, Totals
 
 SAMPLES = 10_000  # evaluated at once, over all replicas
 
@@ -21,29 +22,36 @@ class Evaluation:
     def __init__(self, problem: Neural):
         self.problem = problem
 
-    def __call__(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    def __call__(self, x: Tensor, weights: Tensor, mine: Mine) -> Totals:
         """train_loss and, for classes, train_accuracy: means over each client's samples, then over clients; the same
         on the test set, over its samples."""
-        problem, metrics = self.problem, {}
-        for name, values in (self.by_client(x) if self.by_sample else self.one_by_one(x)).items():
-            metrics[f"train_{name}"] = values @ weights / weights.sum()
+        problem, totals = self.problem, {}
+        some, share = _some(mine(problem.clients))
+        found = self.by_client(x, some) if self.by_sample else self.one_by_one(x, some)
+        for name, values in found.items():
+            totals[f"train_{name}"] = share * (values @ weights[some]), share * weights[some].sum()
         if problem.test is not None:
-            test = self.samples(x, problem.test) if self.by_sample else self.whole(x, problem.test, slice(None))
-            for name, values in test.items():
-                metrics[f"test_{name}"] = values.mean(dim=-1)
-        return metrics
+            some, share = _some(mine(len(problem.test.y)))
+            if self.by_sample:
+                tested = self.samples(x, problem.test, some)
+            else:  # of all samples at once, by whoever has the first
+                share = float(some.start == 0) * share
+                tested = self.whole(x, problem.test, slice(None) if share else slice(1))
+            for name, values in tested.items():
+                totals[f"test_{name}"] = share * values.sum(dim=-1), values.new_tensor(share * values.shape[-1])
+        return totals
 
-    def by_client(self, x: Tensor) -> dict[str, Tensor]:
+    def by_client(self, x: Tensor, some: slice) -> dict[str, Tensor]:
         """The means over each client's samples, [replicas, clients]."""
-        sizes = self.problem.sizes
-        found = self.samples(x, self.problem.data)
+        sizes = self.problem.sizes[some]
+        found = self.samples(x, self.problem.data, self.problem.spans(some))
         sums = {k: torch.segment_reduce(v.T.contiguous(), "sum", lengths=sizes, axis=0) for k, v in found.items()}
         return {name: (total / sizes[:, None]).T for name, total in sums.items()}
 
-    def one_by_one(self, x: Tensor) -> dict[str, Tensor]:
+    def one_by_one(self, x: Tensor, some: slice) -> dict[str, Tensor]:
         """The same of a loss that is no mean of its samples' losses."""
         problem = self.problem
-        rows = [self.whole(x, problem.data, problem.span(k)) for k in range(problem.clients)]
+        rows = [self.whole(x, problem.data, problem.spans(slice(k, k + 1))) for k in range(some.start, some.stop)]
         return {name: torch.cat([row[name] for row in rows], dim=-1) for name in rows[0]}
 
     @cached_property
@@ -55,12 +63,14 @@ class Evaluation:
         # or of one loss, every mean is the same.
         x = problem.point()
         x = x + 0.1 * torch.sin(torch.arange(problem.d, device=x.device, dtype=x.dtype) * 1.7)
-        spread = torch.linspace(0, len(problem.data.x) - 1, 32, device=x.device).long()
+        # Of several processes each may hold its own clients' samples, but all hold the test set.
+        source = problem.data if problem.test is None else problem.test
+        spread = torch.linspace(0, len(source.y) - 1, 32, device=x.device).long()
         close = 1e-4 if x.dtype == torch.float32 else 1e-8
         for few in (spread, spread[::2], spread[1:20]):
-            data = type(problem.data)(problem.data.x[few], problem.data.y[few])
+            data = problem.pick(source, few)
             try:
-                each = self.samples(x[None], data)["loss"].mean()
+                each = self.samples(x[None], data, slice(0, len(few)))["loss"].mean()
             except Exception:  # whatever the user's loss raises under vmap
                 return False
             if not torch.isclose(each, problem.objective(x, *problem.ready(data)).double(), rtol=close):
@@ -104,19 +114,25 @@ class Evaluation:
         right = correct(output, targets)
         return metrics if right is None else metrics | {"accuracy": right.double().mean(dim=-1, keepdim=True)}
 
-    def samples(self, x: Tensor, data: Batch) -> dict[str, Tensor]:
-        """The loss (and whether the class is right) of every sample, [replicas, samples]."""
+    def samples(self, x: Tensor, data: Batch, some: slice) -> dict[str, Tensor]:
+        """The loss (and whether the class is right) of each of some samples, [replicas, samples]."""
         each = vmap(vmap(lambda output, target: self.problem.loss(output[None], target[None])), (0, None))
         columns: dict[str, list[Tensor]] = {}
         size = max(1, SAMPLES // len(x))
-        for first in range(0, len(data.x), size):
-            inputs, targets = self.problem.ready(self.problem.pick(data, slice(first, first + size)))
+        for first in range(some.start, some.stop, size):
+            index = slice(first, min(first + size, some.stop))
+            inputs, targets = self.problem.ready(self.problem.pick(data, index))
             output = self.outputs(x, inputs)
             columns.setdefault("loss", []).append(each(output, targets).double())
             right = correct(output, targets)
             if right is not None:
                 columns.setdefault("accuracy", []).append(right.double())
         return {name: torch.cat(parts, dim=-1) for name, parts in columns.items()}
+
+
+def _some(part: slice) -> tuple[slice, float]:
+    """The part and 1; where there is nothing in it something else and 0, so that every process knows the metrics."""
+    return (part, 1.0) if part.stop > part.start else (slice(0, 1), 0.0)
 
 
 def correct(output: Tensor, target: Tensor) -> Tensor | None:

@@ -80,11 +80,12 @@ def load(
             return made
 
     network, loss = build(0)
-    keep = owner >= 0
+    keep, mapped = owner >= 0, isinstance(data.x, np.memmap)
     made = problem(
         network,
         loss,
-        x=data.x[keep],
+        x=data.x if mapped else data.x[keep],
+        rows=np.flatnonzero(keep) if mapped else None,
         y=data.y[keep],
         client=owner[keep],
         batch=batch,

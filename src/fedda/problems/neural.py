@@ -17,6 +17,7 @@ from .evaluation import Evaluation
 from .kernels import draw_kernel
 from .paths import Paths, tensor_cores
 from .stacked import gradient
+from .totals import Mine, Totals, all_of, means
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 AT_ONCE = 8e6  # bytes of batches that are looked up together
@@ -46,14 +47,17 @@ class Neural:
 
     def __init__(
         self, model: nn.Module, loss: Loss, data: Batch, client: Tensor, batch: int, test: Batch | None,
-        init: Callable[[int], Tensor] | None = None, scale: Scale | None = None,
+        init: Callable[[int], Tensor] | None = None, scale: Scale | None = None, rows: Tensor | None = None,
     ):  # fmt: skip
         self.model, self.loss, self.batch_size, self.init, self.scale = model, loss, batch, init, scale
         order = torch.argsort(client, stable=True)
         self.names, self.sizes = torch.unique(client, return_counts=True)
         self.offsets = self.sizes.cumsum(0) - self.sizes
-        self.data, self.test = Batch(data.x[order], data.y[order]), test
+        # Where x is a file mapped into memory, `rows` says where samples stand in it: what nobody asks for is not read.
+        self.rows = None if rows is None else rows[order]
+        self.data, self.test = Batch(data.x[order] if rows is None else data.x, data.y[order]), test
         self.clients = len(self.names)
+        self.held = slice(0, self.clients)  # whose samples are here
         self.d = flatten(model).numel()
         self.chain = Chain.of(model, loss, tuple(data.x.shape[1:]))
         if self.chain is not None and not all(self.chain.takes(part.y) for part in (data, test) if part is not None):
@@ -96,10 +100,23 @@ class Neural:
         for name in ("sizes", "offsets"):
             setattr(moved, name, getattr(self, name).to(device))
         moved.scale = self.scale and Scale(*(v.to(device, moved.dtype) for v in self.scale))
-        moved.data = cast(self.data, moved.dtype, moved.scale, device)
+        data, x = self.data, self.data.x
+        stays = moved.sizes.device.type == "cpu" and not (x.is_floating_point() and x.dtype != moved.dtype)
+        if self.rows is not None and not stays:
+            data, moved.rows = self.pick(data, slice(None)), None  # a copy all the same: of these samples alone
+        moved.data = cast(data, moved.dtype, moved.scale, device)
         moved.test = self.test and cast(self.test, moved.dtype, moved.scale, device)
         moved._settle()
         return moved
+
+    def only(self, clients: slice) -> Neural:
+        """The same problem with the samples of some clients in a row: the others' are with other processes."""
+        part, span = copy.copy(self), self.spans(clients)
+        x = self.data.x if self.rows is not None else self.data.x[span].clone()
+        part.rows = self.rows if self.rows is None else self.rows[span].clone()
+        part.data, part.held, part.offsets = Batch(x, self.data.y[span].clone()), clients, self.offsets - span.start
+        part._settle()
+        return part
 
     @property
     def layout(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -137,19 +154,23 @@ class Neural:
 
     def example(self, n: int) -> tuple[Tensor, Batch]:
         """A stack of n points and batches, such as gradients are taken of: to measure with."""
-        ids = torch.arange(n, device=self.device) % self.clients
+        ids = self.held.start + torch.arange(n, device=self.device) % (self.held.stop - self.held.start)
         return self.point().expand(n, self.d).contiguous(), self.batch(ids, ids)
 
     def everything(self, client: int) -> Batch:
-        return self.pick(self.data, self.span(client))
+        return self.pick(self.data, self.spans(slice(client, client + 1)))
 
-    def span(self, client: int) -> slice:
-        """Where a client's samples stand."""
-        first = int(self.offsets[client])
-        return slice(first, first + int(self.sizes[client]))
+    def spans(self, clients: slice) -> slice:
+        """Where the samples of some clients in a row stand."""
+        last = clients.stop - 1
+        return slice(int(self.offsets[clients.start]), int(self.offsets[last] + self.sizes[last]))
 
     def pick(self, data: Batch, index: Any) -> Batch:
         """Some samples, or some clients' batches, as they are stored."""
+        if data is self.data and self.rows is not None:
+            index = index if isinstance(index, Tensor) else torch.arange(len(data.y))[index]
+            rows = self.rows[index.flatten()]
+            return Batch(data.x.index_select(0, rows).view(*index.shape, *data.x.shape[1:]), data.y[index])
         if not isinstance(index, Tensor):
             return Batch(data.x[index], data.y[index])
         rows = index.flatten()  # index_select copies whole rows, which indexing does not
@@ -211,9 +232,14 @@ class Neural:
     @torch.no_grad()
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """The metrics at x [..., d]: [...] each, in float64."""
+        return means(self.totals(x, weights))
+
+    @torch.no_grad()
+    def totals(self, x: Tensor, weights: Tensor, mine: Mine = all_of) -> Totals:
+        """What the metrics are means of, over some of the clients and of the test samples."""
         with self.arithmetic():
-            metrics = self._evaluation(x.reshape(-1, self.d), weights)
-        return {name: value.view(x.shape[:-1]) for name, value in metrics.items()}
+            found = self._evaluation(x.reshape(-1, self.d), weights, mine)
+        return {name: (total.view(x.shape[:-1]), weight) for name, (total, weight) in found.items()}
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

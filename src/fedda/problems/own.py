@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -25,12 +26,14 @@ def problem(
     test: tuple[Any, Any] | None = None,
     init: Callable[[int], Tensor] | None = None,
     scale: tuple[Any, Any] | None = None,
+    rows: Any = None,
 ) -> Neural:
     """A federated problem from a model, a loss (a mean over the batch) and arrays.
 
     `client` gives the owner of each sample (any integers; clients may have unequal sizes). Runs start at the model's
     own parameters, or at `init(seed)`, a flat vector. With `scale=(mean, std)`, arrays that fit a sample (such as
-    [channels, 1, 1]), x stays as it is, images as bytes, and is standardised where it is used.
+    [channels, 1, 1]), x stays as it is, images as bytes, and is standardised where it is used. A file that is mapped
+    into memory (`np.load(..., mmap_mode="r")`) stays on disk; `rows` says which of its samples y and client speak of.
 
     >>> import torch, fedda
     >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
@@ -46,20 +49,21 @@ def problem(
     model = copy.deepcopy(model)
     device, dtype = parameters[0].device, parameters[0].dtype
     standard = None if scale is None else _scale(scale, device, dtype)
-    data = _arrays("x and y", x, y, device, dtype, standard)
-    owner = np.zeros(len(data.x), dtype=np.int64) if client is None else np.asarray(client)
-    if owner.shape != (len(data.x),) or owner.dtype.kind not in "iuUS":
+    rows = _rows(x, rows)
+    data = _arrays("x and y", x, y, device, dtype, standard, rows)
+    owner = np.zeros(len(data.y), dtype=np.int64) if client is None else np.asarray(client)
+    if owner.shape != (len(data.y),) or owner.dtype.kind not in "iuUS":
         raise ValueError(
-            f"problem: client must be {len(data.x)} whole numbers or names, one a sample, "
+            f"problem: client must be {len(data.y)} whole numbers or names, one a sample, "
             f"got {owner.dtype} {list(owner.shape)}"
         )
     held = None if test is None else _arrays("test", *_pair("test", test, "(x, y)"), device, dtype, standard)
     ids = torch.as_tensor(np.unique(owner, return_inverse=True)[1]).to(device)
-    made = Neural(model, loss, data, ids, batch, held, init, standard)
-    for part in (data, held):
+    made = Neural(model, loss, data, ids, batch, held, init, standard, rows)
+    for part in (made.data, held):
         if part is not None:
             refuse_mismatch(model, loss, made.ready(made.pick(part, slice(64))))
-    refuse_state(model, made.ready(made.pick(data, slice(2))).x)
+    refuse_state(model, made.ready(made.pick(made.data, slice(2))).x)
     return made
 
 
@@ -95,11 +99,28 @@ def refuse_state(model: nn.Module, x: Tensor) -> None:
         )
 
 
+def _rows(x: Any, rows: Any) -> Tensor | None:
+    """Where samples stand in a file that is mapped into memory; None for what is in memory anyway."""
+    if not isinstance(x, np.memmap):
+        if rows is not None:
+            raise ValueError(
+                "problem: rows are for an x that is mapped into memory, as np.load(mmap_mode='r') gives it"
+            )
+        return None
+    found = torch.arange(len(x)) if rows is None else torch.as_tensor(np.array(rows))
+    if found.dim() != 1 or found.dtype != torch.int64 or not bool(((found >= 0) & (found < len(x))).all()):
+        raise ValueError(f"problem: rows must be whole numbers from 0 to {len(x) - 1}, got {list(found.shape)}")
+    return found
+
+
 def _arrays(
-    name: str, x: Any, y: Any, device: torch.device, dtype: torch.dtype, scale: Scale | None
+    name: str, x: Any, y: Any, device: torch.device, dtype: torch.dtype, scale: Scale | None, rows: Tensor | None = None
 ) -> Batch:  # fmt: skip
-    x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in (x, y))
-    if x.dim() < 1 or y.dim() < 1 or len(x) != len(y) or len(x) == 0:
+    with warnings.catch_warnings():  # a mapped file is read-only: nobody writes to it here
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in (x, y))
+    samples = len(x) if rows is None else len(rows)
+    if x.dim() < 1 or y.dim() < 1 or samples != len(y) or samples == 0:
         raise ValueError(
             f"problem: {name} must hold as many samples each, at least 1, got {list(x.shape)}, {list(y.shape)}"
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import rng
 from ..checks import check
+from .totals import Mine, Totals, all_of, means
 
 
 class Quadratic:
@@ -80,8 +81,12 @@ class Quadratic:
         return 16 * self.d * self.A.element_size()
 
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        losses = (self.A * (x[..., None, :] - self.b) ** 2).sum(dim=-1, dtype=torch.float64) / 2
-        return {"train_loss": (losses * weights).sum(dim=-1) / weights.sum()}
+        return means(self.totals(x, weights))
+
+    def totals(self, x: Tensor, weights: Tensor, mine: Mine = all_of) -> Totals:
+        some = mine(self.clients)
+        losses = (self.A[some] * (x[..., None, :] - self.b[some]) ** 2).sum(dim=-1, dtype=torch.float64) / 2
+        return {"train_loss": ((losses * weights[some]).sum(dim=-1), weights[some].sum())}
 
 
 def _pair(A: Any, b: Any) -> tuple[Tensor, Tensor]:

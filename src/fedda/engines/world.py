@@ -1,0 +1,221 @@
+"""The processes of one program: who they are, what each of them has, and how they talk.
+
+`Alone` is a single process and `World` those that `torchrun` has started; both have the same methods, so that no code
+asks which it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+PATIENCE = timedelta(minutes=5)  # for a rank that does not answer: longer than any round or compilation seen
+LISTEN = 0.5  # seconds between two looks at what the others have told
+FAILED = "fedda/failed"
+
+
+class Lost(RuntimeError):
+    """Another process has ended, or does not answer."""
+
+
+class Alone:
+    """One process: all of everything is here."""
+
+    rank, size = 0, 1
+
+    def mine(self, n: int) -> slice:
+        """Which of n things in a row are this process's."""
+        return self.parts(n)[self.rank]
+
+    def parts(self, n: int) -> list[slice]:
+        """Whose n things in a row are, rank after rank: nearly as many each, none for some where n < size.
+
+        >>> Alone().parts(3)
+        [slice(0, 3, None)]
+        """
+        return [slice(p * n // self.size, (p + 1) * n // self.size) for p in range(self.size)]
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sums over all ranks, in float64."""
+        return list(tensors)
+
+    def share(self, content: bytes) -> bytes:
+        """What rank 0 has, on all."""
+        return content
+
+    def collect(self, content: bytes) -> list[bytes]:
+        """What every rank has, on all."""
+        return [content]
+
+    def swap(self, rows: Tensor, give: list[int], take: list[int]) -> Tensor:
+        """Rows in the order of the ranks they go to, so many each, for those that come."""
+        return rows
+
+    def gather(self, part: Tensor, dim: int) -> Tensor:
+        """The parts of all ranks along an axis: whole on rank 0, still the part elsewhere."""
+        return part
+
+    def captured(self, memory: bool) -> bool:
+        """Whether what travels in a round, with or without clients' memory, can be part of a CUDA graph."""
+        return True
+
+
+class World(Alone):
+    """All processes that were started together; every method is called by all of them, in the same order."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        # What is no model travels by the host, whatever joins the devices.
+        self.host: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        self.nccl = "nccl" in str(dist.get_backend_config())
+        self.left = threading.Event()
+        self.listener: threading.Thread | None = None
+        self.store = dist.PrefixStore(FAILED, dist.distributed_c10d._get_default_store())
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        # One message. An all-reduce adds in the order of the ranks, whoever is first.
+        flat = torch.cat([v.double().flatten() for v in tensors])
+        with answered():
+            if flat.device.type == "cpu" or self.nccl:
+                dist.all_reduce(flat, group=self.host if flat.device.type == "cpu" else None)
+            else:
+                there = flat.cpu()
+                dist.all_reduce(there, group=self.host)
+                flat = there.to(flat.device)
+        parts = flat.split([v.numel() for v in tensors])
+        return [part.view(v.shape) for part, v in zip(parts, tensors, strict=True)]
+
+    def share(self, content: bytes) -> bytes:
+        with answered():
+            length = torch.tensor(len(content))
+            dist.broadcast(length, 0, group=self.host)
+            buffer = _tensor(content) if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(buffer, 0, group=self.host)
+        return content if self.rank == 0 else buffer.numpy().tobytes()
+
+    def collect(self, content: bytes) -> list[bytes]:
+        with answered():
+            lengths = [torch.tensor(0) for _ in range(self.size)]
+            dist.all_gather(lengths, torch.tensor(len(content)), group=self.host)
+            most = max(map(int, lengths))
+            buffers = [torch.empty(most, dtype=torch.uint8) for _ in lengths]
+            dist.all_gather(buffers, _tensor(content.ljust(most, b"\0")), group=self.host)
+        return [b.numpy().tobytes()[: int(n)] for b, n in zip(buffers, lengths, strict=True)]
+
+    def swap(self, rows: Tensor, give: list[int], take: list[int]) -> Tensor:
+        by_host = rows.device.type == "cpu" or not self.nccl
+        there = rows.cpu() if by_host else rows
+        out = there.new_empty(sum(take), *rows.shape[1:])
+        with answered():
+            dist.all_to_all_single(out, there, take, give, group=self.host if by_host else None)
+        return out.to(rows.device)
+
+    def gather(self, part: Tensor, dim: int) -> Tensor:
+        part = part.cpu().contiguous()
+        lengths = [int(n) for n in self.collect(str(part.shape[dim]).encode())]
+        with answered():
+            if self.rank:
+                dist.send(part, 0, group=self.host)
+                return part
+            found = [part]
+            for rank, n in enumerate(lengths[1:], 1):
+                other = part.new_empty(*part.shape[:dim], n, *part.shape[dim:][1:])
+                dist.recv(other, rank, group=self.host)
+                found.append(other)
+        return torch.cat(found, dim=dim)
+
+    def captured(self, memory: bool) -> bool:
+        return self.nccl and not memory
+
+    def tell(self, words: str) -> None:
+        """Tell the others why this process ends; the first to tell is the one that is heard."""
+        self.store.compare_set("why", "", f"{self.rank} {words}")
+
+    def told(self) -> tuple[int, str] | None:
+        """The rank that has failed first, and its words."""
+        if not self.store.check(["why"]):
+            return None
+        rank, _, words = self.store.get("why").decode(errors="replace").partition(" ")
+        return int(rank), words
+
+    def listen(self, end: Callable[[int, str], None]) -> None:
+        """Call `end` when another rank has failed: this one may be waiting for it, and NCCL would wait on."""
+
+        def watch() -> None:
+            while not self.left.wait(LISTEN):
+                try:
+                    heard = self.told()
+                except RuntimeError:  # the store has gone, and with it everybody
+                    return
+                if heard is not None and heard[0] != self.rank:
+                    return end(*heard)
+
+        self.listener = threading.Thread(target=watch, daemon=True)
+        self.listener.start()
+
+    def leave(self) -> None:
+        """Let go of the others; nobody listens any more, or the interpreter would end under the listener's feet."""
+        self.left.set()
+        if self.listener is not None:
+            self.listener.join()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        join.cache_clear()
+
+
+ALONE = Alone()
+
+
+@contextmanager
+def answered() -> Iterator[None]:
+    """What the transport says when a process is gone, in our words."""
+    try:
+        yield
+    except RuntimeError as why:
+        raise Lost(f"another process has ended or does not answer ({str(why).strip().splitlines()[-1][:120]})") from why
+
+
+def started_by_torchrun() -> bool:
+    """Whether this is one of several processes."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+@cache
+def join() -> World:
+    """The world that `torchrun` (or `init_process_group`) has made."""
+    if not dist.is_initialized():
+        if "RANK" not in os.environ:
+            raise ValueError(
+                "engine 'distributed' is for several processes: start them with "
+                "torchrun --nproc-per-node=2 -m fedda run ..., or call torch.distributed.init_process_group first"
+            )
+        # NCCL wants a GPU for each process; several on one GPU go by the host.
+        each = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+        gpu = torch.cuda.is_available() and dist.is_nccl_available() and each
+        store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
+        # torchrun's store may outlive its workers, and the addresses of those that are gone lie in it.
+        store = dist.PrefixStore(f"fedda/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+        world = World()
+        atexit.register(world.leave)
+        return world
+    return World()
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,67 @@
+"""A run whose replicas (seeds, points of a grid) are spread over the ranks: nothing travels in a round."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import Algorithm, Problem
+from ..engines import Alone
+from ..running import PATIENCE, Run
+
+REPLICATED = ("counts.", "round")  # what all replicas of a run have in common
+
+
+class Spread(Run):
+    """The replicas of this rank as a run of their own; rows and state are those of all of them."""
+
+    def __init__(
+        self, ranks: Alone, algorithm: Algorithm, problem: Problem, cohort: int | None, seeds: Sequence[int],
+        state: dict[str, Tensor] | None = None, **how: Any,
+    ):  # fmt: skip
+        if len(seeds) < ranks.size:
+            raise ValueError(f"{ranks.size} ranks cannot share {len(seeds)} replicas: take fewer, or --shard clients")
+        self.ranks = ranks
+        mine = ranks.mine(len(seeds))
+        if state is not None:
+            state = {k: v if k.startswith(REPLICATED) else v[mine] for k, v in state.items()}
+        algorithm = cut(algorithm, mine, len(seeds))
+        super().__init__(algorithm, problem, cohort, list(seeds[mine]), state=state, **how)
+
+    def refuse_silence(self) -> None:
+        """The replicas of other ranks may live: they are asked when all look."""
+
+    def evaluate(self, detail: bool = False) -> list[dict[str, Any]]:
+        (alive,) = self.ranks.sum([(self.silent < PATIENCE).sum().cpu()])
+        if not bool(alive):
+            super().refuse_silence()
+        parts = self.ranks.collect(json.dumps(super().evaluate(detail)).encode())
+        return [row for part in parts for row in json.loads(part)]
+
+    @property
+    def absurd(self) -> Tensor:
+        parts = self.ranks.collect(json.dumps(super().absurd.tolist()).encode())
+        return torch.tensor([one for part in parts for one in json.loads(part)])
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            name: value if name.startswith(REPLICATED) else self.ranks.gather(value, 0)
+            for name, value in super().state().items()
+        }
+
+
+def cut(thing: Any, mine: slice, replicas: int) -> Any:
+    """An algorithm for some of the replicas: tensors [replicas, 1, 1] among its (nested) hyper-parameters are cut."""
+    if isinstance(thing, Tensor):
+        return thing[mine] if thing.dim() == 3 and thing.shape[0] == replicas else thing
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        old = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
+        new = {name: cut(value, mine, replicas) for name, value in old.items()}
+        if any(new[name] is not old[name] for name in old):
+            return dataclasses.replace(thing, **new)
+    return thing

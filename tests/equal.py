@@ -1,0 +1,40 @@
+"""A rank of tests/test_distributed.py: every algorithm on several problems; rank 0 writes what came out."""
+
+import sys
+
+import torch
+from safetensors.torch import save_file
+
+import fedda
+from conftest import NAMES, quadratic, stable
+from fedda.running import Run
+
+
+def problems():
+    yield "quadratic", quadratic(clients=7, noise=0.3), {"cohort": 5}
+    yield "few", quadratic(clients=7, noise=0.3), {"cohort": 2}  # fewer than the world
+    yield "weights", quadratic(clients=3, noise=0.3), {"weights": "samples"}
+    digits = fedda.load("digits", clients=6, partition="dirichlet", alpha=0.5, model="mlp", hidden=4, batch=5)
+    yield "digits", digits.to(dtype=torch.float64), {"cohort": 4, "weights": "samples", "seed": [3, 8]}
+    yield "float32", digits, {"cohort": 4}
+
+
+def outcomes(engine):
+    """Everything that a run has, after rounds enough for the memory of a client to travel."""
+    for what, problem, how in problems():
+        for name in NAMES:
+            run = Run(stable(name, steps=2), problem, engine=engine, **{"seed": 1} | how)
+            for _ in range(4):
+                run.advance()
+            rows = run.evaluate(detail=what == "quadratic")
+            state = {k: v.clone() for k, v in run.state().items()}
+            for i, row in enumerate(rows):
+                state |= {f"row.{i}.{k}": torch.tensor(v, dtype=torch.float64) for k, v in row.items()}
+            yield f"{what}/{name}", state
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = {f"{case}/{k}": v.contiguous() for case, state in outcomes("distributed") for k, v in state.items()}
+    if fedda.engines.join().rank == 0:
+        save_file(found, sys.argv[1])

@@ -1,0 +1,43 @@
+"""Real processes joined by gloo, for tests: `spawn` starts a program on so many ranks and waits for all of them."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def spawn(world, *command, seconds=120, **environment):
+    """Exit codes and outputs of all ranks."""
+    port = str(free_port())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            env=ENVIRONMENT | {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+            | {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} | environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def fine(results):
+    """The outputs, of ranks that have all ended well."""
+    for rank, (code, out, err) in enumerate(results):
+        assert code == 0, f"rank {rank} ended with {code}:\n{out}\n{err}"
+    return [out for _, out, _ in results]
