@@ -143,7 +143,9 @@ def test_killed_ranks_change_nothing(experiment, two, tmp_path, kills):
     """SIGKILL to either rank at random moments; torchrun starts all again, and they go on from the checkpoint."""
     drawn, out = random.Random(5), tmp_path / "run"
     process = torchrun(2, "run", experiment, "--out", out, "--save-seconds", 0, restarts=kills)
-    moments = sorted(drawn.sample(range(2, 2 * 2 * (ROUNDS // 10) - 4), kills))  # rows, out of two seeds' and algorithms'
+    moments = sorted(
+        drawn.sample(range(2, 2 * 2 * (ROUNDS // 10) - 4), kills)
+    )  # rows, out of two seeds' and algorithms'
     for moment in moments:
         deadline = time.monotonic() + 60
         while rounds_so_far(out) < moment or len(workers(process)) < 2:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..engines import World, join, started_by_torchrun
-from ..engines.world import local_rank
+from ..engines.joining import local_rank
 from ..experiments.folder import Folder
 from ..experiments.ranks import SINGLE, Ranks
 
@@ -41,8 +41,9 @@ def own(device: str | None) -> str | None:
 
 def goes_on(ranks: Ranks, folder: Folder, resume: bool) -> bool:
     """Whether a run goes on: it was asked to, or torchrun has started it again after a rank was lost."""
-    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    return resume or (again and ranks.world.share(b"y" if folder.holds_run else b"n") == b"y")
+    if not ranks.world.again:
+        return resume
+    return ranks.world.share(b"y" if resume or folder.holds_run else b"n") == b"y"
 
 
 def speaks() -> bool:

@@ -1,10 +1,11 @@
 """Engines: implementations of ``cohort.average``. The sequential one is the truth; every other must equal it."""
 
 from .distributed import Distributed
+from .joining import join, started_by_torchrun
 from .sequential import Sequential
 from .simulated import Engine, Simulation
 from .vectorised import Vectorised
-from .world import ALONE, Alone, Lost, World, join, started_by_torchrun
+from .world import ALONE, Alone, Lost, World
 from .wrappers import Counting, Counts
 
 __all__ = [

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ..core import ClientTask
 from ..registry import engines
+from .joining import join
 from .simulated import SimulatedCohort
 from .vectorised import Vectorised
-from .world import Alone, World, join
+from .world import Alone, World
 
 
 @engines.register("distributed")

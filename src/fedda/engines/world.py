@@ -6,13 +6,10 @@ asks which it is.
 
 from __future__ import annotations
 
-import atexit
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
 import torch
@@ -31,7 +28,7 @@ class Lost(RuntimeError):
 class Alone:
     """One process: all of everything is here."""
 
-    rank, size = 0, 1
+    rank, size, again = 0, 1, False
 
     def mine(self, n: int) -> slice:
         """Which of n things in a row are this process's."""
@@ -73,7 +70,8 @@ class Alone:
 class World(Alone):
     """All processes that were started together; every method is called by all of them, in the same order."""
 
-    def __init__(self) -> None:
+    def __init__(self, again: bool = False) -> None:
+        self.again = again  # started after a rank was lost
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # What is no model travels by the host, whatever joins the devices.
         self.host: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
@@ -170,7 +168,6 @@ class World(Alone):
             self.listener.join()
         if dist.is_initialized():
             dist.destroy_process_group()
-        join.cache_clear()
 
 
 ALONE = Alone()
@@ -183,38 +180,6 @@ def answered() -> Iterator[None]:
         yield
     except RuntimeError as why:
         raise Lost(f"another process has ended or does not answer ({str(why).strip().splitlines()[-1][:120]})") from why
-
-
-def started_by_torchrun() -> bool:
-    """Whether this is one of several processes."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
-
-
-@cache
-def join() -> World:
-    """The world that `torchrun` (or `init_process_group`) has made."""
-    if not dist.is_initialized():
-        if "RANK" not in os.environ:
-            raise ValueError(
-                "engine 'distributed' is for several processes: start them with "
-                "torchrun --nproc-per-node=2 -m fedda run ..., or call torch.distributed.init_process_group first"
-            )
-        # NCCL wants a GPU for each process; several on one GPU go by the host.
-        each = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
-        gpu = torch.cuda.is_available() and dist.is_nccl_available() and each
-        store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
-        # torchrun's store may outlive its workers, and the addresses of those that are gone lie in it.
-        store = dist.PrefixStore(f"fedda/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
-        world = World()
-        atexit.register(world.leave)
-        return world
-    return World()
-
-
-def local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def _tensor(content: bytes) -> Tensor:
