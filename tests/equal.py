@@ -14,16 +14,26 @@ def problems():
     yield "quadratic", quadratic(clients=7, noise=0.3), {"cohort": 5}
     yield "few", quadratic(clients=7, noise=0.3), {"cohort": 2}  # fewer than the world
     yield "weights", quadratic(clients=3, noise=0.3), {"weights": "samples"}
+    broken = quadratic(clients=7, noise=0.3)
+    broken.b[4] = torch.nan  # a client whose replies are not finite, and who is left out
+    yield "broken", broken, {"cohort": 5}
     digits = fedda.load("digits", clients=6, partition="dirichlet", alpha=0.5, model="mlp", hidden=4, batch=5)
     yield "digits", digits.to(dtype=torch.float64), {"cohort": 4, "weights": "samples", "seed": [3, 8]}
     yield "float32", digits, {"cohort": 4}
+    yield "in turn", quadratic(clients=7, noise=0.3), {"chunk": 1}
+
+
+def made(engine, chunk=None):
+    """The engine, and the keywords of a run, from those of a problem."""
+    return (fedda.engines.Distributed if engine == "distributed" else fedda.engines.Vectorised)(chunk=chunk)
 
 
 def outcomes(engine):
     """Everything that a run has, after rounds enough for the memory of a client to travel."""
     for what, problem, how in problems():
         for name in NAMES:
-            run = Run(stable(name, steps=2), problem, engine=engine, **{"seed": 1} | how)
+            how = {"seed": 1} | how
+            run = Run(stable(name, steps=2), problem, engine=made(engine, how.pop("chunk", None)), **how)
             for _ in range(4):
                 run.advance()
             rows = run.evaluate(detail=what == "quadratic")

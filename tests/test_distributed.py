@@ -37,14 +37,17 @@ def together(request, tmp_path_factory):
     return load_file(out)
 
 
-@pytest.mark.parametrize("problem", ["quadratic", "few", "weights", "digits", "float32"])
+@pytest.mark.parametrize("problem", ["quadratic", "few", "weights", "broken", "digits", "float32", "in turn"])
 def test_every_algorithm_as_in_one_process(alone, together, problem):
     """Server, memory of all clients, counts and metrics; `few` is a cohort of two, smaller than the world."""
     bound = 2e-5 if problem == "float32" else 1e-12  # docs/scaling.md
     for name in NAMES:
         for key, expected in alone[f"{problem}/{name}"].items():
             got = together[f"{problem}/{name}/{key}"]
-            torch.testing.assert_close(got, expected, rtol=bound, atol=bound, msg=lambda m: f"{name} {key}: {m}")  # noqa: B023
+            where = f"{name} {key}: {{}}".format
+            torch.testing.assert_close(got, expected, rtol=bound, atol=bound, equal_nan=True, msg=where)
+    if problem == "broken":
+        assert all(int(alone[f"broken/{name}"]["dropped"]) for name in NAMES)
 
 
 def test_memory_has_travelled(alone):
@@ -235,3 +238,27 @@ def test_options_for_several_processes(experiment, tmp_path):
     assert done.returncode == 2 and "--shard must be" in done.stderr
     code, _, err = ended(torchrun(3, "run", experiment, "--out", tmp_path / "run", "--shard", "replicas"))
     assert code != 0 and "3 ranks cannot share 2 replicas" in err
+
+
+ON_A_GPU = """
+import warnings, torch, fedda
+from fedda.engines import Distributed, Vectorised
+from fedda.running import Run
+problem = fedda.load("digits", clients=6, model="mlp", hidden=8).to("cuda")
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    runs = [Run(fedda.make("fedda-mvr", lr=0.02, w=1e3), problem, 4, engine=e) for e in (Distributed(), Vectorised())]
+    for _ in range(5):
+        [run.advance() for run in runs]
+torch.testing.assert_close(runs[0].server.x, runs[1].server.x, rtol=1e-4, atol=1e-4)
+print(runs[0].graph is not None, any("go" in str(w.message) and "host" in str(w.message) for w in said))
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_on_a_gpu(ranks):
+    """A sum by NCCL is part of the round's graph; two processes on one GPU go by the host, eagerly, and say so."""
+    outputs = fine(spawn(ranks, "-c", ON_A_GPU))
+    graph = ranks <= torch.cuda.device_count()
+    assert all(out.split() == [str(graph), str(not graph)] for out in outputs)

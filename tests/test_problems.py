@@ -478,3 +478,94 @@ def test_a_run_keeps_its_path_whatever_later_runs_choose(memory, monkeypatch):
     second = fedda.Run(stable("fedavg"), problem, cohort=3)
     assert (first.problem.paths.chosen, second.problem.paths.chosen) == ("chain", "loop")
     assert first.problem.paths.traced is second.problem.paths.traced is problem.paths.traced
+
+
+# -- files that are mapped into memory, and parts of a problem ---------------------------------------------------------
+@pytest.fixture
+def mapped(tmp_path):
+    """The same samples twice: as a mapped file, of which some rows count, and as an array."""
+    rows, owner = np.random.default_rng(0).permutation(60)[:50], np.arange(50) % 7
+    images = np.random.default_rng(1).integers(0, 255, (60, 2, 4, 4), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", images)
+    file, y = np.load(tmp_path / "x.npy", mmap_mode="r"), np.arange(50) % 3
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(32, 3))
+    how = {"y": y, "client": owner, "batch": 4, "scale": (np.full((2, 1, 1), 120.0), np.full((2, 1, 1), 60.0))}
+    test = (images[:9], np.arange(9) % 3)
+    problems = [
+        fedda.problem(model, nn.functional.cross_entropy, x=x, rows=r, test=test, **how)
+        for x, r in ((file, rows), (images[rows], None))
+    ]
+    return problems, file
+
+
+def test_a_mapped_file_gives_the_same_run_and_stays_on_disk(mapped):
+    (ours, theirs), file = mapped
+    assert ours.rows is not None and ours.data.x.data_ptr() == file.ctypes.data  # no copy
+    results = [fedda.train(fedda.make("fedavg", lr=0.1), p, rounds=5, cohort=3, every=1) for p in (ours, theirs)]
+    assert torch.equal(results[0].x, results[1].x)
+    strip = [[{k: v for k, v in row.items() if k != "seconds"} for row in result.history] for result in results]
+    assert strip[0] == strip[1]
+    assert torch.equal(ours.everything(3).x, theirs.everything(3).x)
+    for engine in ("sequential", "vectorised"):
+        double = [p.to(dtype=torch.float64) for p in (ours, theirs)]
+        assert torch.equal(*(fedda.train(fedda.make("mime"), p, rounds=2, engine=engine).x for p in double))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_part_of_a_problem_holds_its_clients_alone(mapped, number):
+    whole = mapped[0][number]
+    parts = [whole.only(part) for part in (slice(0, 3), slice(3, 7))]
+    assert [len(p.data.y) for p in parts] == [22, 28] and all(p.clients == 7 for p in parts)
+    x, weights = whole.start(0) + 0.1, torch.arange(1.0, 8.0, dtype=torch.float64)
+    for part, clients in zip(parts, (range(3), range(3, 7)), strict=True):
+        for k in clients:
+            ids, key = torch.tensor([k]), torch.tensor([77])
+            assert all(torch.equal(a, b) for a, b in zip(part.batch(ids, key), whole.batch(ids, key), strict=True))
+            assert torch.equal(part.everything(k).x, whole.everything(k).x)
+        point, batch = part.example(5)
+        assert len(point) == len(batch.y) == 5
+    spans = [[slice(0, 3), slice(3, 7)], [slice(0, 4), slice(4, 9)]]
+    found = [
+        part.totals(x, weights, lambda n, i=i: spans[n == 9][i]) for i, part in enumerate(parts)
+    ]  # as two ranks would look
+    for name, value in whole.evaluate(x, weights).items():
+        total, weight = (sum(f[name][i] for f in found) for i in range(2))
+        assert float(total / weight) == pytest.approx(float(value), rel=1e-6)
+
+
+def test_rows_are_refused_where_they_say_nothing(mapped):
+    (ours, _), file = mapped
+    how = {"y": np.zeros(2, dtype=int), "scale": (np.zeros((2, 1, 1)), np.ones((2, 1, 1)))}
+    for x, rows, words in (
+        (file, [0, 60], "rows must be"),
+        (file, [0.5, 1], "rows must be"),
+        (np.array(file), [0, 1], "mapped"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fedda.problem(ours.model, nn.functional.cross_entropy, x=x, rows=rows, **how)
+
+
+def test_a_loss_that_is_no_mean_is_shared_out_too():
+    """Class weights: evaluated client by client, and on the test set by one process at once."""
+    torch.manual_seed(0)
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2]))
+    problem = fedda.problem(
+        nn.Linear(5, 3),
+        loss,
+        x=X,
+        y=torch.arange(60) % 3,
+        client=torch.arange(60) % 4,
+        test=(X[:8], torch.arange(8) % 3),
+    )
+    x, weights = problem.start(0), torch.ones(4, dtype=torch.float64)
+    assert not problem._evaluation.by_sample
+    for cut in (2, 0, 4):  # the last two leave one process without clients
+        found = [
+            problem.totals(x, weights, lambda n, i=i, cut=cut: [slice(0, min(cut, n)), slice(min(cut, n), n)][i])
+            for i in range(2)
+        ]
+        assert found[0].keys() == found[1].keys()
+        for name, value in problem.evaluate(x, weights).items():
+            total, weight = (sum(f[name][i] for f in found) for i in range(2))
+            assert float(total / weight) == pytest.approx(float(value), rel=1e-6), (cut, name)
