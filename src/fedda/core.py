@@ -53,6 +53,10 @@ class Cohort(Protocol):
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         """Send the tensors down, run the task on every client, give back the mean of the replies."""
 
+    def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The replies themselves, each [..., clients, m], and the weights [..., clients, 1], 0 for who is not heard:
+        for wrappers that put something else in the place of the mean."""
+
 
 class Problem(Protocol):
     """What a gradient is. `ids` are client numbers [..., c], `key` their random keys, of the same shape."""

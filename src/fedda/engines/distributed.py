@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core import ClientTask
 from ..registry import engines
 from .joining import join
-from .simulated import SimulatedCohort
+from .simulated import SimulatedCohort, joined
 from .vectorised import Vectorised
 from .world import Alone, World
 
@@ -33,12 +33,29 @@ class Distributed(Vectorised):
         world, part = self.world, self.world.mine(cohort.size)
         with borrowed(cohort, world):
             totals, weights, dtypes = self.sums(cohort, part, task, down)
-        # Everybody must know who has failed: a rank speaks for its own part, the others say nothing of it.
-        heard = torch.zeros_like(cohort.fine, dtype=torch.float64)
-        heard[..., part] = cohort.fine[..., part].double()
-        *totals, weights, heard = world.sum([*totals, weights, heard])
-        cohort.fine = heard > 0.5
+        *totals, weights, heard = world.sum([*totals, weights, placed(cohort.fine[..., part], part, -1, cohort.size)])
+        cohort.fine = heard > 0.5  # everybody must know who has failed
         return tuple((total / weights).to(dtype) for total, dtype in zip(totals, dtypes, strict=True))
+
+    def replies(
+        self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
+    ) -> tuple[list[Tensor], Tensor]:
+        world, part = self.world, self.world.mine(cohort.size)
+        with borrowed(cohort, world):
+            replies, weights = joined(list(self.heard(cohort, part, task, down)))
+        rows = [placed(v, part, -2, cohort.size) for v in (*replies, weights)]
+        *found, weights, heard = world.sum([*rows, placed(cohort.fine[..., part], part, -1, cohort.size)])
+        cohort.fine = heard > 0.5
+        return [v.to(reply.dtype) for v, reply in zip(found, replies, strict=True)], weights
+
+
+def placed(values: Tensor, part: slice, dim: int, n: int) -> Tensor:
+    """A rank speaks for its part of the n clients, and says nothing of the others: zeros, for a sum over the ranks."""
+    shape = list(values.shape)
+    shape[dim] = n
+    out = torch.zeros(shape, dtype=torch.float64, device=values.device)
+    out.narrow(dim, part.start, part.stop - part.start).copy_(values)
+    return out
 
 
 @contextmanager

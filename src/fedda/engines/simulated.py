@@ -19,6 +19,10 @@ class Engine(Protocol):
 
     def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]: ...
 
+    def replies(
+        self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
+    ) -> tuple[list[Tensor], Tensor]: ...
+
 
 class Simulation:
     """The clients of one run; `seeds` is [1], or [replicas, 1] for several runs in one program."""
@@ -69,10 +73,17 @@ class SimulatedCohort:
         return heard[..., None, None].to(self.simulation.problem.dtype)
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
+        self._begin(task)
+        return self.simulation.engine.average(self, task, down)
+
+    def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:
+        self._begin(task)
+        return self.simulation.engine.replies(self, task, down)
+
+    def _begin(self, task: ClientTask) -> None:
         if not getattr(task, "on_client", False):
             raise ValueError(f"{getattr(task, '__qualname__', task)} is no task for clients: mark it with @on_client")
         self.drawn = self.draws
-        return self.simulation.engine.average(self, task, down)
 
     def settle(self, members: Members, replies: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
         """What the server may use of the replies, each [..., c, m] with zeros for a client with a non-finite number in
@@ -153,3 +164,15 @@ def batches(problem: Problem, ids: Tensor, keys: Tensor) -> Iterator[Any]:
     if hasattr(problem, "batches"):
         return iter(problem.batches(ids, keys))
     return (problem.batch(ids, key) for key in keys)
+
+
+def joined(heard: list[tuple[list[Tensor], Tensor]]) -> tuple[list[Tensor], Tensor]:
+    """The replies and weights of some clients after those of others."""
+    replies = [torch.cat(column, dim=-2) for column in zip(*(replies for replies, _ in heard), strict=True)]
+    return replies, torch.cat([weight for _, weight in heard], dim=-2)
+
+
+def mean(replies: list[Tensor], weights: Tensor) -> tuple[Tensor, ...]:
+    """The weighted mean over the clients, in float64, as the replies are."""
+    total = weights.sum(dim=-2, keepdim=True)
+    return tuple(((weights * reply).sum(dim=-2, keepdim=True) / total).to(reply.dtype) for reply in replies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..checks import POSITIVE, check, number
 from ..core import ClientTask
 from ..registry import engines
-from .simulated import Members, SimulatedCohort
+from .simulated import Members, SimulatedCohort, joined
 
 
 @engines.register("vectorised")
@@ -42,16 +43,27 @@ class Vectorised:
     ) -> tuple[list[Tensor], Tensor, list[torch.dtype]]:
         """Of the clients at these places of the cohort: weighted sums of their replies, the weight, the replies' types.
         Where there are none the task runs on an empty stack, which says how long the replies of others are."""
-        chunk = self.chunk or self.fitting(cohort)
         totals: list[Tensor] = []
         weights: Any = 0.0
-        for k in range(part.start, max(part.stop, part.start + 1), chunk):
-            clients = Members(cohort, slice(k, min(k + chunk, part.stop)), stacked=True)
-            replies, weight = cohort.settle(clients, task(clients, *down))
+        for replies, weight in self.heard(cohort, part, task, down):
             sums = [(weight * reply).sum(dim=-2, keepdim=True) for reply in replies]
             totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
             weights = weights + weight.sum(dim=-2, keepdim=True)
         return totals, weights, [reply.dtype for reply in replies]
+
+    def replies(
+        self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
+    ) -> tuple[list[Tensor], Tensor]:
+        return joined(list(self.heard(cohort, slice(0, cohort.size), task, down)))
+
+    def heard(
+        self, cohort: SimulatedCohort, part: slice, task: ClientTask, down: tuple[Tensor, ...]
+    ) -> Iterator[tuple[list[Tensor], Tensor]]:
+        """Replies and weights, chunk after chunk."""
+        chunk = self.chunk or self.fitting(cohort)
+        for k in range(part.start, max(part.stop, part.start + 1), chunk):
+            clients = Members(cohort, slice(k, min(k + chunk, part.stop)), stacked=True)
+            yield cohort.settle(clients, task(clients, *down))
 
     def fitting(self, cohort: SimulatedCohort) -> int:
         """How many clients' vectors and activations fit in the memory allowed (a quarter of what is free on a GPU,

@@ -43,7 +43,7 @@ class Alone:
         return [slice(p * n // self.size, (p + 1) * n // self.size) for p in range(self.size)]
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sums over all ranks, in float64."""
+        """The sums over all ranks, in float64; they may be gone with the next call."""
         return list(tensors)
 
     def share(self, content: bytes) -> bytes:
@@ -76,13 +76,15 @@ class World(Alone):
         # What is no model travels by the host, whatever joins the devices.
         self.host: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self.nccl = "nccl" in str(dist.get_backend_config())
+        self.room = torch.empty(0, dtype=torch.float64)
         self.left = threading.Event()
         self.listener: threading.Thread | None = None
         self.store = dist.PrefixStore(FAILED, dist.distributed_c10d._get_default_store())
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         # One message. An all-reduce adds in the order of the ranks, whoever is first.
-        flat = torch.cat([v.double().flatten() for v in tensors])
+        flat = self._room(sum(v.numel() for v in tensors), tensors[0].device)
+        torch.cat([v.double().flatten() for v in tensors], out=flat)
         with answered():
             if flat.device.type == "cpu" or self.nccl:
                 dist.all_reduce(flat, group=self.host if flat.device.type == "cpu" else None)
@@ -92,6 +94,14 @@ class World(Alone):
                 flat = there.to(flat.device)
         parts = flat.split([v.numel() for v in tensors])
         return [part.view(v.shape) for part, v in zip(parts, tensors, strict=True)]
+
+    def _room(self, n: int, device: torch.device) -> Tensor:
+        """Where n sums are taken: on a host the same place again, as fresh memory costs more than its copy."""
+        if device.type != "cpu":
+            return torch.empty(n, dtype=torch.float64, device=device)
+        if self.room.numel() != n:
+            self.room = torch.empty(n, dtype=torch.float64)
+        return self.room
 
     def share(self, content: bytes) -> bytes:
         with answered():

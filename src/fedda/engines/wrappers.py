@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from functools import wraps
 
@@ -51,17 +52,28 @@ class Counting:
         return self.cohort.share
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
+        means = self.cohort.average(self._counted(task), *down)
+        self._sent(down, means)
+        return means
+
+    def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:
+        replies, weights = self.cohort.replies(self._counted(task), *down)
+        self._sent(down, replies)
+        return replies, weights
+
+    def _counted(self, task: ClientTask) -> ClientTask:
         @wraps(task)  # keeps its name and its mark
         def counted(client: Client, *down: Tensor) -> tuple[Tensor, ...]:
             return task(CountedClient(client, self.counts), *down)
 
-        means = self.cohort.average(counted, *down)
+        return counted
+
+    def _sent(self, down: Sequence[Tensor], up: Sequence[Tensor]) -> None:
         # A client keeps what it got in the round: in a second exchange (Mime's) the same tensor is not sent again.
         news = [tensor for tensor in down if not any(tensor is old for old in self.sent)]
         self.sent.extend(news)
         self.counts.bytes_down += self.size * sum(map(message_bytes, news))
-        self.counts.bytes_up += self.size * sum(map(message_bytes, means))
-        return means
+        self.counts.bytes_up += self.size * sum(map(message_bytes, up))
 
 
 class CountedClient:
