@@ -1,0 +1,52 @@
+"""The server's state on disk: one file that is whole or the old one, and rows that can be cut back to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+
+class Checkpoint:
+    def __init__(self, place: Path):
+        self.place, self.file, self.rows = place, place / "state.safetensors", place / "metrics.jsonl"
+
+    def begin(self) -> None:
+        """Nothing of an earlier run is overwritten without being asked."""
+        if self.file.exists() or self.rows.exists():
+            raise ValueError(f"{self.place}: holds a run: resume it, or give another folder")
+        self.place.mkdir(parents=True, exist_ok=True)
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        with open(self.rows, "ab") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        length = self.rows.stat().st_size if self.rows.exists() else 0
+        content = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+        temporary = self.file.with_suffix(".tmp")
+        with open(temporary, "wb") as file:
+            file.write(save(content, metadata={"facts": json.dumps(facts | {"rows": length})}))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.file)
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The last state; rows that were written after it are cut off."""
+        try:
+            with safe_open(self.file, "pt") as found:
+                facts = json.loads(found.metadata()["facts"])
+                tensors = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise ValueError(f"{self.place}: holds no run to go on with") from None
+        except Exception as why:
+            raise ValueError(f"{self.file}: is no checkpoint of ours: {why}") from None
+        with suppress(FileNotFoundError):
+            os.truncate(self.rows, facts["rows"])
+        return tensors, facts

@@ -1,0 +1,141 @@
+"""The client's side: a site with its own samples, which runs marked tasks of known algorithms and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from ..core import Algorithm, place
+from ..engines import Counts, Sequential, Simulation
+from ..engines.simulated import Members, SimulatedCohort
+from ..engines.wrappers import CountedClient
+from ..problems import Neural, problem
+from ..problems.neural import Loss
+from .traffic import DTYPES, algorithm, traffic
+from .wire import Refused, packed, tensors_of, words_of
+
+HELLO, EVALUATE = "hello", "evaluate"
+ASKED = {"task": str, "algorithm": str, "dtype": str, "stamp": int, "base": int, "key": int, "drawn": int, "batch": int}
+MEMORY = "fedda.memory"  # the record of a node's state
+
+
+class Site:
+    """One client: a model, a loss and its samples. `allowed` names the algorithms that it is willing to run, all by
+    default."""
+
+    def __init__(self, model: nn.Module, loss: Loss, x: Any, y: Any, allowed: tuple[str, ...] | None = None):
+        self.model, self.loss, self.x, self.y, self.allowed = model, loss, x, y, allowed
+
+    def problem(self, batch: int, dtype: torch.dtype) -> Neural:
+        return problem(self.model, self.loss, x=self.x, y=self.y, batch=batch).to(dtype=dtype)
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """The reply to a message of the server's; what is refused is said, and nothing is run."""
+        try:
+            content = self._answer(message.content, context)
+        except Refused as why:
+            content = RecordDict({"refused": ConfigRecord({"why": str(why)[:200]})})
+        return Message(content, reply_to=message)
+
+    def _answer(self, content: RecordDict, context: Context) -> RecordDict:
+        words = words_of(content, ASKED)
+        if words["dtype"] not in DTYPES:
+            raise Refused(f"the dtype must be one of {', '.join(DTYPES)}, got {words['dtype'][:20]!r}")
+        if not 1 <= words["batch"] <= 1_000_000 or min(words["stamp"], words["drawn"]) < 0 or words["base"] < -1:
+            raise Refused("batch, stamp, drawn or base is out of range")
+        dtype = DTYPES[words["dtype"]]
+        own = self.problem(words["batch"], dtype)
+        layout = tuple(own.layout)
+        if words["task"] == HELLO:
+            tensors_of(content, (), dtype)
+            about = {"samples": len(self.y), "d": own.d, "layout": json.dumps(layout), "client": number(context)}
+            return packed((), about)
+        if words["task"] == EVALUATE:
+            (x,) = tensors_of(content, ((1, own.d),), dtype)
+            found = own.evaluate(x[0], torch.ones(1, dtype=torch.float64))
+            return packed(tuple(v.view(1, 1) for v in found.values()), {"stamp": words["stamp"], "names": list(found)})
+        task = self.task(words["algorithm"], words["task"], own)
+        exchange = traffic(words["algorithm"], layout, dtype)[words["task"]]
+        down = tensors_of(content, exchange.down, dtype)
+        up, counts = run(task, own, down, words, context)
+        return packed(up, {"stamp": words["stamp"], **counts})
+
+    def task(self, words: str, name: str, own: Neural) -> Any:
+        """A marked task of a known algorithm, and no other attribute of anything."""
+        try:
+            made = place(algorithm(words), own.point()[:1], own.layout)
+            known = traffic(words, tuple(own.layout), own.dtype)
+        except ValueError as why:
+            raise Refused(f"the algorithm is refused: {why}") from None
+        except Exception as why:  # a hyper-parameter of a kind that no check foresees
+            raise Refused(f"the algorithm is refused: {type(why).__name__}") from None
+        if self.allowed is not None and json.loads(words)["name"] not in self.allowed:
+            raise Refused(f"this site runs {', '.join(self.allowed)} alone")
+        task = getattr(made, name, None) if name in known else None
+        if not getattr(task, "on_client", False):
+            raise Refused(f"{name[:40]!r} is no task for clients")
+        return task
+
+
+def number(context: Context) -> int:
+    """Which client this node is: its `partition-id`, or -1 where it has none."""
+    found = context.node_config.get("partition-id", -1)
+    return found if isinstance(found, int) else -1
+
+
+def run(
+    task: Any, own: Neural, down: tuple[Tensor, ...], words: dict[str, Any], context: Context
+) -> tuple[tuple[Tensor, ...], dict[str, int]]:
+    """The task on this client's samples: the batches are those of the simulation, given the key."""
+    made: Algorithm = task.__self__
+    simulation = Simulation(own, Sequential(), torch.tensor([0]), "uniform", made.memory)
+    for name, value in remembered(context, words["base"], made.memory, own).items():
+        simulation.memory[name] = value
+    cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([0]))
+    cohort.key, cohort.drawn = torch.tensor([words["key"]]), words["drawn"]
+    with torch.no_grad():
+        client, counts = Members(cohort, slice(0, 1), stacked=False), Counts()
+        replies = task(CountedClient(client, counts), *down)
+        client.remember(torch.ones(1, 1, dtype=torch.bool))
+    remember(context, words["base"], words["stamp"], simulation.memory)
+    spent = {"draws": client.draws, "gradients": counts.gradients, "full_gradients": counts.full_gradients}
+    return tuple(v.expand(1, v.shape[-1]) for v in replies), spent
+
+
+def remembered(context: Context, base: int, names: tuple[str, ...], own: Neural) -> dict[str, Tensor]:
+    """What the client remembers as of the exchange that the server last took from it: a reply that was rejected, or
+    that died with the server, has not happened."""
+    zeros = {name: torch.zeros(1, own.d, dtype=own.dtype) for name in names}
+    if base == -1 or not names:
+        return zeros
+    record = context.state.array_records.get(MEMORY)
+    if record is None or any(f"{base}.{name}" not in record for name in names):
+        raise Refused(f"this client remembers nothing as of exchange {base}")
+    return {name: torch.from_numpy(record[f"{base}.{name}"].numpy().copy()).to(own.dtype) for name in names}
+
+
+def remember(context: Context, base: int, stamp: int, memory: dict[str, Tensor]) -> None:
+    """Keep what was before and what is now; the server says next time which of them it was."""
+    if not memory:
+        return
+    old = context.state.array_records.get(MEMORY) or ArrayRecord()
+    kept = {key: array for key, array in old.items() if key.startswith(f"{base}.")}
+    kept |= {f"{stamp}.{name}": Array(value.numpy()) for name, value in memory.items()}
+    context.state[MEMORY] = ArrayRecord(kept)
+
+
+def client_app(load: Callable[[Context], Site]) -> ClientApp:
+    """The ClientApp of a site that `load` makes, from the node's configuration."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return load(context).answer(message, context)
+
+    return app

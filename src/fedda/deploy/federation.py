@@ -1,0 +1,230 @@
+"""The server's side: clients over a Grid as an engine, so that a run over a network is a run like any other."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from ..core import ClientTask
+from ..engines.simulated import SimulatedCohort, mean
+from .client import EVALUATE, HELLO
+from .faults import Rejections, TooFewReplies
+from .traffic import traffic
+from .wire import Refused, packed, tensors_of, words_of
+
+POLL = 0.1  # seconds between two looks for replies; Flower's own loop waits three
+REPLIED = {"stamp": int, "draws": int, "gradients": int, "full_gradients": int}
+MOST = 1_000_000  # gradients that a client can mean in one exchange
+GREETED = {"samples": int, "d": int, "layout": str, "client": int}
+
+
+@dataclass
+class Federation:
+    """The clients behind a Grid. It is an engine (`average`, `replies`): cohorts, keys and means are the simulation's.
+
+    A reply that is late, failed, refused, of another exchange, malformed, not finite or larger than `limit` is counted
+    and not used. With fewer than `min_replies` an exchange is repeated, `repeats` times, and then `TooFewReplies` ends
+    the run.
+    """
+
+    grid: Grid
+    algorithm: str  # a JSON table, as the clients get it
+    batch: int
+    dtype: torch.dtype
+    timeout: float = 600.0
+    min_replies: int = 1
+    repeats: int = 2
+    limit: float = 1e6
+    nodes: list[int] = field(default_factory=list)  # in the order of the clients
+    names: list[int] = field(default_factory=list)  # what the clients call themselves: partition-id
+    rejections: Rejections = field(default_factory=Rejections)
+    gradients: int = 0  # taken by clients whose replies were used, as they say
+    full_gradients: int = 0
+    stamp: int = 0  # of the next exchange
+    base: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # last exchange taken from each
+
+    # -- who is there ---------------------------------------------------------------------------------------------
+    def greet(self, clients: int, layout: list[tuple[str, tuple[int, ...]]]) -> Tensor:
+        """Wait until so many clients are there and ask who they are: the number of samples of each."""
+        deadline = time.monotonic() + self.timeout
+        seen: dict[int, dict[str, Any] | None] = {}
+        while True:
+            fresh = [node for node in self.grid.get_node_ids() if node not in seen]
+            answers = self._exchange({node: self._ask(HELLO, (), 0, -1, 0, 0) for node in fresh}, deadline)
+            for node, answer in answers.items():
+                seen[node] = self._greeting(answer, layout)
+            known = {_name(about, node): node for node, about in seen.items() if about is not None}
+            if len(known) >= clients:
+                break
+            if time.monotonic() > deadline:
+                raise TooFewReplies(f"{clients} clients are wanted, {len(known)} have come in {self.timeout:.0f} s")
+            time.sleep(POLL)
+        self.names = sorted(known)
+        self.nodes = [known[name] for name in self.names]
+        if len(self.base) != len(self.nodes):
+            self.base = torch.full((len(self.nodes),), -1)
+        samples = {node: about["samples"] for node, about in seen.items() if about is not None}
+        return torch.tensor([samples[node] for node in self.nodes])
+
+    def _greeting(self, message: Message | None, layout: list[tuple[str, tuple[int, ...]]]) -> dict[str, Any] | None:
+        try:
+            about = words_of(_content(message), GREETED)
+            if json.loads(about["layout"]) != json.loads(json.dumps(layout)):
+                raise Refused("its model has other parameters than the server's")
+            return about
+        except (Refused, ValueError) as why:
+            warnings.warn(f"a client is left out: {why}", stacklevel=3)
+            return None
+
+    # -- the engine -----------------------------------------------------------------------------------------------
+    def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return mean(*self.replies(cohort, task, down))
+
+    def replies(
+        self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
+    ) -> tuple[list[Tensor], Tensor]:
+        layout = tuple(cohort.simulation.problem.layout)
+        shapes = traffic(self.algorithm, layout, self.dtype)[task.__name__].up
+        stamp, self.stamp = self.stamp, self.stamp + 1
+        ids, keys = cohort.ids.tolist(), cohort.key.tolist()
+        heard: dict[int, tuple[Tensor, ...]] = {}
+        for _ in range(self.repeats + 1):
+            self._find(cohort)
+            wanted = [i for i, fine in enumerate(cohort.fine.tolist()) if fine and i not in heard]
+            heard |= self._round(cohort, wanted, ids, keys, task.__name__, down, stamp, shapes)
+            if len(heard) >= min(self.min_replies, len(ids)):
+                break
+        else:
+            words = f"{len(heard)} of {len(ids)} replies could be used, {self.min_replies} are needed"
+            raise TooFewReplies(f"{words} ({self.repeats + 1} attempts); rejected: {dict(self.rejections.counts)}")
+        for i, k in enumerate(ids):
+            if i in heard:
+                self.base[k] = stamp
+            else:
+                cohort.fine[i] = False
+        zeros = tuple(torch.zeros(shape, dtype=self.dtype) for shape in shapes)
+        rows = [torch.cat(column) for column in zip(*(heard.get(i, zeros) for i in range(len(ids))), strict=True)]
+        return rows, (cohort.simulation.weights[cohort.ids] * cohort.fine)[..., None]
+
+    def _round(
+        self, cohort: SimulatedCohort, wanted: list[int], ids: list[int], keys: list[int], task: str,
+        down: tuple[Tensor, ...], stamp: int, shapes: tuple[tuple[int, ...], ...],
+    ) -> dict[int, tuple[Tensor, ...]]:  # fmt: skip
+        """Ask these places of the cohort once; the replies that can be used."""
+        asked = {
+            self.nodes[ids[i]]: self._ask(task, down, stamp, int(self.base[ids[i]]), keys[i], cohort.drawn)
+            for i in wanted
+        }
+        answers = self._exchange(asked, time.monotonic() + self.timeout)
+        found = {}
+        for i in wanted:
+            checked = self._checked(answers.get(self.nodes[ids[i]]), ids[i], stamp, shapes)
+            if checked is not None:
+                found[i], draws = checked
+                cohort.draws = max(cohort.draws, draws)
+        return found
+
+    def _checked(
+        self, message: Message | None, client: int, stamp: int, shapes: tuple[tuple[int, ...], ...]
+    ) -> tuple[tuple[Tensor, ...], int] | None:
+        reject = self.rejections.add
+        if message is None:
+            return reject("late", client, f"no reply in {self.timeout:.0f} s")
+        if message.has_error():
+            late = message.error.code == 3  # Flower's own word for a message whose time is over
+            return reject("late" if late else "failed", client, str(message.error.reason or message.error.code))
+        try:
+            content = _content(message)
+            words = words_of(content, REPLIED)
+            if words["stamp"] != stamp:
+                return reject("stale", client, f"a reply to exchange {words['stamp']} in exchange {stamp}")
+            up = tensors_of(content, shapes, self.dtype)
+        except Refused as why:
+            said = message.content.config_records.get("refused") if message.has_content() else None
+            return reject("malformed" if said is None else "refused", client, str(said["why"] if said else why))
+        most = max(float(v.abs().max()) for v in up)
+        if not most < float("inf"):
+            return reject("not finite", client, "a number that is not finite")
+        if most > self.limit:
+            return reject("too large", client, f"a number of size {most:.3g}, at most {self.limit:.3g} is taken")
+        if not all(0 <= words[name] <= MOST for name in ("draws", "gradients", "full_gradients")):
+            return reject("malformed", client, "a count that cannot be")
+        self.gradients += words["gradients"]
+        self.full_gradients += words["full_gradients"]
+        return up, words["draws"]
+
+    def evaluate(self, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """The metrics of a model on the samples of every client, [clients], and whose they are."""
+        asked = {node: self._ask(EVALUATE, (x.view(1, -1),), self.stamp, -1, 0, 0) for node in self.nodes}
+        answers = self._exchange(asked, time.monotonic() + self.timeout)
+        found: dict[str, dict[int, float]] = {}
+        for client, node in enumerate(self.nodes):
+            try:
+                content = _content(answers.get(node))
+                names = words_of(content, {"stamp": int, "names": list})["names"]
+                values = tensors_of(content, ((1, 1),) * len(names), torch.float64)
+            except Refused as why:
+                self.rejections.add("malformed" if node in answers else "late", client, f"its metrics: {why}")
+                continue
+            for name, value in zip(names, values, strict=True):
+                found.setdefault(str(name), {})[client] = float(value)
+        return {
+            name: (torch.tensor(list(of.values()), dtype=torch.float64), torch.tensor(list(of)))
+            for name, of in found.items()
+        }
+
+    # -- messages -------------------------------------------------------------------------------------------------
+    def _ask(self, task: str, down: tuple[Tensor, ...], stamp: int, base: int, key: int, drawn: int) -> Any:
+        words = {"task": task, "algorithm": self.algorithm, "dtype": str(self.dtype).removeprefix("torch.")}
+        return packed(down, words | {"stamp": stamp, "base": base, "key": key, "drawn": drawn, "batch": self.batch})
+
+    def _exchange(self, contents: dict[int, Any], deadline: float) -> dict[int, Message | None]:
+        """Send to nodes, and look for their replies until the deadline."""
+        if not contents:
+            return {}
+        ttl = max(1.0, deadline - time.monotonic())
+        messages = [self.grid.create_message(content, "query", node, "", ttl) for node, content in contents.items()]
+        asked = dict(zip(self.grid.push_messages(messages), contents, strict=True))
+        answers: dict[int, Message | None] = {}
+        waiting = {message_id for message_id in asked if message_id}
+        while waiting and time.monotonic() < deadline:
+            for message in self.grid.pull_messages(list(waiting)):
+                # An error comes from another source: what it replies to says whose it is.
+                message_id = message.metadata.reply_to_message_id
+                if message_id in waiting:
+                    waiting.remove(message_id)
+                    answers[asked[message_id]] = message
+            if waiting:
+                time.sleep(POLL)
+        return answers
+
+    def _find(self, cohort: SimulatedCohort) -> None:
+        """A node that was started again has a new number: where one is missing, ask the new ones who they are."""
+        there = list(self.grid.get_node_ids())
+        if all(self.nodes[k] in there for k in cohort.ids.tolist()):
+            return
+        strangers = [node for node in there if node not in self.nodes]
+        asked = {node: self._ask(HELLO, (), 0, -1, 0, 0) for node in strangers}
+        for node, message in self._exchange(asked, time.monotonic() + min(60.0, self.timeout)).items():
+            about = self._greeting(message, cohort.simulation.problem.layout)
+            if about is not None and _name(about, node) in self.names:
+                self.nodes[self.names.index(_name(about, node))] = node
+
+
+def _content(message: Message | None) -> Any:
+    if message is None or not message.has_content():
+        raise Refused("there is no content")
+    return message.content
+
+
+def _name(about: dict[str, Any], node: int) -> int:
+    """A client without a partition-id goes by the number of its node."""
+    return about["client"] if about["client"] >= 0 else node

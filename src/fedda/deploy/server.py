@@ -1,0 +1,192 @@
+"""The server's app: rounds over the federation, a checkpoint after each, and a report of what went wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor, nn
+
+from .. import checks, rng
+from ..problems import problem as make_problem
+from ..problems.neural import Loss, flatten, trainable
+from ..running import Run
+from .checkpoint import Checkpoint
+from .federation import Federation
+from .traffic import DTYPES, algorithm
+
+Model = Callable[[], nn.Module]
+GRADIENTS = ("gradients", "full_gradients")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a federation is to do: the words of [tool.flwr.app.config], with dashes or underscores."""
+
+    algorithm: str = "fedavg"
+    words: str = "{}"  # hyper-parameters, a JSON table
+    clients: int = 2  # to wait for at the start
+    rounds: int = 10
+    cohort: int = 0  # clients a round; 0 is all of them
+    batch: int = 16
+    seed: int = 0
+    weights: str = "samples"
+    dtype: str = "float32"
+    every: int = 1  # rounds between two evaluations
+    timeout: float = 600.0  # seconds for a round
+    min_replies: int = 1
+    repeats: int = 2
+    limit: float = 1e6  # the largest number that is taken from a client
+    out: str = "federation"
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        checks.check("Plan", rounds=self.rounds, batch=self.batch, clients=self.clients, every=self.every)
+        checks.one_of("Plan", "dtype", self.dtype, tuple(DTYPES))
+        checks.one_of("Plan", "weights", self.weights, ("uniform", "samples"))
+        checks.count("Plan", "min_replies", self.min_replies)
+        if self.cohort:
+            checks.count("Plan", "cohort", self.cohort, at_most=self.clients)
+        if self.repeats < 0 or not self.timeout > 0 or not self.limit > 0:
+            raise ValueError("Plan: repeats must be >= 0, timeout and limit > 0")
+        algorithm(self.table)
+
+    @property
+    def table(self) -> str:
+        """The algorithm as the clients get it."""
+        try:
+            words = json.loads(self.words)
+        except ValueError:
+            raise ValueError(f"Plan: words must be a JSON table, got {self.words[:40]!r}") from None
+        if not isinstance(words, dict):
+            raise ValueError(f"Plan: words must be a JSON table, got {self.words[:40]!r}")
+        return json.dumps({"name": self.algorithm, **words}, sort_keys=True)
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Plan:
+        """From a Flower app's configuration; a word that is none of ours is somebody else's, and stays."""
+        given = {word.replace("-", "_"): value for word, value in config.items()}
+        known = {f.name: given[f.name] for f in fields(cls) if f.name in given}
+        for f in fields(cls):
+            kind: Any = type(f.default)
+            if f.name in known and type(known[f.name]) is not kind:
+                if kind is not float or type(known[f.name]) is not int:
+                    raise ValueError(f"Plan: {f.name} must be {kind.__name__}, got {known[f.name]!r}")
+                known[f.name] = float(known[f.name])
+        return cls(**known)
+
+
+class Remote:
+    """The federation as a problem: its clients are elsewhere, so it has sizes and a start, but no gradients."""
+
+    max_rate = 1.0
+
+    def __init__(self, model: Model, loss: Loss, plan: Plan, test: tuple[Any, Any] | None):
+        self.model, self.plan, self.dtype, self.device = model, plan, DTYPES[plan.dtype], torch.device("cpu")
+        network = self._made(plan.seed)
+        self.layout = [(name, tuple(p.shape)) for name, p in trainable(network)]
+        self.d = flatten(network).numel()
+        self.judge = None
+        if test is not None:
+            self.judge = make_problem(network, loss, x=test[0], y=test[1]).to(dtype=self.dtype)
+        self.federation: Federation | None = None
+        self.clients, self.sizes = 0, torch.empty(0, dtype=torch.int64)
+
+    def joined(self, federation: Federation) -> Remote:
+        self.federation = federation
+        self.sizes = federation.greet(self.plan.clients, self.layout)
+        self.clients = len(self.sizes)
+        return self
+
+    def _made(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(rng.key(seed, rng.MODEL)))
+            return self.model()
+
+    def start(self, seed: int) -> Tensor:
+        return flatten(self._made(seed)).to(self.dtype)
+
+    def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
+        """On the clients' samples, as they report it, and on the server's test set where it has one."""
+        assert self.federation is not None
+        metrics = {}
+        for name, (values, whose) in self.federation.evaluate(x).items():
+            metrics[name] = (values * weights[whose]).sum() / weights[whose].sum()
+        if self.judge is not None:
+            own = self.judge.evaluate(x, torch.ones(1, dtype=torch.float64))
+            metrics |= {name.replace("train_", "test_"): value for name, value in own.items()}
+        return metrics
+
+
+def serve(
+    grid: Grid, plan: Plan, model: Model, loss: Loss, test: tuple[Any, Any] | None = None,
+    say: Callable[[str], None] = print,
+) -> Run:  # fmt: skip
+    """All rounds, from the start or from the checkpoint; the report is written whatever happens."""
+    checkpoint = Checkpoint(Path(plan.out))
+    state, facts = checkpoint.load() if plan.resume else (None, {})
+    if not plan.resume:
+        checkpoint.begin()
+    federation = Federation(
+        grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.min_replies, plan.repeats, plan.limit
+    )
+    if state is not None:
+        if facts["plan"] != _same(plan):
+            raise ValueError(f"{plan.out}: was begun with another plan: {facts['plan']}")
+        federation.stamp, federation.base = facts["stamp"], state.pop("federation.base")
+        federation.rejections.counts.update(facts["rejected"])
+        federation.gradients, federation.full_gradients = (int(state[f"counts.{k}"]) for k in GRADIENTS)
+    try:
+        remote: Any = Remote(model, loss, plan, test).joined(federation)
+        run = Run(
+            algorithm(plan.table), remote, plan.cohort or None, plan.seed, engine=federation, weights=plan.weights,
+            state=state,
+        )  # fmt: skip
+        if state is None:
+            _note(checkpoint, run, federation, plan, 0.0)
+        while run.round < plan.rounds:
+            began = time.monotonic()
+            run.advance()
+            _note(checkpoint, run, federation, plan, time.monotonic() - began)
+            say(f"round {run.round} of {plan.rounds}: {_line(run, federation)}")
+        return run
+    finally:
+        report = {"rejected": dict(federation.rejections.counts), "last": federation.rejections.words}
+        (checkpoint.place / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _note(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan, seconds: float) -> None:
+    run.counts.gradients, run.counts.full_gradients = federation.gradients, federation.full_gradients
+    if run.round % plan.every == 0 or run.round == plan.rounds:
+        checkpoint.append([row | {"seconds": round(seconds, 3)} for row in run.evaluate()])
+    facts = {"plan": _same(plan), "stamp": federation.stamp, "rejected": dict(federation.rejections.counts)}
+    checkpoint.save(run.state() | {"federation.base": federation.base}, facts)
+
+
+def _same(plan: Plan) -> dict[str, Any]:
+    """What a resumed run must have in common with what was begun."""
+    free = ("rounds", "resume", "out", "timeout", "min_replies", "repeats")
+    return {word: value for word, value in asdict(plan).items() if word not in free}
+
+
+def _line(run: Run, federation: Federation) -> str:
+    lost = ", ".join(f"{n} {kind}" for kind, n in federation.rejections.counts.items())
+    return f"{int(run.dropped)} replies lost so far" + (f" ({lost})" if lost else "")
+
+
+def server_app(model: Model, loss: Loss, test: Callable[[], tuple[Any, Any]] | None = None) -> ServerApp:
+    """The ServerApp for a model; `test` gives the server's own test set, where it has one."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(grid, Plan.of(dict(context.run_config)), model, loss, test() if test else None)
+
+    return app
