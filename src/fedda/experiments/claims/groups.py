@@ -82,6 +82,18 @@ def _check(theory: Theory) -> None:
             raise ValueError(f"theory.json: {name!r} is not judged there; only {', '.join(ours)} are")
         if says["verdict"] not in WORDS:
             raise ValueError(f"theory.json: {name}: verdict must be one of {', '.join(WORDS)}, got {says['verdict']!r}")
+        details = says.get("details", [])
+        if not isinstance(details, list) or not all(_is_detail(d) for d in details):
+            raise ValueError(f"theory.json: {name}: details must be tables of {', '.join(COLUMNS)}")
+
+
+def _is_detail(d: Any) -> bool:
+    """Whether a table can stand as one comparison under a verdict."""
+    whole = (
+        isinstance(d, dict) and {"comparison", "metric", "verdict"} <= set(d) <= set(COLUMNS) and d["verdict"] in WORDS
+    )
+    numbers = (d.get(key) for key in COLUMNS[2:-1]) if whole else ()
+    return whole and all(v is None or (isinstance(v, int | float) and not isinstance(v, bool)) for v in numbers)
 
 
 def alone(folder: str | Path) -> Group | None:

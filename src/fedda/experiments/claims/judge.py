@@ -20,7 +20,7 @@ KINDS = {
     "between": steps.between, "margin": steps.margin, "improves": steps.improves, "gain": steps.gain,
     "traffic": steps.traffic,
 }  # fmt: skip
-NO_THEORY = "judged from a theory.json, and there is none"
+NO_THEORY = "judged from a theory.json, as `fedda theory` writes it, and there is none"
 UNCHECKABLE = "no experiment can check it"
 
 Theory = dict[str, dict[str, Any]]
@@ -55,7 +55,8 @@ def judge(claim: Claim, runs: Sequence[Source], theory: Theory, alone: bool = Fa
     """The verdict on a claim from the runs of one setting; `alone`, on the figures that were run and no others."""
     if claim.kind == "theory":
         says = theory.get(claim.id, {"verdict": NOT_TESTED, "reason": NO_THEORY})
-        return Verdict(claim, says["verdict"], line(" ".join(str(says.get("reason", "")).split()), claim.remark))
+        reason = line(" ".join(str(says.get("reason", "")).split()), claim.remark)
+        return Verdict(claim, says["verdict"], reason, details=[Detail(**d) for d in says.get("details", ())])
     parts = [judge_case(claim, case, runs) for case in claim.figures]
     kept = [part for part, left in zip(parts, left_out(claim, runs), strict=True) if not (alone and left)]
     verdict = combine(part.verdict for part in kept)

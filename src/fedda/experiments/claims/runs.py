@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from fedda.report.read import Run, read
+from fedda.report.read import Run, kept, read
 
 from ...problems import options_of
 from ...registry import partitions
@@ -150,8 +150,8 @@ def sources(folders: Iterable[str | Path]) -> tuple[list[Source], dict[str, dict
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder; give a run folder, or a folder that holds some")
-        itself = (folder / "config.toml").is_file() or (folder / "metrics.jsonl").is_file()
-        below = [folder] if itself else sorted({p.parent for p in folder.rglob("metrics.jsonl")})
+        itself = (folder / "config.toml").is_file() or kept(folder, "metrics.jsonl").is_file()
+        below = [folder] if itself else sorted({p.parent for p in folder.rglob("metrics.jsonl*") if p.suffix != ".tmp"})
         # A folder that is being made begins with a dot; a sweep has rows of many settings, and is no result.
         held = [p for p in below if itself or not any(part.startswith(".") for part in p.relative_to(folder).parts)]
         held = [p for p in held if not (p / "sweep.toml").is_file()]
