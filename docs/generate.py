@@ -13,9 +13,13 @@ import fedda
 from fedda import listing, presets, registry
 from fedda.cli.bench import HEADS, facts, rows, short
 from fedda.costs import cost
+from fedda.report.format import plain as number
+from fedda.theory.methods import CORRECTED
+from fedda.theory.methods import HEADS as HEADS_1
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "performance"
+THEORY = ROOT / "docs" / "theory"
 NAMES = {"fedavg": "FedAvg", "fedda-mvr": "FedDA-MVR"}
 # Of the paper's CNN, batch 16, 10 clients: what a step's gradients take, and what the tensor cores gave when measured.
 GFLOP = {"fedavg": 13.03, "fedda-mvr": 26.05}
@@ -32,6 +36,7 @@ def pages():
     docs = ROOT / "docs"
     yield filled(ROOT / "README.md", algorithms=table(), fast=fast())
     yield filled(docs / "sweeps.md", rates=rates())
+    yield filled(docs / "theory.md", verdicts=verdicts(), methods=methods(), advice=advice())
     yield filled(docs / "performance.md", h200=h200(), bound=bound(), others=others(), cpu=cpu(), growth=growth())
 
 
@@ -201,6 +206,34 @@ def fast():
             cells.append(f"{own['paths'][own['chosen']]['ratio_to_reference']:.2g} times a plain PyTorch loop")
         lines.append((f"{where}, {words}", *cells))
     return markdown(("", *NAMES.values()), lines)
+
+
+def verdicts():
+    """What the recorded `fedda theory` says of C26 to C30."""
+    found = json.loads((THEORY / "theory.json").read_text())
+    return markdown(("", "verdict", "numbers"), [(name, own["verdict"], own["reason"]) for name, own in found.items()])
+
+
+def methods():
+    """Table 1 as we read it."""
+    return markdown(HEADS_1, [row.cells() for row in CORRECTED])
+
+
+def advice():
+    """The recorded advice for three tasks beside their tuned values, and what both come to when trained."""
+    heads = ("task", "", "lr", "w", "c", "eta_0", "alpha_0", "eta_0 L_H", "to Theorem 1", "test loss", "test accuracy")
+    lines, about = [], []
+    for name in ("digits", "breast-cancer", "colon-small"):
+        found = json.loads((THEORY / f"{name}.json").read_text())
+        for key, who in (("own", "tuned"), ("proposed", "proposed"), ("literal", "Theorem 1")):
+            own, end = found["choices"][key], found["trained"].get(found["choices"][key]["who"])
+            numbers = [number(own[word], 3) for word in ("lr", "w", "c", "eta", "alpha", "stable")]
+            ends = (f"{end['test_loss']:.3f}", f"{end['test_accuracy']:.1%}") if end else ("", "")
+            lines.append((name, who, *numbers, f"{number(own['ratio'], 3)} x", *ends))
+        words = (("L", "L"), ("L_batch", "L of batches"), ("sigma", "sigma"), ("zeta", "zeta"))
+        values = ", ".join(f"{word} {number(found['constants'][key], 3)}" for key, word in words)
+        about.append(f"{name}: {values}; bound {number(found['bound'], 2)}")
+    return markdown(heads, lines) + "\n\n" + "; ".join(about) + "."
 
 
 def given(value, words):

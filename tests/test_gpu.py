@@ -6,9 +6,12 @@ import pytest
 import torch
 
 import fedda
+from commands import Quiet
 from conftest import close, digits, last, quadratic, stable
 from fedda import rng
 from fedda.engines import Vectorised
+from fedda.experiments import find, run
+from fedda.experiments.choose import choose
 from fedda.problems import models
 
 pytestmark = [
@@ -180,3 +183,15 @@ def test_chunks_and_replicas_of_the_kernels_agree():
     alone = last(stable("fedda-mvr"), problem, 2, seed=4).x
     close(parts, whole, 1e-5)
     close(alone, whole[1], 1e-5)
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_the_same_seed_gives_the_same_curve_twice(model, tmp_path):
+    """A whole figure through run folders, the kernels' CNN included: rows equal to the byte."""
+    words = ["problem.model=mlp"] if model == "mlp" else ["problem.model=cnn", "problem.filters=16", "problem.layers=3"]
+    wanted = choose(find("digits-heterogeneous"), rounds=6, seeds="0,1", words=[*words, "every=2"])
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        run(wanted, folder, Quiet(), device="cuda", force=True)
+    first, second = ((folder / "metrics.jsonl").read_bytes() for folder in folders)
+    assert first == second and first.count(b"\n") == 8 * 4 * 2  # methods, evaluations, seeds

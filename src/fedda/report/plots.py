@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,11 +32,13 @@ RC: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "lines.scale_dashes": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedda",  # ids in an SVG are random otherwise
 }
 
 
-def draw(shown: Picture, axis: Axis) -> bytes:
-    """Draw the panels of `shown` against `axis` and give the PNG.
+def draw(shown: Picture, axis: Axis, kind: str = "png", dpi: int = 160) -> bytes:
+    """Draw the panels of `shown` against `axis` and give the PNG, or the SVG: the same bytes for the same numbers.
 
     >>> draw(Picture([""], ["train_loss"], [], []), Axis("round", "Rounds", "round", 1))[1:4]
     b'PNG'
@@ -47,7 +50,7 @@ def draw(shown: Picture, axis: Axis) -> bytes:
     lines = [(i, title, part) for i, title, metrics in lines for part in _parts(metrics, columns)]
     with rc_context(RC):
         # No pyplot: a library must not touch the user's figures or backend.
-        figure = Figure(dpi=160, layout="constrained")
+        figure = Figure(dpi=dpi, layout="constrained")
         FigureCanvasAgg(figure)
         under = _legend(figure, shown, columns)
         height = (2.9 if len(lines) == 1 else 2.45 * len(lines)) + 0.21 * under + 0.25
@@ -67,8 +70,13 @@ def draw(shown: Picture, axis: Axis) -> bytes:
                 name = grid[at, 0].set_ylabel("", fontsize=11, fontweight="bold")
                 literal(name, title)
         file = io.BytesIO()
-        figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
+        figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return file.getvalue() if kind != "svg" else re.sub(rb' d="[^"]*"', _short, file.getvalue())
+
+
+def _short(path: re.Match[bytes]) -> bytes:
+    # Hundredths of a point: a path is half as long, and looks the same.
+    return re.sub(rb"(\.\d\d)\d+", rb"\1", path[0])
 
 
 def band(shown: Picture) -> str:

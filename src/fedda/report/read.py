@@ -1,7 +1,9 @@
 """Read a run folder: what was asked, what was measured, and what went wrong."""
 
+import gzip
 import json
 import tomllib
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,14 +49,15 @@ def read(folder: str | Path) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; give the folder that `fedda run` wrote")
-    if not (folder / "metrics.jsonl").is_file():
-        raise ValueError(f"{folder / 'metrics.jsonl'}: not there; give a run folder, as `fedda run` writes it")
+    metrics_file = kept(folder, "metrics.jsonl")
+    if not metrics_file.is_file():
+        raise ValueError(f"{metrics_file}: not there; give a run folder, as `fedda run` writes it")
     config = toml(folder / "config.toml")
-    rows = _rows(folder / "metrics.jsonl")
+    rows = _rows(metrics_file)
     if not rows:
-        raise ValueError(f"{folder / 'metrics.jsonl'}: has no complete row yet; let the run reach round 0")
+        raise ValueError(f"{metrics_file}: has no complete row yet; let the run reach round 0")
     timings: Timings = {}
-    for line, timing in _lines(folder / "timings.jsonl"):
+    for line, timing in _lines(kept(folder, "timings.jsonl")):
         if not isinstance(timing.get("algorithm"), str) or not _whole(timing.get("round")):
             raise ValueError(f"{line}: a timing needs the keys algorithm, round and seconds")
         timings.setdefault(timing["algorithm"], {})[timing["round"]] = number(timing.get("seconds"))
@@ -75,6 +78,16 @@ def read(folder: str | Path) -> Run:
         metrics=metrics,
         curves=aggregate(rows, timings, metrics),
     )
+
+
+def kept(folder: Path, name: str) -> Path:
+    """The file of this name, or its compressed form where only that was kept.
+
+    >>> kept(Path("nowhere"), "metrics.jsonl").name
+    'metrics.jsonl'
+    """
+    plain, packed = folder / name, folder / f"{name}.gz"
+    return packed if packed.is_file() and not plain.is_file() else plain
 
 
 def _metrics(rows: list[Row]) -> list[str]:
@@ -118,7 +131,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     if not path.is_file():
         return []
     # Split bytes, not text: a killed run may have cut its last line inside a character.
-    lines = [(i, line) for i, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
+    lines = [(i, line) for i, line in enumerate(_content(path).split(b"\n"), 1) if line.strip()]
     parsed = []
     for i, line in lines:
         try:
@@ -131,6 +144,15 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
             raise ValueError(f"{path}, line {i}: not a JSON object; only the last line may be cut short")
         parsed.append((f"{path}, line {i}", value))
     return parsed
+
+
+def _content(path: Path) -> bytes:
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as why:
+        raise ValueError(f"{path}: not a whole gzip file ({why})") from None
 
 
 def toml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,152 @@
+"""From the working folder to `results/`: what a reader and a verdict need, small, the same bytes from the same runs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from fedda.report.files import replace
+from fedda.report.picture import picture
+from fedda.report.plots import draw
+from fedda.report.read import read, toml
+
+from ..config import Experiment
+from .estimate import times
+from .parts import Plan, plan
+from .pool import DONE, Entry, entries
+
+DIGITS = 6  # of a kept number: float32 has seven
+DPI = 100  # of a kept picture
+SWEEP = ("config.toml", "sweep.toml", "sweep.json", "best.toml")
+
+
+def pack(work: Path, out: Path) -> list[str]:
+    """Write what has been run in `work` into `out`; which folders were written.
+
+    `out` holds SETTING/FIGURE, pilots/NAME and sweeps/NAME, `parts.toml` and `times.json`; what somebody else put
+    there (`theory/`) stays.
+    """
+    wanted = plan(work / "parts.toml")
+    rows = times(work)
+    written = []
+    for part, name in wanted.figures():
+        best = work / "sweeps" / part.sweep / "best.toml" if part.sweep else None
+        if best is None or best.is_file():
+            experiment = wanted.figure(part, name, best)
+            written += _runs(experiment, work, out / part.setting / experiment.name, rows)
+    for name in wanted.pilots:
+        written += _runs(wanted.pilot(name), work, out / "pilots" / name, rows, pictures=False)
+    for name in wanted.sweeps:
+        if (work / "sweeps" / name / DONE).is_file():
+            written += _sweep(name, work, out / "sweeps" / name, rows)
+    if written:
+        replace(out / "parts.toml", wanted.text)
+        replace(out / "times.json", _times(wanted, work, rows))
+    return written
+
+
+def _runs(
+    experiment: Experiment, work: Path, place: Path, rows: list[dict[str, Any]], pictures: bool = True
+) -> list[str]:
+    """A run folder out of the runs that are done, if any is."""
+    there = [entry for entry in entries(experiment, work) if entry.done]
+    if not there:
+        return []
+    _refuse_less(place, [entry.label for entry in there], work)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    own = experiment.model_copy(update={"algorithms": {e.label: experiment.algorithms[e.label] for e in there}})
+    replace(place / "config.toml", own.toml())
+    for name in ("metrics.jsonl", "timings.jsonl"):
+        replace(place / f"{name}.gz", packed([row for entry in there for row in entry.rows(name)]))
+    failures = {entry.label: entry.failure for entry in there if entry.failure}
+    if failures:
+        replace(place / "failures.json", json.dumps(failures, indent=1) + "\n")
+    about = environment([e.environment for e in there], [e.place.name for e in there], rows)
+    replace(place / "environment.json", about)
+    if pictures:
+        shown = picture([read(place)])
+        for kind in ("png", "svg"):
+            replace(place / f"curves-rounds.{kind}", draw(shown, shown.axes[0], kind, DPI))
+    return [str(place)]
+
+
+def _refuse_less(place: Path, labels: list[str], work: Path) -> None:
+    """What is kept is never replaced by less of it."""
+    if (place / "config.toml").is_file():
+        gone = [label for label in toml(place / "config.toml")["algorithms"] if label not in labels]
+        if gone:
+            words = f"holds {', '.join(gone)}, which {work} has not run"
+            raise ValueError(f"{place}: {words}: bring those runs back, or give another --out")
+
+
+def _sweep(name: str, work: Path, place: Path, rows: list[dict[str, Any]]) -> list[str]:
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    for file in SWEEP:
+        shutil.copyfile(work / "sweeps" / name / file, place / file)
+    facts = json.loads((work / "sweeps" / name / "environment.json").read_bytes())
+    replace(place / "environment.json", environment([facts], [name], rows))
+    return [str(place)]
+
+
+def packed(rows: list[dict[str, Any]]) -> bytes:
+    """Rows as compressed JSON lines, floats with six digits; without a time of its own, so the same bytes every time.
+
+    >>> gzip.decompress(packed([{"round": 0, "train_loss": 2.30258509}]))
+    b'{"round":0,"train_loss":2.30259}\\n'
+    """
+    short = ({k: float(f"{v:.{DIGITS}g}") if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in short)
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def environment(facts: list[dict[str, Any]], names: list[str], rows: list[dict[str, Any]]) -> str:
+    """What the runs were made with: a fact that they share, or a list where they differ; every command and commit."""
+    found: dict[str, Any] = {}
+    for word in dict.fromkeys(word for one in facts for word in one if word != "command"):
+        values = list(dict.fromkeys(one.get(word) for one in facts))
+        found[word] = values[0] if len(values) == 1 else values
+    own = [row for row in rows if row["name"] in names]
+    for word in ("command", "commit"):
+        found[f"{word}s"] = list(dict.fromkeys(row[word] for row in own))
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
+    """Every run and sweep with its steps and seconds, under the part that ran it."""
+    of: dict[str, Entry] = {}
+    experiments = [wanted.pilot(name) for name in wanted.pilots]
+    for part, name in wanted.figures():
+        best = work / "sweeps" / part.sweep / "best.toml" if part.sweep else None
+        if best is None or best.is_file():
+            experiments.append(wanted.figure(part, name, best))
+    for experiment in experiments:
+        of |= {entry.place.name: entry for entry in entries(experiment, work)}
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        own = found.setdefault(f"{row['kind']} {row['name']}", {**row, "wall": 0.0})
+        own["wall"] = round(own["wall"] + row["wall"], 3)
+    for own in found.values():
+        own.pop("command"), own.pop("commit")
+        entry = of.get(own["name"])
+        if own["kind"] == "run" and entry is not None:
+            (algorithm,) = entry.experiment.algorithms
+            data, seeds = entry.experiment.problem.data, len(entry.experiment.seeds)
+            own |= {"data": data, "algorithm": algorithm, "steps": entry.steps, "seeds": seeds, "done": entry.done}
+            own["rounds_seconds"] = entry.seconds
+        elif own["kind"] == "sweep" and own["name"] in wanted.sweeps:
+            asked, searched = wanted.sweeps[own["name"]], wanted.searched(own["name"])
+            steps = sum(entry.steps for entry in entries(searched, work))
+            own |= {"steps": steps, "seeds": len(asked["rates"]) * len(asked["seeds"])}
+            own["rounds_seconds"] = _spent(work / "sweeps" / own["name"] / "timings.jsonl")
+    return json.dumps(list(found.values()), indent=1) + "\n"
+
+
+def _spent(timings: Path) -> float:
+    """Seconds in rounds of all the programs of a sweep."""
+    last = {row["algorithm"]: row["seconds"] for row in map(json.loads, timings.read_text().splitlines())}
+    return float(sum(last.values()))

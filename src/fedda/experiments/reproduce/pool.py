@@ -1,0 +1,98 @@
+"""Runs of one method each, under a name that says all they depend on: what two figures share is run once.
+
+A figure's folder is put together from them. A run that came to its end keeps its rows and no checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedda.report.curves import Row
+from fedda.report.files import slug
+
+from ..config import Experiment
+from .parts import canonical
+
+DONE = "done.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method of an experiment, as an experiment of its own in the folder `place`."""
+
+    label: str
+    experiment: Experiment
+    place: Path
+
+    @property
+    def rounds(self) -> int:
+        """The round that the run was asked for and has come to, or 0."""
+        try:
+            return int(json.loads((self.place / DONE).read_bytes())["rounds"])
+        except (OSError, ValueError, LookupError):
+            return 0
+
+    @property
+    def done(self) -> bool:
+        return self.rounds >= self.experiment.rounds
+
+    @property
+    def steps(self) -> int:
+        """Local steps of every client that takes part."""
+        (words,) = self.experiment.algorithms.values()
+        return self.experiment.rounds * int(words["steps"])
+
+    def finish(self) -> None:
+        """Note that the run is over, and let go of its checkpoint: the rows are what is kept."""
+        (self.place / DONE).write_text(json.dumps({"rounds": self.experiment.rounds}) + "\n", encoding="utf-8")
+        shutil.rmtree(self.place / "checkpoint", ignore_errors=True)
+
+    def rows(self, name: str) -> Iterator[Row]:
+        """The rows of the run up to the last round of the experiment, under the figure's own label."""
+        for line in (self.place / name).read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if row["round"] <= self.experiment.rounds:
+                yield row | {"algorithm": self.label}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent in rounds, evaluations left out."""
+        lines = (self.place / "timings.jsonl").read_text(encoding="utf-8").splitlines()
+        return float(json.loads(lines[-1])["seconds"]) if lines else 0.0
+
+    @property
+    def failure(self) -> str:
+        """Why the run ended early, if it did."""
+        try:
+            return str(next(iter(json.loads((self.place / "failures.json").read_bytes()).values())))
+        except (OSError, StopIteration):
+            return ""
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        return dict(json.loads((self.place / "environment.json").read_bytes()))
+
+
+def entries(experiment: Experiment, work: Path) -> list[Entry]:
+    """The runs that a completed experiment is made of, in the folder `work`.
+
+    >>> from fedda.experiments import find
+    >>> [a, b] = [entries(find(name).completed(), Path("w"))[0] for name in ("digits", "digits-heterogeneous")]
+    >>> a.place.name, a.place == b.place  # other seeds
+    ('digits-fedda-mvr-...', False)
+    """
+    found = []
+    for label, words in experiment.algorithms.items():
+        own = canonical(words)
+        one = experiment.model_copy(update={"figure": "", "setting": "", "title": "", "algorithms": {own["name"]: own}})
+        about = one.model_dump(exclude={"name", "rounds"})  # a shorter run is the beginning of a longer one
+        key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:10]
+        name = f"{slug(Path(experiment.problem.data).stem)}-{own['name']}-{key}"
+        found.append(Entry(label, one.model_copy(update={"name": name}), work / "runs" / name))
+    return found

@@ -1,0 +1,105 @@
+"""Tables of the page: values with their spread, and what a rule makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from fedda.report import style
+from fedda.report.format import count, size, spread
+
+from ..claims.compare import INCONCLUSIVE, LOWER, compare
+from ..claims.runs import ALIASES, Source
+from ..claims.values import Method
+from .results import methods
+
+FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+SPARSE = ("density", "nonzero")
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table.
+
+    >>> print(markdown(["a", "b"], [["1", "2"]]))
+    | a | b |
+    | --- | --- |
+    | 1 | 2 |
+    """
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def value(method: Method, metric: str) -> str:
+    """A mean over seeds with its standard deviation, of the last 5 % of the rounds."""
+    if method.lost:
+        return method.lost.split(" (")[0]
+    found = method.values.get(metric)
+    if found is None:
+        return "–"
+    std = found.se * math.sqrt(found.seeds) if found.seeds > 1 else None
+    return spread(found.mean, std, style.metric(metric).percent)
+
+
+def shown(run: Source) -> list[str]:
+    """The metrics of a run that a table shows: sparsity where there is any."""
+    return [*FOUR, *(m for m in SPARSE if m in run.run.metrics)]
+
+
+def final(run: Source) -> str:
+    """What every method of a run came to; the best of each column in bold."""
+    found, columns = methods(run), shown(run)
+    best = {m: _best(found, m) for m in columns}
+    rows = [
+        [m.label, *(f"**{value(m, c)}**" if m is best[c] else value(m, c) for c in columns), str(m.seeds)]
+        for m in found
+    ]
+    return markdown(["method", *(style.metric(c).name.lower() for c in columns), "seeds"], rows)
+
+
+def _best(found: Sequence[Method], metric: str) -> Method | None:
+    alive = [m for m in found if metric in m.values]
+    sign = -1 if metric in LOWER else 1
+    return max(alive, key=lambda m: sign * m.values[metric].mean, default=None)
+
+
+def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
+    """Of the runs of one problem: the most accurate method on test samples, those as good, the one to take, and why.
+
+    As good is what does not lose to the best by more than two standard errors. To be taken is the one of these that
+    sends the fewest bytes, then takes the fewest gradients; where the problem has a penalty, the sparsest.
+    """
+    found: dict[str, Method] = {}
+    sparse = False
+    for run in runs:
+        sparse = sparse or "density" in run.run.metrics
+        for method in methods(run):
+            name = str(method.words.get("name", method.label))
+            key = method.label if method.label.endswith("-l1") else ALIASES.get(name, name)
+            steps = method.words.get("steps")
+            found.setdefault(f"{key} ({steps})" if " (" in method.label else key, method)
+    table = {m.label: m for m in found.values()}
+    best = _best(list(table.values()), "test_accuracy")
+    if best is None:
+        return "none trained", "–", "none", "every method diverged"
+    equal = [m for m in table.values() if m is best or _as_good(table, m, best)]
+    if sparse:
+        chosen = min(equal, key=lambda m: m.values["density"].mean)
+        why = f"the sparsest of them, density {value(chosen, 'density')}"
+    else:
+        chosen = min(equal, key=_cost)
+        sent, gradients = _cost(chosen)
+        why = f"sends {size(sent)} and takes {count(gradients)} gradients, the least of them"
+    others = ", ".join(m.label for m in equal if m is not best) or "no other"
+    return f"{best.label}, {value(best, 'test_accuracy')}", others, chosen.label, why
+
+
+def _as_good(table: dict[str, Method], method: Method, best: Method) -> bool:
+    if "test_accuracy" not in method.values:
+        return False
+    return compare(table, best.label, method.label, "test_accuracy").verdict == INCONCLUSIVE
+
+
+def _cost(method: Method) -> tuple[float, float]:
+    """Bytes sent and gradients taken to the end, by all clients."""
+    last = max(method.rows, key=lambda row: row["round"])
+    return last["bytes_up"] + last["bytes_down"], last["gradients"]

@@ -1,0 +1,471 @@
+"""The reproduction in miniature, on digits: run in parts, stopped and gone on with, packed, judged, written up."""
+
+import gzip
+import itertools
+import json
+import re
+import shutil
+import signal
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from commands import Quiet, inside, is_one_line
+from fedda.experiments import claims, run
+from fedda.experiments.grid import points
+from fedda.experiments.reproduce import plan, readme, work
+from fedda.experiments.reproduce.chapters import findings
+from fedda.experiments.reproduce.estimate import lines
+from fedda.experiments.reproduce.pack import pack
+from fedda.experiments.reproduce.page import page
+from fedda.experiments.reproduce.pool import entries
+from fedda.experiments.reproduce.results import Results
+from fedda.experiments.reproduce.tables import recommended
+from fedda.experiments.reproduce.work import Clock, Reproduction
+from fedda.report import read
+
+ROOT = Path(__file__).parent.parent
+MINI = """
+rounds = 8
+every = 2
+seeds = [0, 1, 2]
+words = ["problem.data=digits", "problem.model=mlp", "problem.hidden=8"]
+readme = "cifar10"
+
+[[parts]]
+name = "main"
+setting = "paper"
+figures = ["cifar10", "cifar10-variants"]
+
+[[parts]]
+name = "pilots"
+pilots = ["alpha", "start"]
+
+[[parts]]
+name = "sweep"
+sweeps = ["cifar10"]
+
+[[parts]]
+name = "tuned"
+setting = "tuned"
+figures = ["cifar10"]
+sweep = "cifar10"
+
+[[parts]]
+name = "later"
+setting = "paper"
+figures = ["cifar10-momentum", "femnist"]
+
+[sweeps.cifar10]
+figures = ["cifar10"]
+rounds = 4
+every = 2
+seeds = [100]
+rates = [1.0, 10.0]
+server = ["fedadam", "local-adapt"]
+
+[pilots.alpha]
+question = "alpha: the history's weight or the new gradient's?"
+experiment = "cifar10"
+rounds = 6
+every = 2
+seeds = [0, 1, 2]
+ours = ["history"]
+
+[pilots.alpha.runs]
+"fedda-2-1: history" = {name = "fedda-2-1", preset = "cifar10"}
+"fedda-2-1: weight" = {name = "fedda-2-1", preset = "cifar10", alpha_mode = "weight"}
+
+[pilots.start]
+question = "mu_0: zero or not?"
+experiment = "cifar10"
+rounds = 6
+every = 2
+seeds = [0, 1, 2]
+ours = ["nu0"]
+
+[pilots.start.runs]
+"fedda-1-2: nu0" = {name = "fedda-1-2", preset = "cifar10"}
+"fedda-1-2: zero" = {name = "fedda-1-2", preset = "cifar10", mu0 = "zero"}
+"""
+
+
+def mini(folder):
+    file = folder / "mini.toml"
+    file.write_text(MINI)
+    return plan(file)
+
+
+def doing(wanted, place, **how):
+    return Reproduction(wanted, place, Quiet(), commit="0123abc", say=lambda words: None, **how)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A whole reproduction but for its last part: the plan, the working folder, the results."""
+    folder = tmp_path_factory.mktemp("reproduction")
+    wanted = mini(folder)
+    assert doing(wanted, folder / "work").go(wanted.chosen(["main", "pilots", "sweep", "tuned"]))
+    pack(folder / "work", folder / "results")
+    return wanted, folder / "work", folder / "results"
+
+
+# -- the plan of the paper -----------------------------------------------------------------------------------------------
+def test_the_plan_is_the_whole_paper_at_its_length_in_both_settings():
+    wanted = plan()
+    assert (wanted.rounds, wanted.seeds) == (4000, (0, 1, 2, 3, 4))
+    for setting in ("paper", "tuned"):
+        figures = {wanted.figure(part, name).figure for part, name in wanted.figures() if part.setting == setting}
+        assert figures == set().union(*(claim.named for claim in claims.claims()))
+    for part, name in wanted.figures():
+        experiment = wanted.figure(part, name)
+        assert experiment.setting == part.setting and experiment.problem.data != "pathmnist"
+        assert 30 <= experiment.rounds // experiment.every <= 100  # evaluations
+        assert 20 * 2 * experiment.every <= experiment.rounds  # two of them at least in the last 5 %
+        if name.startswith("femnist"):
+            assert (experiment.problem.clients, experiment.cohort) == (500, 50)
+
+
+def test_every_sweep_gives_every_method_as_much_and_touches_no_seed_of_the_figures():
+    wanted = plan()
+    budgets = {(s["rounds"], len(s["seeds"])) for s in wanted.sweeps.values()}
+    assert len(budgets) == 1
+    for name, asked in wanted.sweeps.items():
+        search = wanted.search(name)
+        found = points(search.experiment, search.grids, None)  # refuses unequal numbers
+        assert {len(own) for own in found.values()} == {len(asked["rates"])}
+        assert search.metric.startswith("validation") and not set(asked["seeds"]) & set(wanted.seeds)
+        labels = {label for f in asked["figures"] for label in wanted.figure(wanted.parts[0], f).algorithms}
+        assert set(found) | {"fedda-1-1"} >= labels  # FedDA-1-1 is FedDA-MVR
+
+
+def test_pilots_try_every_reading_and_mark_ours():
+    wanted = plan()
+    assert {"beta", "mu0", "alpha", "epsilon", "epsilon-femnist", "l1"} <= set(wanted.pilots)
+    for name, asked in wanted.pilots.items():
+        experiment = wanted.pilot(name)
+        methods = {label.split(": ")[0] for label in experiment.algorithms}
+        for method in methods:
+            own = [label.split(": ")[1] for label in experiment.algorithms if label.startswith(f"{method}: ")]
+            assert len(own) > 1 and len(set(own) & set(asked["ours"])) == 1, (name, method)
+
+
+def test_what_figures_share_is_one_run(tmp_path):
+    wanted = plan()
+    of = {
+        (part.name, name): {e.label: e.place for e in entries(wanted.figure(part, name), tmp_path)}
+        for part, name in wanted.figures()
+        if part.setting == "paper"
+    }
+    main, variants = of["cifar10", "cifar10"], of["variants", "cifar10-variants"]
+    ablation, het = of["local-steps", "cifar10-ablation"], of["heterogeneous", "cifar10-heterogeneous"]
+    assert main["fedda-mvr"] == variants["fedda-1-1"] == ablation["fedda-1-1 (5)"]
+    assert main["fedcm"] == of["local-steps", "cifar10-momentum"]["fedcm (5)"]
+    assert len({ablation[f"fedda-1-1 ({steps})"] for steps in (5, 10, 20)}) == 3
+    assert not set(main.values()) & set(het.values())
+    found = {line.part: line for line in lines(wanted, list(wanted.parts), tmp_path)}
+    assert found["cifar10"].runs == 8 and found["variants"].runs == 3
+    assert found["local-steps"].runs == 2 * 8 and found["local-steps"].steps == 8 * 4000 * (10 + 20)
+
+
+# -- the miniature -------------------------------------------------------------------------------------------------------
+def rows_of(path):
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def test_each_run_is_run_once_and_keeps_no_checkpoint(made):
+    _, place, _ = made
+    runs = [
+        row["name"] for row in map(json.loads, (place / "times.jsonl").read_text().splitlines()) if row["kind"] == "run"
+    ]
+    assert len(runs) == len(set(runs)) == len(list((place / "runs").iterdir()))
+    # 8 of the comparison, 3 variants more, 2 readings that are not the presets' own; the tuned ones that moved
+    best = Results(made[2]).sweeps["cifar10"]["algorithms"].values()
+    moved = sum(own["points"][1]["best"] for own in best)
+    assert moved > 0 and len(runs) == 8 + 3 + 2 + moved
+    assert not list(place.glob("runs/*/checkpoint"))
+
+
+def test_a_figure_put_together_is_the_figure_run_by_itself(made, tmp_path):
+    wanted, _, results = made
+    run(wanted.figure(wanted.parts[0], "cifar10-variants"), tmp_path / "run", Quiet(), threads=1)
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    alone = list(map(json.loads, text.splitlines()))
+    kept = rows_of(results / "paper" / "cifar10-variants" / "metrics.jsonl.gz")
+    assert [(r["algorithm"], r["round"], r["seed"]) for r in kept] == [
+        (r["algorithm"], r["round"], r["seed"]) for r in alone
+    ]
+    for a, b in zip(kept, alone, strict=True):
+        assert a == {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in b.items()}
+    config, own = (read(p).config for p in (results / "paper" / "cifar10-variants", tmp_path / "run"))
+    assert config == own
+
+
+def test_a_shorter_pilot_is_the_beginning_of_a_longer_run(made):
+    _, _, results = made
+    kept = rows_of(results / "pilots" / "alpha" / "metrics.jsonl.gz")
+    longer = rows_of(results / "paper" / "cifar10-variants" / "metrics.jsonl.gz")
+    mine = [r | {"algorithm": ""} for r in kept if r["algorithm"] == "fedda-2-1: history"]
+    assert mine == [r | {"algorithm": ""} for r in longer if r["algorithm"] == "fedda-2-1" and r["round"] <= 6]
+
+
+def test_tuned_figures_have_the_winners_of_their_sweep(made):
+    _, _, results = made
+    sweep = Results(results).sweeps["cifar10"]
+    config = read(results / "tuned" / "cifar10").config
+    assert config["setting"] == "tuned"
+    for label, own in sweep["algorithms"].items():
+        (best,) = (p["values"] for p in own["points"] if p["best"])
+        assert best and all(config["algorithms"][label][word] == value for word, value in best.items())
+    assert [w for w in sweep["algorithms"]["fedadam"]["words"]] == ["server_lr"]
+
+
+def test_what_a_figure_was_made_with_is_kept(made):
+    _, _, results = made
+    about = json.loads((results / "paper" / "cifar10" / "environment.json").read_text())
+    assert about["commits"] == ["0123abc"] and about["commands"] and about["torch"] and about["precision"]
+    svg = (results / "paper" / "cifar10" / "curves-rounds.svg").read_text()
+    words = "".join(ElementTree.fromstring(svg).itertext())
+    assert "Train loss" in words and "fedda-mvr" in words and len(svg) < 150_000
+    assert sum(p.stat().st_size for p in results.rglob("*") if p.is_file()) < 2_000_000
+    assert not list(results.rglob("*.safetensors"))
+
+
+def test_packing_again_gives_the_same_bytes_and_leaves_what_is_not_ours(made):
+    _, place, results = made
+    (results / "theory").mkdir(exist_ok=True)
+    (results / "theory" / "theory.json").write_text('{"C29": {"verdict": "SUPPORTED", "reason": "slope -0.67"}}')
+    try:
+        before = {p: p.read_bytes() for p in results.rglob("*") if p.is_file()}
+        pack(place, results)
+        assert {p: p.read_bytes() for p in results.rglob("*") if p.is_file()} == before
+        assert Results(results).verdict("paper", "C29").verdict == "SUPPORTED"
+        assert "slope -0.67" in page(results, "r")
+    finally:
+        shutil.rmtree(results / "theory")
+
+
+def test_what_is_kept_is_not_replaced_by_less(made, tmp_path):
+    wanted, place, results = made
+    shutil.copytree(results / "pilots", tmp_path / "results" / "pilots")
+    shutil.copytree(place, tmp_path / "work")
+    (gone,) = (e for e in entries(wanted.pilot("alpha"), tmp_path / "work") if e.label.endswith("weight"))
+    shutil.rmtree(gone.place)
+    with pytest.raises(ValueError, match=r"alpha: holds fedda-2-1: weight, which .*work has not run"):
+        pack(tmp_path / "work", tmp_path / "results")
+    (bare := tmp_path / "bare").mkdir()
+    shutil.copy(place / "parts.toml", bare)
+    assert pack(bare, tmp_path / "results") == [] and len(list((tmp_path / "results" / "pilots").iterdir())) == 2
+
+
+def test_stopped_when_the_time_is_over_and_gone_on_with_to_the_same_bytes(made, tmp_path, monkeypatch):
+    """The same seeds twice give the same curves, however often the second was stopped."""
+    wanted, _, results = made
+    rounds = itertools.count(1)
+    monkeypatch.setattr(Clock, "over", property(lambda clock: next(rounds) % 13 == 0))
+    parts, calls = wanted.chosen(["main"]), 1
+    while not doing(wanted, tmp_path / "work").go(parts):
+        calls += 1
+    assert calls > 5
+    pack(tmp_path / "work", tmp_path / "results")
+    for name in ("cifar10", "cifar10-variants"):
+        file = Path("paper") / name / "metrics.jsonl.gz"
+        assert (tmp_path / "results" / file).read_bytes() == (results / file).read_bytes()
+
+
+def test_time_is_over_where_signals_are_ignored_too(tmp_path, monkeypatch):
+    wanted, rounds = mini(tmp_path), itertools.count(1)
+    monkeypatch.setattr(Clock, "over", property(lambda clock: next(rounds) > 4))
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert not doing(wanted, tmp_path / "work").go(wanted.chosen(["main"]))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_tuned_part_waits_for_its_sweep(tmp_path):
+    wanted, said = mini(tmp_path), []
+    reproduction = doing(wanted, tmp_path / "work")
+    reproduction.say = said.append
+    assert reproduction.go(wanted.chosen(["tuned"])) and not (tmp_path / "work" / "runs").exists()
+    assert said == ["tuned: cifar10 waits for the sweep 'cifar10'"]
+
+
+def test_a_part_may_have_rounds_and_a_precision_of_its_own(tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text(MINI.replace('name = "main"', 'name = "main"\nrounds = 4\nprecision = "half"', 1))
+    wanted = plan(file)
+    (part, *_) = wanted.parts
+    assert wanted.figure(part, "cifar10").rounds == 4
+    with pytest.raises(ValueError, match="half"):  # handed on to the run, which knows which there are
+        doing(wanted, tmp_path / "work").go([part])
+    full, quick = (plan().parts[0] for _ in range(2))
+    quick = replace(quick, precision="bf16")
+    slow, fast = (lines(plan(), [p], tmp_path)[0].seconds for p in (full, quick))
+    assert 0.5 * slow < fast < 0.8 * slow
+
+
+def test_what_cannot_be_resumed_is_run_again_when_more_rounds_are_wanted(tmp_path):
+    wanted = mini(tmp_path)
+    short = tmp_path / "short.toml"
+    short.write_text(
+        MINI.replace("rounds = 8", "rounds = 4", 1).replace('"cifar10", "cifar10-variants"', '"cifar10-variants"')
+    )
+    assert doing(plan(short), tmp_path / "work").go(plan(short).chosen(["main"]))
+    assert doing(wanted, tmp_path / "work").go([wanted.parts[0]])
+    assert {e.rounds for e in entries(wanted.figure(wanted.parts[0], "cifar10-variants"), tmp_path / "work")} == {8}
+
+
+def test_a_damaged_file_is_said(made, tmp_path):
+    shutil.copytree(made[2] / "pilots" / "alpha", tmp_path / "alpha")
+    file = tmp_path / "alpha" / "metrics.jsonl.gz"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"metrics.jsonl.gz: not a whole gzip file"):
+        read(tmp_path / "alpha")
+
+
+# -- the page ------------------------------------------------------------------------------------------------------------
+def test_the_page_is_a_function_of_the_results_alone(made, tmp_path):
+    _, _, results = made
+    shutil.copytree(results, tmp_path / "copy")
+    assert page(tmp_path / "copy", "../r") == page(results, "../r")
+    rows = rows_of(results / "paper" / "cifar10" / "metrics.jsonl.gz")
+    for row in rows:
+        if row["algorithm"] == "fedavg" and row["round"] == 8:
+            row["test_accuracy"] = 0.5
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "copy" / "paper" / "cifar10" / "metrics.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    assert "| fedavg |" in page(results, "../r") and page(tmp_path / "copy", "../r") != page(results, "../r")
+
+
+def test_the_page_s_numbers_are_those_of_the_rows(made):
+    """The last 5 % of 8 rounds is round 8 alone: mean and deviation over seeds, taken here from the rows."""
+    _, _, results = made
+    text = page(results, "../results")
+    rows = rows_of(results / "paper" / "cifar10" / "metrics.jsonl.gz")
+    for label in ("fedda-mvr", "local-adapt"):
+        last = [r["test_accuracy"] for r in rows if r["algorithm"] == label and r["round"] == 8]
+        assert f"{100 * statistics.fmean(last):.1f} ± {100 * statistics.stdev(last):.1f} %" in text
+    assert "../results/paper/cifar10/curves-rounds.png" in text
+    group = {g.setting: g for g in claims.verdicts([results])}["paper"]
+    for verdict in group.verdicts:
+        if verdict.verdict != "NOT TESTED":
+            assert f"**{verdict.claim.id}**" in text and verdict.reason in text
+    times = json.loads((results / "times.json").read_text())
+    steps = sum(row["steps"] * row["seeds"] for row in times)
+    assert f"| **all** | {len(times)} | {steps:,} |" in text
+    assert "\n- `fedda " in text[: text.index("## Verdicts")]  # by which command
+
+
+def test_what_was_not_run_is_said(made, tmp_path):
+    _, _, results = made
+    text = page(results, "../results")
+    femnist = text[text.index("### FEMNIST, 50 of") :]
+    assert "**At the paper's values**: not run." in femnist[:100]
+    assert (
+        "data digits; not run: fedcm (10), fedda-2-1 (10), fedda-2-2 (10), fedcm (20)" in text
+    )  # the others are there
+    nothing = page(tmp_path / "nowhere", "../results")
+    assert "none of the 22 figures" in nothing and nothing.count("not run") > 22
+    assert "SUPPORTED |" not in nothing.replace("✓ SUPPORTED | 0 |", "").replace("✗ NOT SUPPORTED | 0 |", "")
+
+
+def test_pilots_say_what_was_found(made):
+    _, _, results = made
+    found = Results(results)
+    (line,) = findings(found.pilots["alpha"], ["history"], "train_loss")
+    last = {
+        label: [r["train_loss"] for r in found.pilots["alpha"].run.rows if r["algorithm"] == label and r["round"] == 6]
+        for label in ("fedda-2-1: history", "fedda-2-1: weight")
+    }
+    ours, other = (statistics.fmean(v) for v in last.values())
+    assert ("ours, history, has the best" in line) == (ours < other)
+    (start,) = findings(found.pilots["start"], ["nu0"], "train_loss")
+    assert start.startswith("fedda-1-2: ours, nu0")
+
+
+def test_the_advice_follows_its_rule(made):
+    """Recomputed from the rows: the fewest bytes among those within two standard errors of the best."""
+    results = made[2]
+    last = {}
+    for row in rows_of(results / "tuned" / "cifar10" / "metrics.jsonl.gz"):
+        if row["round"] == 8:
+            last.setdefault(row["algorithm"], []).append(row)
+    mean = {k: statistics.fmean(r["test_accuracy"] for r in v) for k, v in last.items()}
+    se = {k: statistics.stdev(r["test_accuracy"] for r in v) / 3**0.5 for k, v in last.items()}
+    best = max(mean, key=mean.get)
+    equal = {k for k in mean if mean[best] - mean[k] <= 2 * (se[best] ** 2 + se[k] ** 2) ** 0.5 + 1e-12}
+    cost = {k: (v[0]["bytes_up"] + v[0]["bytes_down"], v[0]["gradients"]) for k, v in last.items()}
+    found, others, take, _ = recommended([Results(results).figures["tuned", "cifar10"]])
+    assert found.startswith(best) and set(others.split(", ")) - {"no other"} == equal - {best}
+    assert take == min(equal, key=cost.get)
+
+
+def test_the_readme_gets_a_picture_and_a_table_once(made):
+    _, _, results = made
+    text = (ROOT / "README.md").read_text()
+    once = readme.filled(text, results, "results")
+    assert readme.filled(once, results, "results") == once
+    assert once.index("results/paper/cifar10/curves-rounds.png") < once.index("docs/images/")  # the first picture
+    assert once.index("| verdict |") == once.index("\n| ") + 1  # the first table
+    with pytest.raises(ValueError, match="no place for the reproduction"):
+        readme.filled("# A", results, "results")
+
+
+def test_the_pages_of_this_checkout_are_up_to_date():
+    """To write them anew: fedda reproduce --docs"""
+    results = ROOT / "results"
+    assert (ROOT / "docs" / "reproduction.md").read_text() == page(results, "../results")
+    text = (ROOT / "README.md").read_text()
+    assert text == readme.filled(text, results, "results")
+    assert sum(p.stat().st_size for p in results.rglob("*") if p.is_file()) < 15 * 2**20
+
+
+# -- the command ---------------------------------------------------------------------------------------------------------
+def test_the_command_runs_packs_and_writes(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mini.toml").write_text(
+        MINI.replace('"cifar10", "cifar10-variants"', '"cifar10-variants"').replace("rounds = 8", "rounds = 2", 1)
+    )
+    how = ("--parts", "mini.toml", "--work", "w", "--out", "r")
+    code, out, _ = inside(capsys, monkeypatch, "reproduce", *how, "--plan")
+    assert code == 0 and "main" in out and not Path("w").exists()
+    code, out, _ = inside(capsys, monkeypatch, "reproduce", "main", *how, "--minutes", "1e-9")
+    assert code == 0 and "the same command goes on" in out and not Path("r").exists()
+    code, out, _ = inside(capsys, monkeypatch, "reproduce", "main", *how, "--minutes", "5", "--commit", "abc")
+    assert code == 0 and "kept: r/paper/cifar10-variants" in out
+    assert json.loads(Path("r/paper/cifar10-variants/environment.json").read_text())["commits"] == ["abc"]
+    code, out, _ = inside(capsys, monkeypatch, "claims", "r")
+    assert code == 0 and "C16" in out
+    code, out, _ = inside(capsys, monkeypatch, "report", "r/paper/cifar10-variants")
+    assert code == 0 and "fedda-2-2" in out
+    is_one_line(inside(capsys, monkeypatch, "reproduce", "--docs", "--out", "r")[2], "run it in a checkout")
+    Path("docs").mkdir()
+    Path("README.md").write_text(f"# A\n\n{readme.BEGIN}\n{readme.END}\n")
+    assert inside(capsys, monkeypatch, "reproduce", "--docs", "--out", "r")[0] == 0
+    assert Path("docs/reproduction.md").read_text() == page(Path("r"), "../r")
+
+
+def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("broken.toml").write_text("parts = 3")
+    for words, said in (
+        (["cifar"], "unknown part 'cifar'; did you mean 'cifar10'?"),
+        (["--parts", "none.toml"], "none.toml: cannot be read"),
+        (["--parts", "broken.toml"], "is no plan of a reproduction"),
+        (["--minutes", "0"], "--minutes must be a number > 0"),
+        (["--docs", "--smoke"], "exclude each other"),
+        (["--smoke"], "--smoke needs a figure: cifar10"),
+        (["digits", "--smoke"], "--smoke takes a figure, got 'digits'"),
+        (["--precision", "half"], "precision"),
+    ):
+        code, _, err = inside(capsys, monkeypatch, "reproduce", *words)
+        assert code == 2
+        is_one_line(err, said)
+
+
+def test_commit_here_is_that_of_the_checkout():
+    assert re.fullmatch(r"[0-9a-f]{40}( with changes)?|unknown", work.commit_here())
