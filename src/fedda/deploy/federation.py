@@ -13,8 +13,9 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from ..aggregation.means import mean
 from ..core import ClientTask
-from ..engines.simulated import SimulatedCohort, mean
+from ..engines.simulated import SimulatedCohort
 from .client import EVALUATE, HELLO
 from .faults import Rejections, TooFewReplies
 from .traffic import traffic
@@ -149,7 +150,9 @@ class Federation:
             up = tensors_of(content, shapes, self.dtype)
         except Refused as why:
             said = message.content.config_records.get("refused") if message.has_content() else None
-            return reject("malformed" if said is None else "refused", client, str(said["why"] if said else why))
+            return reject(
+                "malformed" if said is None else "refused", client, str(why if said is None else said.get("why", ""))
+            )
         most = max(float(v.abs().max()) for v in up)
         if not most < float("inf"):
             return reject("not finite", client, "a number that is not finite")

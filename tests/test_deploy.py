@@ -1,0 +1,461 @@
+"""A federation in one process: the numbers of the simulation, faults counted, strangers' messages refused."""
+
+import json
+import math
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedda
+from conftest import NAMES, STABLE
+
+flwr = pytest.importorskip("flwr", reason="needs fedda[flower]")
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
+
+from fedda.deploy import InProcessGrid, Plan, Site, TooFewReplies, client_app  # noqa: E402
+from fedda.deploy.client import HELLO  # noqa: E402
+from fedda.deploy.federation import Federation  # noqa: E402
+from fedda.deploy.server import serve  # noqa: E402
+from fedda.deploy.wire import packed  # noqa: E402
+
+CLIENTS = 4
+LOSS = nn.functional.cross_entropy
+
+
+def model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 10))
+
+
+@pytest.fixture(scope="module")
+def data():
+    """The samples of each client, few and unequal."""
+    whole = fedda.load("digits", clients=CLIENTS, partition="dirichlet", alpha=1.0).to(dtype=torch.float64)
+    return [type(own)(own.x[: 20 + 9 * k], own.y[: 20 + 9 * k]) for k in range(CLIENTS) if (own := whole.everything(k))]
+
+
+@pytest.fixture
+def app(data):
+    return client_app(lambda context: Site(model(), LOSS, *data[context.node_config["partition-id"]]))
+
+
+def words(name):
+    """The stable hyper-parameters of a test, as JSON has them."""
+    given = dict(STABLE.get(name, {}))
+    if "prox" in given:
+        given["prox"] = {"kind": "l1", "gamma": 0.001}
+    return given | {"steps": 2}
+
+
+def plan(tmp_path, name="fedavg", given=None, **changes):
+    how = {"clients": CLIENTS, "rounds": 4, "cohort": 3, "batch": 5, "dtype": "float64", "timeout": 5.0, "every": 2}
+    how |= {"out": str(tmp_path / "out")} | changes
+    return Plan(algorithm=name, words=json.dumps(words(name) if given is None else given), **how)
+
+
+def simulated(data, asked, x0):
+    """The same run by the vectorised engine."""
+    parts = [torch.cat([getattr(own, side) for own in data]) for side in "xy"]
+    owner = torch.cat([torch.full((len(own.y),), k) for k, own in enumerate(data)])
+    problem = fedda.problem(model().double(), LOSS, x=parts[0], y=parts[1], client=owner, batch=asked.batch)
+    table = json.loads(asked.words)
+    how = {"cohort": asked.cohort, "seed": asked.seed, "weights": asked.weights, "x0": x0, "every": asked.every}
+    return fedda.train(fedda.make(asked.algorithm, **table), problem, rounds=asked.rounds, **how)
+
+
+def quiet(words):
+    pass
+
+
+# -- the same numbers -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_every_algorithm_as_simulated(name, app, data, tmp_path):
+    asked = plan(tmp_path, name)
+    run = serve(InProcessGrid(app, CLIENTS), asked, model, LOSS, say=quiet)
+    truth = simulated(data, asked, run.problem.start(asked.seed))
+    for ours, theirs in zip(run.server, truth.server, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 2, 4]
+    for ours, theirs in zip(rows, truth.history, strict=True):
+        shared = set(ours) & set(theirs) - {"seconds"}
+        assert {"gradients", "full_gradients", "bytes_up", "bytes_down", "train_loss", "dropped"} <= shared
+        assert {k: ours[k] for k in shared} == pytest.approx({k: theirs[k] for k in shared}, rel=1e-9, nan_ok=True)
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == {"rejected": {}, "last": {}}
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedda-mvr", "mime"])
+def test_a_server_that_died_goes_on_to_the_same_numbers(name, app, data, tmp_path):
+    """It dies after the clients have answered, before the round is saved: they are asked again, as of the round before."""
+    whole = serve(InProcessGrid(app, CLIENTS), plan(tmp_path / "a", name, rounds=6), model, LOSS, say=quiet)
+    grid = InProcessGrid(app, CLIENTS)
+
+    class Died(Exception):
+        pass
+
+    def die(words):
+        if words.startswith("round 3"):
+            raise Died
+
+    with pytest.raises(Died):
+        serve(grid, plan(tmp_path / "b", name, rounds=6), model, LOSS, say=die)
+    for after in (2, 3, 4):  # exchanges, after one that asks who is there
+        with pytest.raises(KeyboardInterrupt):
+            serve(Dying(grid, after), plan(tmp_path / "b", name, rounds=6, resume=True), model, LOSS, say=quiet)
+    run = serve(grid, plan(tmp_path / "b", name, rounds=6, resume=True), model, LOSS, say=quiet)
+    assert all(torch.equal(a, b) for a, b in zip(run.server, whole.server, strict=True))
+    files = [(tmp_path / x / "out" / "metrics.jsonl").read_text().splitlines() for x in "ab"]
+    rows = [[{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines] for lines in files]
+    assert rows[0] == rows[1]
+
+
+class Dying:
+    """A grid whose server is killed in the middle of an exchange, when the replies are on their way."""
+
+    def __init__(self, grid, after):
+        self.grid, self.left = grid, after
+
+    def __getattr__(self, name):
+        return getattr(self.grid, name)
+
+    def pull_messages(self, ids):
+        found = self.grid.pull_messages(ids)
+        self.left -= bool(found)
+        if self.left <= 0:
+            raise KeyboardInterrupt
+        return found
+
+
+def test_another_plan_is_not_resumed(app, tmp_path):
+    serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=1), model, LOSS, say=quiet)
+    with pytest.raises(ValueError, match="holds a run"):
+        serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=1), model, LOSS, say=quiet)
+    with pytest.raises(ValueError, match="another plan"):
+        serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, seed=1, resume=True), model, LOSS, say=quiet)
+    (tmp_path / "out" / "state.safetensors").write_bytes(pickle.dumps({"round": 3}))
+    with pytest.raises(ValueError, match="no checkpoint of ours"):
+        serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, resume=True), model, LOSS, say=quiet)
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+class Faulty(InProcessGrid):
+    """Node 2 (client 1) does something wrong in every exchange of a round: what, `fault` says."""
+
+    def __init__(self, app, fault, **how):
+        super().__init__(app, CLIENTS, **how)
+        self.fault, self.last = fault, None
+
+    def answer(self, message):
+        reply = super().answer(message)
+        task = message.content["words"]["task"] if "words" in message.content else ""
+        if message.metadata.dst_node_id != 2 or task in (HELLO, "evaluate"):
+            return reply
+        return getattr(self, self.fault)(message, reply)
+
+    def raises(self, message, reply):
+        return Message(Error(code=2, reason="ValueError: no disk"), reply_to=message)
+
+    def hangs(self, message, reply):
+        return Message(Error(code=3, reason="time is over"), reply_to=message)
+
+    def _with(self, message, reply, change, **more):
+        tensors = [
+            torch.from_numpy(reply.content["tensors"][str(i)].numpy().copy())
+            for i in range(len(reply.content["tensors"]))
+        ]
+        said = {k: v for k, v in reply.content["words"].items() if k != "protocol"} | more
+        return Message(packed(tuple(change(v) for v in tensors), said), reply_to=message)
+
+    def nan(self, message, reply):
+        return self._with(message, reply, lambda v: v * math.nan)
+
+    def huge(self, message, reply):
+        return self._with(message, reply, lambda v: v + 1e9)
+
+    def misshapen(self, message, reply):
+        return self._with(message, reply, lambda v: v[:, :-1] if v.shape[-1] > 1 else v)
+
+    def wrong_type(self, message, reply):
+        return self._with(message, reply, lambda v: v.float())
+
+    def stale(self, message, reply):
+        old, self.last = self.last or reply, reply
+        return self._with(message, old, lambda v: v, stamp=old.content["words"]["stamp"] - 1)
+
+    def silent(self, message, reply):
+        return Message(RecordDict(), reply_to=message)
+
+    def pickled(self, message, reply):
+        data = pickle.dumps(np.zeros((1, 3)))
+        arrays = {
+            str(i): Array("float64", (1, 235), "numpy.ndarray", data) for i in range(len(reply.content["tensors"]))
+        }
+        content = RecordDict({"tensors": ArrayRecord(arrays), "words": reply.content["words"]})
+        return Message(content, reply_to=message)
+
+
+FAULTS = {
+    "raises": "failed", "hangs": "late", "nan": "not finite", "huge": "too large", "misshapen": "malformed",
+    "wrong_type": "malformed", "stale": "stale", "silent": "malformed", "pickled": "malformed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fedda-mvr", "scaffold"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_client_is_left_out_and_counted(fault, name, app, data, tmp_path):
+    """The run is the one in which that client's replies do not count: a simulation with a NaN in its place."""
+    asked = plan(tmp_path, name, cohort=CLIENTS)
+    run = serve(Faulty(app, fault), asked, model, LOSS, say=quiet)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    exchanges = asked.rounds + (name == "fedda-mvr")  # the start is one, too
+    assert report["rejected"] == {FAULTS[fault]: exchanges} and "client 1" in report["last"][FAULTS[fault]]
+    assert int(run.dropped) == asked.rounds
+    expected = left_out(data, asked, run.problem.start(asked.seed))
+    torch.testing.assert_close(run.server.x, expected, rtol=1e-12, atol=1e-12)
+
+
+def left_out(data, asked, x0):
+    """The simulation in which client 1 gives no finite gradient."""
+    owner = torch.cat([torch.full((len(own.y),), k) for k, own in enumerate(data)])
+    problem = fedda.problem(
+        model().double(),
+        LOSS,
+        x=torch.cat([own.x for own in data]),
+        y=torch.cat([own.y for own in data]),
+        client=owner,
+        batch=asked.batch,
+    )
+    plain = problem.gradients
+
+    def gradients(x, batch):
+        found = plain(x, batch)
+        found[..., 1, :] = math.nan
+        return found
+
+    problem.gradients = gradients
+    how = {"cohort": asked.cohort, "seed": asked.seed, "weights": asked.weights, "x0": x0, "engine": "vectorised"}
+    algorithm = fedda.make(asked.algorithm, **json.loads(asked.words))
+    simulation = [server.x.clone() for server in fedda.rounds(algorithm, Plain(problem), rounds=asked.rounds, **how)]
+    return simulation[-1]
+
+
+class Plain:
+    """A problem without paths: gradients are what it says."""
+
+    def __init__(self, problem):
+        self.problem = problem
+
+    def __getattr__(self, name):
+        if name == "by":
+            raise AttributeError(name)
+        return getattr(self.problem, name)
+
+
+def test_a_client_that_comes_back_with_another_number_takes_part_again(app, tmp_path):
+    """A SuperNode that was started again has a new id; it says that it is client 1."""
+    grid, rounds = InProcessGrid(app, CLIENTS), []
+
+    def restart(line):
+        rounds.append(line)
+        if len(rounds) == 2:
+            grid.contexts[77] = grid.contexts.pop(2)
+
+    run = serve(grid, plan(tmp_path, "scaffold", cohort=CLIENTS), model, LOSS, say=restart)
+    assert int(run.dropped) == 0
+    whole = serve(InProcessGrid(app, CLIENTS), plan(tmp_path / "b", "scaffold", cohort=CLIENTS), model, LOSS, say=quiet)
+    assert torch.equal(run.server.x, whole.server.x)
+
+
+def test_too_few_replies_end_the_run_and_it_can_go_on(app, data, tmp_path):
+    asked = plan(tmp_path, min_replies=CLIENTS, cohort=CLIENTS, repeats=1)
+    with pytest.raises(TooFewReplies, match="3 of 4 replies could be used, 4 are needed"):
+        serve(Faulty(app, "nan"), asked, model, LOSS, say=quiet)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["rejected"] == {"not finite": 2}  # asked twice
+    again = plan(tmp_path, min_replies=CLIENTS, cohort=CLIENTS, resume=True)
+    run = serve(InProcessGrid(app, CLIENTS), again, model, LOSS, say=quiet)
+    truth = simulated(data, again, run.problem.start(0))
+    torch.testing.assert_close(run.server.x, truth.server.x, rtol=1e-12, atol=1e-12)
+
+
+# -- strangers --------------------------------------------------------------------------------------------------------
+def refusal(grid, content, node=1):
+    """What a client says to a message."""
+    (reply,) = grid.send_and_receive([grid.create_message(content, "query", node, "", 10.0)])
+    assert not reply.has_error(), reply.error
+    assert set(reply.content) == {"refused"}
+    return reply.content["refused"]["why"]
+
+
+def question(**changes):
+    given = {
+        "task": "local",
+        "algorithm": '{"name": "fedavg"}',
+        "dtype": "float64",
+        "stamp": 0,
+        "base": -1,
+        "key": 3,
+        "drawn": 0,
+        "batch": 5,
+    }
+    return given | changes
+
+
+def tensors():
+    d = fedda.problems.neural.flatten(model()).numel()
+    return torch.zeros(1, d, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"task": "init"}, "no task for clients"),
+        ({"task": "round"}, "no task for clients"),
+        ({"task": "__class__"}, "no task for clients"),
+        ({"task": "__init__.__globals__"}, "no task for clients"),
+        ({"algorithm": '{"name": "os.system"}'}, "algorithm is refused"),
+        ({"algorithm": '{"name": "fedavg", "step": 3}'}, "no parameter 'step'"),
+        ({"algorithm": '{"name": "fedavg", "lr": -1}'}, "lr must be > 0"),
+        ({"algorithm": "import os"}, "JSON table"),
+        ({"algorithm": '{"name": "fedavg", "lr": {"kind": "pickle"}}'}, "refused"),
+        ({"dtype": "float16"}, "dtype must be"),
+        ({"batch": 10**9}, "out of range"),
+        ({"stamp": -1}, "out of range"),
+        ({"stamp": True}, "must be int"),
+        ({"key": 1.5}, "must be int"),
+        ({"more": 1}, "nobody expects"),
+    ],
+)
+def test_a_client_refuses(changes, why, app):
+    assert why in refusal(InProcessGrid(app, CLIENTS), packed(tensors(), question(**changes)))
+
+
+def test_a_client_refuses_tensors_that_are_not_what_was_agreed(app):
+    grid, (x, t) = InProcessGrid(app, CLIENTS), tensors()
+    for given in ((x,), (x, t, t), (t, t), (x.float(), t), (x[:, 1:], t), (torch.cat([x, x]), t)):
+        assert "tensor" in refusal(grid, packed(given, question()))
+    for data in (pickle.dumps([1]), b"", Array(x.numpy()).data[:-8], Array(x.numpy()).data.replace(b"<f8", b"|O8")):
+        content = packed((x, t), question())
+        content["tensors"]["0"] = Array("float64", (1, x.shape[1]), "numpy.ndarray", data)
+        assert "tensor 0" in refusal(grid, content)
+    bomb = packed((x, t), question())
+    bomb["tensors"]["0"] = Array("float64", (1, 10**12), "numpy.ndarray", Array(x.numpy()).data)
+    assert "tensor 0" in refusal(grid, bomb)
+
+
+def test_a_site_may_run_some_algorithms_alone(data):
+    app = client_app(lambda context: Site(model(), LOSS, *data[0], allowed=("fedda-mvr",)))
+    assert "runs fedda-mvr alone" in refusal(InProcessGrid(app, 1), packed(tensors(), question()))
+
+
+def test_a_client_that_remembers_nothing_says_so(app):
+    asked = question(algorithm='{"name": "scaffold"}', base=7)
+    x, t = tensors()
+    assert "remembers nothing" in refusal(InProcessGrid(app, CLIENTS), packed((x, x, t), asked))
+
+
+def test_a_model_of_another_shape_is_left_out(data, tmp_path):
+    def load(context):
+        k = context.node_config["partition-id"]
+        other = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        return Site(model() if k else other, LOSS, *data[k])
+
+    with pytest.warns(UserWarning, match="other parameters"):
+        run = serve(
+            InProcessGrid(client_app(load), CLIENTS), plan(tmp_path, clients=3, cohort=3), model, LOSS, say=quiet
+        )
+    assert run.problem.clients == 3
+
+
+# -- fuzz -------------------------------------------------------------------------------------------------------------
+def scribbled(content, drawn):
+    """A message with something in it changed at random."""
+    content = RecordDict(dict(content.items()))
+    kind = drawn.randrange(7)
+    if kind == 0 and len(content):
+        del content[drawn.choice(list(content))]
+    elif kind == 1:
+        content[drawn.choice(["tensors", "words", "refused", "x", ""])] = ConfigRecord(
+            {drawn.choice("ab"): drawn.choice([1, "x", 0.5, b"", [1]])}
+        )
+    elif kind == 2 and content.get("words"):
+        said = dict(content["words"])
+        word = drawn.choice([*said, "new"])
+        said[word] = drawn.choice(
+            [0, -1, 2**62, True, 0.0, math.nan, "", "local", "\0" * 50, b"\x80\x04", [1, 2], ["a"]]
+        )
+        content["words"] = ConfigRecord(said)
+    elif kind == 3 and content.get("words"):
+        said = dict(content["words"])
+        said.pop(drawn.choice(list(said)))
+        content["words"] = ConfigRecord(said)
+    elif isinstance(content.get("tensors"), ArrayRecord) and len(content["tensors"]):
+        arrays = dict(content["tensors"])
+        name = drawn.choice(list(arrays))
+        old = arrays[name]
+        data = bytearray(old.data) or bytearray(8)
+        for _ in range(drawn.randrange(1, 20)):
+            data[drawn.randrange(len(data))] = drawn.randrange(256)
+        data = bytes(data[: drawn.randrange(len(data) + 1)]) if drawn.random() < 0.3 else bytes(data)
+        shape = drawn.choice([old.shape, (1,), (0,), (2**40,), (1, 10**9), (-1, 3)])
+        arrays[drawn.choice([name, "7", "x"])] = Array(
+            drawn.choice([old.dtype, "object", "float32", ""]), shape, drawn.choice([old.stype, "pickle"]), data
+        )
+        content["tensors"] = ArrayRecord(arrays)
+    return content
+
+
+def test_two_thousand_scribbled_messages_crash_neither_side(app, data):
+    """Half of them to a client, half to the server: an answer or a refusal, never an exception."""
+    drawn, grid, (x, t) = random.Random(3), InProcessGrid(app, CLIENTS), tensors()
+    refused = 0
+    for _ in range(1000):
+        task = drawn.choice(["local", HELLO, "evaluate"])
+        down = {"local": (x, t), HELLO: (), "evaluate": (x,)}[task]
+        content = packed(down, question(task=task))
+        for _ in range(drawn.randrange(1, 4)):
+            content = scribbled(content, drawn)
+        (reply,) = grid.send_and_receive([grid.create_message(content, "query", 1, "", 10.0)])
+        assert not reply.has_error(), reply.error
+        refused += "refused" in reply.content
+    assert refused > 500
+    federation = Federation(grid, '{"name": "fedavg"}', 5, torch.float64)
+    shapes, used = ((1, x.shape[1]),), 0
+    for _ in range(1000):
+        message = grid.create_message(packed((x, t), question()), "query", 1, "", 10.0)
+        reply = grid.answer(message)
+        content = reply.content
+        for _ in range(drawn.randrange(1, 4)):
+            content = scribbled(content, drawn)
+        found = federation._checked(Message(content, reply_to=message), 0, 0, shapes)
+        assert found is None or (found[0][0].shape == x.shape and bool(found[0][0].isfinite().all()))
+        used += found is not None
+    assert sum(federation.rejections.counts.values()) + used == 1000 and 0 < used < 500
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"rounds": 0}, "rounds"),
+        ({"words": "lr=0.1"}, "JSON table"),
+        ({"words": "[1]"}, "JSON table"),
+        ({"words": '{"lrr": 1}'}, "lrr"),
+        ({"algorithm": "fedavgg"}, "fedavg"),
+        ({"dtype": "bfloat16"}, "dtype"),
+        ({"cohort": 9, "clients": 3}, "cohort"),
+        ({"timeout": 0.0}, "timeout"),
+        ({"rounds": "5"}, "rounds must be int"),
+        ({"min-replies": 0}, "min_replies"),
+    ],
+)
+def test_a_bad_plan_is_refused(config, why):
+    with pytest.raises(ValueError, match=why):
+        Plan.of(config)
+
+
+def test_a_plan_from_a_configuration():
+    assert Plan.of({"min-replies": 3, "timeout": 30, "somebody-else": 1}) == Plan(min_replies=3, timeout=30.0)
