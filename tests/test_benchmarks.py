@@ -1,4 +1,4 @@
-"""The comparison with other simulators runs as its page says; no figure of time is held against anything."""
+"""The comparison with other simulators and that of processes run as they say; no figure of time is held against anything."""
 
 import json
 import subprocess
@@ -21,3 +21,32 @@ def test_the_simulators_that_are_there_are_compared_and_the_others_are_named(tmp
         assert f"| {result['program']} |" in done.stdout
         assert result["rounds"] == 2 and len(result["seconds_per_round"]) == 1
         assert 0.2 < result["final_accuracy"] < 1  # two rounds learn something: chance is 0.1
+
+
+def test_processes_beside_a_bare_all_reduce_and_the_planner(tmp_path):
+    """Sizes at which figures mean nothing: all of them are there, and add up."""
+    out = tmp_path / "new" / "out.json"
+    words = [
+        "--worlds=1,2",
+        "--hidden=2",
+        "--turns=3",
+        "--passes=1",
+        "--seconds=0.01",
+        "--algorithms=fedavg",
+    ]
+    command = [sys.executable, str(DRIVER.parents[1] / "distributed.py"), *words, f"--json={out}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    (own,) = found["overhead"]
+    d = 64 * 2 + 2 + 2 * 10 + 10
+    assert (own["processes"], own["parameters"]) == (2, d) and own["bytes"] == 8 * (d + 1 + 4)
+    assert own["ratio"] == own["overhead_ms"] / own["bare_ms"] and own["quiet_bare_alone_ms"] > 0
+    assert "medians, a round: " in done.stdout and found["target"] == 1.3
+    rows = found["prediction"]["rows"]
+    assert [(row["algorithm"], row["processes"]) for row in rows] == [("fedavg", 1), ("fedavg", 2)]
+    for row in rows:
+        assert (
+            0 < row["measured_ms"] <= row["measured_median_ms"] and row["predicted_ms"] > row["predicted_exchange_ms"]
+        )
+    assert rows[0]["predicted_exchange_ms"] == 0 < rows[1]["predicted_exchange_ms"]

@@ -1,6 +1,6 @@
-"""The command line, a module a group: `fedda run|sweep|claims|report|reproduce|theory|plan|bench|data|list`."""
+"""The command line, a module a group: `fedda run|sweep|claims|report|reproduce|theory|plan|bench|data|deploy|list`."""
 
-from . import bench, claims, data, look, plan, reproduce, run, sweep, theory  # noqa: F401  each adds its commands to the app
+from . import bench, claims, data, deploy, look, plan, reproduce, run, sweep, theory  # noqa: F401  each adds its commands to the app
 from .app import main
 
 __all__ = ["main"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,9 +34,14 @@ class Distributed(Vectorised):
         world, part = self.world, self.world.mine(cohort.size)
         with borrowed(cohort, world):
             totals, weights, dtypes = self.sums(cohort, part, task, down)
-        *totals, weights, heard = world.sum([*totals, weights, placed(cohort.fine[..., part], part, -1, cohort.size)])
-        cohort.fine = heard > 0.5  # everybody must know who has failed
-        return tuple((total / weights).to(dtype) for total, dtype in zip(totals, dtypes, strict=True))
+        # Few operations: after a wait each of them is slow, as another program has had the processor.
+        message = torch.cat([*totals, weights, spoken(cohort.fine, part).unsqueeze(-2)], dim=-1)
+        widths = [total.shape[-1] for total in totals]
+        sums, weights, heard = world.sum([message])[0].split([sum(widths), 1, cohort.size], dim=-1)
+        cohort.fine = heard.squeeze(-2) > 0.5  # everybody must know who has failed
+        means = sums / weights
+        parts = means.split(widths, dim=-1) if len(widths) > 1 else (means,)
+        return tuple(mean.to(dtype) for mean, dtype in zip(parts, dtypes, strict=True))
 
     def replies(
         self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
@@ -47,6 +53,18 @@ class Distributed(Vectorised):
         *found, weights, heard = world.sum([*rows, placed(cohort.fine[..., part], part, -1, cohort.size)])
         cohort.fine = heard > 0.5
         return [v.to(reply.dtype) for v, reply in zip(found, replies, strict=True)], weights
+
+
+def spoken(fine: Tensor, part: slice) -> Tensor:
+    """Who of its part a rank has heard, and zeros for the others."""
+    if fine.device.type != "cpu":  # what is made while a graph is captured holds nothing yet, and cannot be kept
+        return placed(fine[..., part], part, -1, fine.shape[-1])
+    return fine * _ones(part.start, part.stop, fine.shape[-1])
+
+
+@lru_cache(maxsize=8)
+def _ones(start: int, stop: int, n: int) -> Tensor:
+    return placed(torch.ones(stop - start), slice(start, stop), -1, n)
 
 
 def placed(values: Tensor, part: slice, dim: int, n: int) -> Tensor:

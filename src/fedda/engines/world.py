@@ -43,7 +43,7 @@ class Alone:
         return [slice(p * n // self.size, (p + 1) * n // self.size) for p in range(self.size)]
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sums over all ranks, in float64; they may be gone with the next call."""
+        """The sums over all ranks, in float64; a tensor by itself may be overwritten."""
         return list(tensors)
 
     def share(self, content: bytes) -> bytes:
@@ -76,15 +76,13 @@ class World(Alone):
         # What is no model travels by the host, whatever joins the devices.
         self.host: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self.nccl = "nccl" in str(dist.get_backend_config())
-        self.room = torch.empty(0, dtype=torch.float64)
         self.left = threading.Event()
         self.listener: threading.Thread | None = None
         self.store = dist.PrefixStore(FAILED, dist.distributed_c10d._get_default_store())
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        # One message. An all-reduce adds in the order of the ranks, whoever is first.
-        flat = self._room(sum(v.numel() for v in tensors), tensors[0].device)
-        torch.cat([v.double().flatten() for v in tensors], out=flat)
+        # One message, in place where it is one already. An all-reduce adds in the order of the ranks, whoever is first.
+        flat = tensors[0].double() if len(tensors) == 1 else torch.cat([v.double().flatten() for v in tensors])
         with answered():
             if flat.device.type == "cpu" or self.nccl:
                 dist.all_reduce(flat, group=self.host if flat.device.type == "cpu" else None)
@@ -92,16 +90,10 @@ class World(Alone):
                 there = flat.cpu()
                 dist.all_reduce(there, group=self.host)
                 flat = there.to(flat.device)
+        if len(tensors) == 1:
+            return [flat]
         parts = flat.split([v.numel() for v in tensors])
         return [part.view(v.shape) for part, v in zip(parts, tensors, strict=True)]
-
-    def _room(self, n: int, device: torch.device) -> Tensor:
-        """Where n sums are taken: on a host the same place again, as fresh memory costs more than its copy."""
-        if device.type != "cpu":
-            return torch.empty(n, dtype=torch.float64, device=device)
-        if self.room.numel() != n:
-            self.room = torch.empty(n, dtype=torch.float64)
-        return self.room
 
     def share(self, content: bytes) -> bytes:
         with answered():
@@ -176,6 +168,7 @@ class World(Alone):
         self.left.set()
         if self.listener is not None:
             self.listener.join()
+        self.host = None  # or gloo's threads would outlive the interpreter, and abort
         if dist.is_initialized():
             dist.destroy_process_group()
 
