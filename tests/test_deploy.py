@@ -1,5 +1,6 @@
 """A federation in one process: the numbers of the simulation, faults counted, strangers' messages refused."""
 
+import fcntl
 import json
 import math
 import pickle
@@ -56,14 +57,14 @@ def plan(tmp_path, name="fedavg", given=None, **changes):
     return Plan(algorithm=name, words=json.dumps(words(name) if given is None else given), **how)
 
 
-def simulated(data, asked, x0):
+def simulated(data, asked, x0, **more):
     """The same run by the vectorised engine."""
     parts = [torch.cat([getattr(own, side) for own in data]) for side in "xy"]
     owner = torch.cat([torch.full((len(own.y),), k) for k, own in enumerate(data)])
     problem = fedda.problem(model().double(), LOSS, x=parts[0], y=parts[1], client=owner, batch=asked.batch)
     table = json.loads(asked.words)
     how = {"cohort": asked.cohort, "seed": asked.seed, "weights": asked.weights, "x0": x0, "every": asked.every}
-    return fedda.train(fedda.make(asked.algorithm, **table), problem, rounds=asked.rounds, **how)
+    return fedda.train(fedda.make(asked.algorithm, **table), problem, rounds=asked.rounds, **how, **more)
 
 
 def quiet(words):
@@ -133,11 +134,38 @@ def test_another_plan_is_not_resumed(app, tmp_path):
     serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=1), model, LOSS, say=quiet)
     with pytest.raises(ValueError, match="holds a run"):
         serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=1), model, LOSS, say=quiet)
+    with open(tmp_path / "out" / "server.pid") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another server is writing"):
+            serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=1, resume=True), model, LOSS, say=quiet)
     with pytest.raises(ValueError, match="another plan"):
         serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, seed=1, resume=True), model, LOSS, say=quiet)
     (tmp_path / "out" / "state.safetensors").write_bytes(pickle.dumps({"round": 3}))
     with pytest.raises(ValueError, match="no checkpoint of ours"):
         serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, resume=True), model, LOSS, say=quiet)
+
+
+WRAPPED = {
+    "clip": [{"name": "clip", "norm": 0.01, "where": "client"}],
+    "robust": [{"name": "clip", "norm": 0.5}, {"name": "median"}],
+    "trimmed": [{"name": "trimmed", "share": 0.3}],
+    "private": [{"name": "clip", "norm": 0.1, "where": "client"}, {"name": "noise", "multiplier": 0.5, "norm": 0.1}],
+    "packed": [{"name": "topk", "share": 0.25}, {"name": "float16"}],
+}
+
+
+@pytest.mark.parametrize("name", ["fedda-mvr", "scaffold"])
+@pytest.mark.parametrize("around", WRAPPED)
+def test_wrappers_as_simulated(around, name, app, data, tmp_path):
+    """Clipping and packing on the clients, robust means and noise on the server; residuals stay with the clients."""
+    asked = plan(tmp_path, name, aggregation=json.dumps(WRAPPED[around]))
+    run = serve(InProcessGrid(app, CLIENTS), asked, model, LOSS, say=quiet)
+    made = [fedda.aggregation.make(**table) for table in WRAPPED[around]]
+    truth = simulated(data, asked, run.problem.start(asked.seed), aggregation=made)
+    for ours, theirs in zip(run.server, truth.server, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    row = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["bytes_up"] == truth.history[-1]["bytes_up"]
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -294,6 +322,7 @@ def question(**changes):
     given = {
         "task": "local",
         "algorithm": '{"name": "fedavg"}',
+        "aggregation": "[]",
         "dtype": "float64",
         "stamp": 0,
         "base": -1,
@@ -322,6 +351,9 @@ def tensors():
         ({"algorithm": "import os"}, "JSON table"),
         ({"algorithm": '{"name": "fedavg", "lr": {"kind": "pickle"}}'}, "refused"),
         ({"dtype": "float16"}, "dtype must be"),
+        ({"aggregation": "{}"}, "aggregation is refused"),
+        ({"aggregation": '[{"name": "exec"}]'}, "aggregation is refused"),
+        ({"aggregation": '[{"name": "clip", "norm": -1}]'}, "norm must be"),
         ({"batch": 10**9}, "out of range"),
         ({"stamp": -1}, "out of range"),
         ({"stamp": True}, "must be int"),

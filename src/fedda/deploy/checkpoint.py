@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from contextlib import suppress
@@ -22,6 +23,23 @@ class Checkpoint:
         if self.file.exists() or self.rows.exists():
             raise ValueError(f"{self.place}: holds a run: resume it, or give another folder")
         self.place.mkdir(parents=True, exist_ok=True)
+        self.lock()
+
+    def lock(self) -> None:
+        """One server at a time, until it ends, however it ends; the file says which process it is."""
+        self.held = open(self.place / "server.pid", "a+")  # noqa: SIM115  held until the process ends
+        try:
+            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{self.place}: another server is writing into it") from None
+        except OSError:
+            pass  # a file system without locks
+        self.held.truncate(0)
+        self.held.write(f"{os.getpid()}\n")
+        self.held.flush()
+
+    def release(self) -> None:
+        self.held.close()
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         with open(self.rows, "ab") as file:
@@ -39,13 +57,15 @@ class Checkpoint:
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The last state; rows that were written after it are cut off."""
+        if not self.file.exists():
+            raise ValueError(f"{self.place}: holds no run to go on with")
+        self.lock()
         try:
             with safe_open(self.file, "pt") as found:
                 facts = json.loads(found.metadata()["facts"])
                 tensors = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
-        except FileNotFoundError:
-            raise ValueError(f"{self.place}: holds no run to go on with") from None
         except Exception as why:
+            self.release()
             raise ValueError(f"{self.file}: is no checkpoint of ours: {why}") from None
         with suppress(FileNotFoundError):
             os.truncate(self.rows, facts["rows"])

@@ -11,17 +11,30 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from ..aggregation import Wrapper, client_side, residuals
+from ..aggregation import packed as travels
+from ..aggregation.foreseen import longest
 from ..core import Algorithm, place
 from ..engines import Counts, Sequential, Simulation
 from ..engines.simulated import Members, SimulatedCohort
 from ..engines.wrappers import CountedClient
 from ..problems import Neural, problem
 from ..problems.neural import Loss
-from .traffic import DTYPES, algorithm, traffic
+from .traffic import DTYPES, algorithm, traffic, wrappers
 from .wire import Refused, packed, tensors_of, words_of
 
 HELLO, EVALUATE = "hello", "evaluate"
-ASKED = {"task": str, "algorithm": str, "dtype": str, "stamp": int, "base": int, "key": int, "drawn": int, "batch": int}
+ASKED = {
+    "task": str,
+    "algorithm": str,
+    "aggregation": str,
+    "dtype": str,
+    "stamp": int,
+    "base": int,
+    "key": int,
+    "drawn": int,
+    "batch": int,
+}
 MEMORY = "fedda.memory"  # the record of a node's state
 
 
@@ -53,17 +66,23 @@ class Site:
         own = self.problem(words["batch"], dtype)
         layout = tuple(own.layout)
         if words["task"] == HELLO:
-            tensors_of(content, (), dtype)
+            tensors_of(content, ())
             about = {"samples": len(self.y), "d": own.d, "layout": json.dumps(layout), "client": number(context)}
             return packed((), about)
         if words["task"] == EVALUATE:
-            (x,) = tensors_of(content, ((1, own.d),), dtype)
+            (x,) = tensors_of(content, [((1, own.d), dtype)])
             found = own.evaluate(x[0], torch.ones(1, dtype=torch.float64))
             return packed(tuple(v.view(1, 1) for v in found.values()), {"stamp": words["stamp"], "names": list(found)})
         task = self.task(words["algorithm"], words["task"], own)
         exchange = traffic(words["algorithm"], layout, dtype)[words["task"]]
-        down = tensors_of(content, exchange.down, dtype)
-        up, counts = run(task, own, down, words, context)
+        down = tensors_of(content, [(shape, dtype) for shape in exchange.down])
+        try:
+            around = wrappers(words["aggregation"])
+        except ValueError as why:
+            raise Refused(f"the aggregation is refused: {why}") from None
+        except Exception as why:
+            raise Refused(f"the aggregation is refused: {type(why).__name__}") from None
+        up, counts = run(task, around, own, down, words, context)
         return packed(up, {"stamp": words["stamp"], **counts})
 
     def task(self, words: str, name: str, own: Neural) -> Any:
@@ -90,22 +109,30 @@ def number(context: Context) -> int:
 
 
 def run(
-    task: Any, own: Neural, down: tuple[Tensor, ...], words: dict[str, Any], context: Context
+    task: Any,
+    around: tuple[Wrapper, ...],
+    own: Neural,
+    down: tuple[Tensor, ...],
+    words: dict[str, Any],
+    context: Context,
 ) -> tuple[tuple[Tensor, ...], dict[str, int]]:
-    """The task on this client's samples: the batches are those of the simulation, given the key."""
+    """The task on this client's samples, and what wrappers do to its replies before they travel; the batches are those
+    of the simulation, given the key."""
     made: Algorithm = task.__self__
-    simulation = Simulation(own, Sequential(), torch.tensor([0]), "uniform", made.memory)
-    for name, value in remembered(context, words["base"], made.memory, own).items():
+    memory = (*made.memory, *residuals(around, made, own.point()[None].to(own.dtype)))
+    simulation = Simulation(own, Sequential(), torch.tensor([0]), "uniform", memory)
+    for name, value in remembered(context, words["base"], memory, own).items():
         simulation.memory[name] = value
     cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([0]))
     cohort.key, cohort.drawn = torch.tensor([words["key"]]), words["drawn"]
     with torch.no_grad():
         client, counts = Members(cohort, slice(0, 1), stacked=False), Counts()
-        replies = task(CountedClient(client, counts), *down)
+        replies = client_side(around, task)(CountedClient(client, counts), *down)
         client.remember(torch.ones(1, 1, dtype=torch.bool))
     remember(context, words["base"], words["stamp"], simulation.memory)
     spent = {"draws": client.draws, "gradients": counts.gradients, "full_gradients": counts.full_gradients}
-    return tuple(v.expand(1, v.shape[-1]) for v in replies), spent
+    whole = [v.expand(1, v.shape[-1]) for v in replies]
+    return tuple(part for v in whole for part in travels(around, v, longest(down))), spent
 
 
 def remembered(context: Context, base: int, names: tuple[str, ...], own: Neural) -> dict[str, Tensor]:

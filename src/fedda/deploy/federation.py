@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from ..aggregation import unpacked
 from ..aggregation.means import mean
 from ..core import ClientTask
 from ..engines.simulated import SimulatedCohort
 from .client import EVALUATE, HELLO
 from .faults import Rejections, TooFewReplies
-from .traffic import traffic
+from .traffic import traffic, travelling, wrappers
 from .wire import Refused, packed, tensors_of, words_of
 
 POLL = 0.1  # seconds between two looks for replies; Flower's own loop waits three
@@ -44,12 +45,14 @@ class Federation:
     min_replies: int = 1
     repeats: int = 2
     limit: float = 1e6
+    aggregation: str = "[]"  # a JSON list of wrappers, whose client parts run on the clients
     nodes: list[int] = field(default_factory=list)  # in the order of the clients
     names: list[int] = field(default_factory=list)  # what the clients call themselves: partition-id
     rejections: Rejections = field(default_factory=Rejections)
     gradients: int = 0  # taken by clients whose replies were used, as they say
     full_gradients: int = 0
     stamp: int = 0  # of the next exchange
+    longest: int = 0  # of what was last sent down
     base: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # last exchange taken from each
 
     # -- who is there ---------------------------------------------------------------------------------------------
@@ -94,6 +97,7 @@ class Federation:
     ) -> tuple[list[Tensor], Tensor]:
         layout = tuple(cohort.simulation.problem.layout)
         shapes = traffic(self.algorithm, layout, self.dtype)[task.__name__].up
+        self.longest = max(v.shape[-1] for v in down)
         stamp, self.stamp = self.stamp, self.stamp + 1
         ids, keys = cohort.ids.tolist(), cohort.key.tolist()
         heard: dict[int, tuple[Tensor, ...]] = {}
@@ -147,7 +151,7 @@ class Federation:
             words = words_of(content, REPLIED)
             if words["stamp"] != stamp:
                 return reject("stale", client, f"a reply to exchange {words['stamp']} in exchange {stamp}")
-            up = tensors_of(content, shapes, self.dtype)
+            up = self._unpacked(content, shapes)
         except Refused as why:
             said = message.content.config_records.get("refused") if message.has_content() else None
             return reject(
@@ -164,6 +168,19 @@ class Federation:
         self.full_gradients += words["full_gradients"]
         return up, words["draws"]
 
+    def _unpacked(self, content: RecordDict, shapes: tuple[tuple[int, ...], ...]) -> tuple[Tensor, ...]:
+        """The replies, from what they travelled as."""
+        around = wrappers(self.aggregation)
+        expected = travelling(around, shapes, self.dtype, self.longest)
+        parts = iter(tensors_of(content, [form for own in expected for form in own]))
+        try:
+            return tuple(
+                unpacked(around, [next(parts) for _ in own], shape, self.dtype, self.longest)
+                for own, shape in zip(expected, shapes, strict=True)
+            )
+        except ValueError as why:
+            raise Refused(str(why)) from None
+
     def evaluate(self, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """The metrics of a model on the samples of every client, [clients], and whose they are."""
         asked = {node: self._ask(EVALUATE, (x.view(1, -1),), self.stamp, -1, 0, 0) for node in self.nodes}
@@ -173,7 +190,7 @@ class Federation:
             try:
                 content = _content(answers.get(node))
                 names = words_of(content, {"stamp": int, "names": list})["names"]
-                values = tensors_of(content, ((1, 1),) * len(names), torch.float64)
+                values = tensors_of(content, [((1, 1), torch.float64)] * len(names))
             except Refused as why:
                 self.rejections.add("malformed" if node in answers else "late", client, f"its metrics: {why}")
                 continue
@@ -186,7 +203,12 @@ class Federation:
 
     # -- messages -------------------------------------------------------------------------------------------------
     def _ask(self, task: str, down: tuple[Tensor, ...], stamp: int, base: int, key: int, drawn: int) -> Any:
-        words = {"task": task, "algorithm": self.algorithm, "dtype": str(self.dtype).removeprefix("torch.")}
+        words = {
+            "task": task,
+            "algorithm": self.algorithm,
+            "aggregation": self.aggregation,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
         return packed(down, words | {"stamp": stamp, "base": base, "key": key, "drawn": drawn, "batch": self.batch})
 
     def _exchange(self, contents: dict[int, Any], deadline: float) -> dict[int, Message | None]:

@@ -20,7 +20,7 @@ from ..problems.neural import Loss, flatten, trainable
 from ..running import Run
 from .checkpoint import Checkpoint
 from .federation import Federation
-from .traffic import DTYPES, algorithm
+from .traffic import DTYPES, algorithm, wrappers
 
 Model = Callable[[], nn.Module]
 GRADIENTS = ("gradients", "full_gradients")
@@ -39,24 +39,26 @@ class Plan:
     seed: int = 0
     weights: str = "samples"
     dtype: str = "float32"
-    every: int = 1  # rounds between two evaluations
+    every: int = 1  # rounds between two evaluations on the clients; 0 is never
     timeout: float = 600.0  # seconds for a round
     min_replies: int = 1
     repeats: int = 2
     limit: float = 1e6  # the largest number that is taken from a client
+    aggregation: str = "[]"  # wrappers, a JSON list of tables with a name (docs/aggregation.md)
     out: str = "federation"
     resume: bool = False
 
     def __post_init__(self) -> None:
-        checks.check("Plan", rounds=self.rounds, batch=self.batch, clients=self.clients, every=self.every)
+        checks.check("Plan", rounds=self.rounds, batch=self.batch, clients=self.clients)
         checks.one_of("Plan", "dtype", self.dtype, tuple(DTYPES))
         checks.one_of("Plan", "weights", self.weights, ("uniform", "samples"))
         checks.count("Plan", "min_replies", self.min_replies)
         if self.cohort:
             checks.count("Plan", "cohort", self.cohort, at_most=self.clients)
-        if self.repeats < 0 or not self.timeout > 0 or not self.limit > 0:
-            raise ValueError("Plan: repeats must be >= 0, timeout and limit > 0")
+        if self.repeats < 0 or self.every < 0 or not self.timeout > 0 or not self.limit > 0:
+            raise ValueError("Plan: repeats and every must be >= 0, timeout and limit > 0")
         algorithm(self.table)
+        wrappers(self.aggregation)
 
     @property
     def table(self) -> str:
@@ -135,10 +137,19 @@ def serve(
     if not plan.resume:
         checkpoint.begin()
     federation = Federation(
-        grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.min_replies, plan.repeats, plan.limit
+        grid,
+        plan.table,
+        plan.batch,
+        DTYPES[plan.dtype],
+        plan.timeout,
+        plan.min_replies,
+        plan.repeats,
+        plan.limit,
+        plan.aggregation,
     )
     if state is not None:
         if facts["plan"] != _same(plan):
+            checkpoint.release()
             raise ValueError(f"{plan.out}: was begun with another plan: {facts['plan']}")
         federation.stamp, federation.base = facts["stamp"], state.pop("federation.base")
         federation.rejections.counts.update(facts["rejected"])
@@ -147,7 +158,7 @@ def serve(
         remote: Any = Remote(model, loss, plan, test).joined(federation)
         run = Run(
             algorithm(plan.table), remote, plan.cohort or None, plan.seed, engine=federation, weights=plan.weights,
-            state=state,
+            state=state, aggregation=wrappers(plan.aggregation),
         )  # fmt: skip
         if state is None:
             _note(checkpoint, run, federation, plan, 0.0)
@@ -160,11 +171,12 @@ def serve(
     finally:
         report = {"rejected": dict(federation.rejections.counts), "last": federation.rejections.words}
         (checkpoint.place / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        checkpoint.release()
 
 
 def _note(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan, seconds: float) -> None:
     run.counts.gradients, run.counts.full_gradients = federation.gradients, federation.full_gradients
-    if run.round % plan.every == 0 or run.round == plan.rounds:
+    if plan.every and (run.round % plan.every == 0 or run.round == plan.rounds):
         checkpoint.append([row | {"seconds": round(seconds, 3)} for row in run.evaluate()])
     facts = {"plan": _same(plan), "stamp": federation.stamp, "rejected": dict(federation.rejections.counts)}
     checkpoint.save(run.state() | {"federation.base": federation.base}, facts)

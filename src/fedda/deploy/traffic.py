@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import aggregation
+from ..aggregation import Wrapper
+from ..aggregation.compression import compressions, forms
 from ..core import Algorithm, ClientTask, place
 from ..engines import Sequential, Simulation
 from ..problems import Quadratic
@@ -59,6 +62,24 @@ def algorithm(words: str) -> Algorithm:
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise ValueError("the algorithm must be a JSON table with a name")
     return make(table.pop("name"), **table)
+
+
+def wrappers(words: str) -> tuple[Wrapper, ...]:
+    """The wrappers of a JSON list, `[{"name": "clip", "norm": 1.0}]`."""
+    try:
+        tables = json.loads(words)
+    except ValueError:
+        raise ValueError("aggregation must be a JSON list of tables with a name") from None
+    if not isinstance(tables, list) or not all(isinstance(t, dict) and isinstance(t.get("name"), str) for t in tables):
+        raise ValueError("aggregation must be a JSON list of tables with a name")
+    return aggregation.checked([aggregation.make(**table) for table in tables], "deploy")
+
+
+def travelling(
+    around: tuple[Wrapper, ...], shapes: SHAPES, dtype: torch.dtype, d: int
+) -> list[list[tuple[tuple[int, ...], torch.dtype]]]:
+    """The tensors that each reply travels as, packed by whatever compressions there are."""
+    return [forms(compressions(around), shape, dtype, d) for shape in shapes]
 
 
 @lru_cache(maxsize=8)

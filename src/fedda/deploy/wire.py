@@ -4,7 +4,7 @@ a message that is not exactly what was expected is refused."""
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,15 +45,15 @@ def words_of(content: RecordDict, expected: Mapping[str, type]) -> dict[str, Any
     return words
 
 
-def tensors_of(content: RecordDict, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The tensors of a message: as many as expected, of these shapes and this type."""
+def tensors_of(content: RecordDict, expected: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[Tensor, ...]:
+    """The tensors of a message: as many as expected, of these shapes and types."""
     records = content.array_records
     if set(records) != {"tensors"}:
         raise Refused("the message has no tensors, or more than one record of them")
     record = records["tensors"]
-    if set(record) != {str(i) for i in range(len(shapes))}:
-        raise Refused(f"{len(shapes)} tensors are expected, named 0 to {len(shapes) - 1}, got {len(record)}")
-    return tuple(_tensor(record[str(i)], shape, dtype, i) for i, shape in enumerate(shapes))
+    if set(record) != {str(i) for i in range(len(expected))}:
+        raise Refused(f"{len(expected)} tensors are expected, named 0 to {len(expected) - 1}, got {len(record)}")
+    return tuple(_tensor(record[str(i)], *form, i) for i, form in enumerate(expected))
 
 
 def _tensor(array: Array, shape: tuple[int, ...], dtype: torch.dtype, i: int) -> Tensor:
