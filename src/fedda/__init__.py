@@ -8,7 +8,7 @@
 True
 """
 
-from . import algorithms, engines
+from . import aggregation, algorithms, engines
 from .core import Algorithm, Client, Cohort, Problem, on_client, step_counter
 from .problems import Quadratic, load, problem
 from .registry import make
@@ -28,6 +28,7 @@ __all__ = [
     "Quadratic",
     "Result",
     "Run",
+    "aggregation",
     "algorithms",
     "engines",
     "estimators",

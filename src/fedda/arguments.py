@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import checks, registry
+from .aggregation import Wrapper
 from .engines import Engine
 
 
@@ -24,6 +25,7 @@ class How(TypedDict, total=False):
     device: Any  # where the problem is moved first
     weights: str  # "uniform" or "samples": how clients are averaged
     force: bool  # run in spite of an absurd first rate
+    aggregation: Sequence[Wrapper]  # what is done to replies on their way to the mean, in this order
 
 
 def refuse_words(how: Mapping[str, Any]) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
+from . import checks, rng
+from .aggregation import Aggregated, Wrapper, checked, residuals
+from .aggregation.compression import bytes_of
 from .arguments import checked_seeds, made_engine, refuse_shapes, usable_device
-from .core import Algorithm, Client, Problem, on_client, place
+from .core import Algorithm, Client, Cohort, Problem, on_client, place
 from .engines import Counting, Counts, Engine, Simulation
 from .engines.graphs import NoGraph, captured
 
@@ -47,6 +49,7 @@ class Run:
         weights: str = "uniform",
         force: bool = False,
         state: dict[str, Tensor] | None = None,
+        aggregation: Sequence[Wrapper] = (),
     ):
         if not isinstance(algorithm, Algorithm):
             raise ValueError(f"train: the algorithm must be an object, as fedda.make gives it, got {algorithm!r}")
@@ -63,12 +66,17 @@ class Run:
         self.algorithm = place(algorithm, like, self.problem.layout)
         seeds = torch.tensor(self.seeds, device=like.device)[:, None]
         self.lead = () if not isinstance(seed, Sequence) else (len(self.seeds),)
-        self.simulation = Simulation(self.problem, how, seeds if self.lead else seeds[0], weights, algorithm.memory)
+        self.aggregation = checked(aggregation)
+        seeds = seeds if self.lead else seeds[0]
+        self.key = rng.key(seeds, rng.NOISE)
+        start = self._first_point(x0) if state is None else state["server.x"].to(like.device)
+        memory = (*algorithm.memory, *residuals(self.aggregation, self.algorithm, start))
+        self.simulation = Simulation(self.problem, how, seeds, weights, memory)
         self.world = self.simulation.world
         self.counts, self.round = Counts(), 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.wants_graph = self.problem.device.type == "cuda" and getattr(how, "graph", False)
-        if self.wants_graph and not self.world.captured(bool(algorithm.memory)):
+        if self.wants_graph and not self.world.captured(bool(memory)):
             self.wants_graph = False
             warnings.warn(
                 "rounds run eagerly, which is slower: what travels between the ranks goes by the host", stacklevel=2
@@ -78,14 +86,14 @@ class Run:
         self.silent = torch.zeros_like(self.dropped)  # rounds in a row without a finite reply
         self.first_rates: list[float] | None = None  # eta_0 / min h of every replica, where the algorithm has one
         if state is None:
-            self._start(x0, force)
+            self._start(start, force)
         else:
             self._load(state)
 
     @torch.no_grad()
-    def _start(self, x0: Tensor | None, force: bool) -> None:
+    def _start(self, x: Tensor, force: bool) -> None:
         everyone = self.simulation.everyone()
-        self.server = self.algorithm.init(self._first_point(x0), Counting(everyone, self.counts))
+        self.server = self.algorithm.init(x, self._wrapped(everyone, -1))
         if not bool(everyone.fine.any(dim=-1).all()):
             raise Diverged("no client gave a finite reply at the start: look at the data and at x0")
         rate = self.algorithm.first_rate(self.server)
@@ -106,7 +114,7 @@ class Run:
         return torch.tensor(self.first_rates) > self.problem.max_rate * (1 + 1e-6)  # lr = eps is a rate of 1, rounded
 
     def _first_point(self, x0: Tensor | None) -> Tensor:
-        d, like = self.problem.d, self.simulation.weights
+        d = self.problem.d
         if x0 is None:
             x = torch.stack([self.problem.start(seed) for seed in self.seeds])
         else:
@@ -115,7 +123,7 @@ class Run:
                 raise ValueError(
                     f"train: x0 must be a flat vector of {d} finite numbers, got shape {list(point.shape)}"
                 )
-            x = point.to(device=like.device, dtype=self.problem.dtype).expand(len(self.seeds), d)
+            x = point.to(device=self.problem.device, dtype=self.problem.dtype).expand(len(self.seeds), d)
         return x.clone().view(*self.lead, 1, d)
 
     def step(self) -> Any:
@@ -147,10 +155,17 @@ class Run:
     def _round(self, tau: int | Tensor) -> tuple[Any, Tensor, Tensor]:
         """The next state, which replicas live, and how many replies of each were lost."""
         cohort = self.simulation.cohort(tau, self.cohort)
-        server = self.algorithm.round(self.server, Counting(cohort, self.counts))
+        server = self.algorithm.round(self.server, self._wrapped(cohort, tau))
         # A replica that has been silent too long is over: it stays where it is, and the others go on.
         alive = cohort.fine.any(dim=-1) & (self.silent < PATIENCE)
         return server, alive, (~cohort.fine).sum(dim=-1)
+
+    def _wrapped(self, cohort: Cohort, tau: int | Tensor) -> Cohort:
+        """What an algorithm sees of it: counted at the wire, aggregated behind it; -1 is the start."""
+        if not self.aggregation:
+            return Counting(cohort, self.counts)
+        counting = Counting(cohort, self.counts, bytes_of=bytes_of(self.aggregation))
+        return Aggregated(counting, self.aggregation, rng.fold(self.key, tau + 1))
 
     def _kept(self, alive: Tensor, server: Any) -> Any:
         return type(server)(*(_keep(alive, new, old) for new, old in zip(server, self.server, strict=True)))
@@ -251,6 +266,10 @@ class Run:
         Server = self.algorithm.Server
         self.server = Server(*(state[f"server.{name}"].to(device) for name in Server._fields))  # type: ignore[attr-defined]
         for name in self.simulation.memory:
+            if f"memory.{name}" not in state:
+                raise ValueError(
+                    f"train: the state has no client memory {name!r}: it is of a run with other aggregation"
+                )
             self.simulation.memory[name] = state[f"memory.{name}"][..., self.simulation.owned, :].to(device, copy=True)
         self.counts = Counts(**{name: int(state[f"counts.{name}"]) for name in asdict(self.counts)})
         if self.world.rank:  # they are summed over the ranks, and the first has them

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..aggregation.means import mean
 from ..core import ClientTask
 from ..registry import engines
-from .simulated import Members, SimulatedCohort, joined, mean
+from .simulated import Members, SimulatedCohort, joined
 
 
 @engines.register("sequential")

@@ -170,9 +170,3 @@ def joined(heard: list[tuple[list[Tensor], Tensor]]) -> tuple[list[Tensor], Tens
     """The replies and weights of some clients after those of others."""
     replies = [torch.cat(column, dim=-2) for column in zip(*(replies for replies, _ in heard), strict=True)]
     return replies, torch.cat([weight for _, weight in heard], dim=-2)
-
-
-def mean(replies: list[Tensor], weights: Tensor) -> tuple[Tensor, ...]:
-    """The weighted mean over the clients, in float64, as the replies are."""
-    total = weights.sum(dim=-2, keepdim=True)
-    return tuple(((weights * reply).sum(dim=-2, keepdim=True) / total).to(reply.dtype) for reply in replies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import wraps
 
@@ -38,6 +38,7 @@ class Counting:
     cohort: Cohort
     counts: Counts
     sent: list[Tensor] = field(default_factory=list)  # in this round
+    bytes_of: Callable[[Tensor, Sequence[Tensor]], int] | None = None  # a reply's, packed, from what was sent down
 
     @property
     def size(self) -> int:
@@ -73,7 +74,8 @@ class Counting:
         news = [tensor for tensor in down if not any(tensor is old for old in self.sent)]
         self.sent.extend(news)
         self.counts.bytes_down += self.size * sum(map(message_bytes, news))
-        self.counts.bytes_up += self.size * sum(map(message_bytes, up))
+        weigh = self.bytes_of or (lambda reply, _: message_bytes(reply))
+        self.counts.bytes_up += self.size * sum(weigh(reply, down) for reply in up)
 
 
 class CountedClient:

@@ -1,0 +1,98 @@
+"""Replies of bounded length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks import one_of, shown
+from ..core import ClientTask
+from .registered import aggregations
+from .wrapper import Exchange, Wrapper, followed
+
+Norm = float | Sequence[float] | Mapping[str, float | Sequence[float]]
+
+
+@aggregations.register("clip")
+@dataclass(frozen=True)
+class Clip(Wrapper):
+    """Scales a client's change to at most `norm` in Euclidean length.
+
+        u <- u min(1, norm / ||u||),   u = X - x for a reply X that is a model (x was sent), the reply itself otherwise
+
+    On the server (the default) it bounds what a client can do that does not keep to the rules; ``where="client"`` what
+    leaves an honest one. `norm` is a number for every reply, one for each, or a table by task:
+    ``{"first": 10.0, "local": (1.0, 10.0)}`` for FedDA's nu_0 and its (z, nu).
+
+    >>> import fedda
+    >>> problem = fedda.Quadratic(A=[[1.0]], b=[[100.0]])
+    >>> fedda.train(fedda.make("fedavg", lr=0.5), problem, rounds=3, aggregation=[Clip(2.0)]).x
+    tensor([6.], dtype=torch.float64)
+    """
+
+    norm: Any
+    where: str = "server"
+
+    def __post_init__(self) -> None:
+        check_norm("Clip", self.norm)
+        one_of("Clip", "where", self.where, ("server", "client"))
+
+    @property
+    def combines(self) -> bool:
+        return self.where == "server"
+
+    def on_client(self, task: ClientTask) -> ClientTask:
+        if self.combines:
+            return task
+        name = task.__name__
+        return followed(task, lambda replies, *_: tuple(clipped("Clip", self.norm, name, replies)))
+
+    def combine(self, replies: list[Tensor], weights: Tensor, exchange: Exchange) -> tuple[list[Tensor], Tensor]:
+        return clipped("Clip", self.norm, exchange.task, replies), weights
+
+
+def clipped(owner: str, norm: Norm, task: str, replies: Sequence[Tensor]) -> list[Tensor]:
+    return [shortened(r, most) for r, most in zip(replies, norms(owner, norm, task, len(replies)), strict=True)]
+
+
+def shortened(v: Tensor, most: float) -> Tensor:
+    """Rows of at most this length; shorter ones as they are, those that are not finite still not finite."""
+    largest = v.abs().amax(dim=-1, keepdim=True)
+    unit = v / largest.clamp(min=torch.finfo(v.dtype).tiny)  # squares of what a liar sends may not be finite
+    length = unit.double().norm(dim=-1, keepdim=True)
+    scale = (most / length).to(v.dtype)
+    return torch.where(largest * length <= most, v, unit * scale)
+
+
+def norms(owner: str, norm: Norm, task: str, replies: int) -> list[float]:
+    """The bound of each reply of a task."""
+    if isinstance(norm, Mapping):
+        if task not in norm:
+            raise ValueError(f"{owner}: norm has no entry for the task {task!r}, only for {', '.join(map(repr, norm))}")
+        norm = norm[task]
+    if isinstance(norm, Sequence):
+        if len(norm) != replies:
+            raise ValueError(
+                f"{owner}: norm has {len(norm)} numbers but the task {task!r} has {replies} replies: give one number, "
+                "or a table such as {'first': 1.0, 'local': (1.0, 1.0)}"
+            )
+        return list(norm)
+    return [norm] * replies
+
+
+def check_norm(owner: str, norm: Any, most: float = math.inf) -> None:
+    """Refuse what is not a length (below infinity, where noise is to be as large)."""
+    inside = norm.values() if isinstance(norm, Mapping) else norm
+    if isinstance(inside, Sequence | type({}.values())) and not isinstance(inside, str) and len(inside):
+        for entry in inside:
+            check_norm(owner, entry, most)
+        return
+    good = isinstance(norm, int | float) and not isinstance(norm, bool) and 0 < norm <= most
+    if not good:
+        words = "a number > 0" if most == math.inf else "a finite number > 0"
+        raise ValueError(f"{owner}: norm must be {words}, one for each reply, or a table by task, got {shown(norm)}")

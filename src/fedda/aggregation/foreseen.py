@@ -1,0 +1,78 @@
+"""What an algorithm will ask of its clients, found by asking for it: a start and a round on one client whose gradients
+are all zero."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core import Algorithm, ClientTask
+
+
+class Asked(NamedTuple):
+    """One exchange: the task, how long the longest tensor sent is, and how long the replies are."""
+
+    task: str
+    longest: int
+    replies: tuple[int, ...]
+
+
+def foreseen(algorithm: Algorithm, x: Tensor) -> tuple[list[Asked], list[Asked]]:
+    """The exchanges of the start, and those of a round.
+
+    >>> import fedda
+    >>> foreseen(fedda.make("fedda-mvr"), torch.zeros(1, 3))
+    ([Asked(task='first', longest=3, replies=(3,))], [Asked(task='local', longest=3, replies=(3, 3))])
+    """
+    client = Still(x, algorithm.memory)
+    start, round = StillCohort(client), StillCohort(client)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself will warn
+        algorithm.round(algorithm.init(x, start), round)
+    return start.asked, round.asked
+
+
+class Still:
+    """A client that pulls the model nowhere."""
+
+    count = 1
+
+    def __init__(self, x: Tensor, memory: tuple[str, ...]):
+        self.memory = {name: torch.zeros_like(x) for name in memory}
+
+    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros_like(x) for x in points)
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+class StillCohort:
+    """The cohort of that client."""
+
+    size = population = 1
+
+    def __init__(self, client: Still):
+        self.client = client
+        self.asked: list[Asked] = []
+
+    @property
+    def share(self) -> Tensor:
+        return torch.ones(())
+
+    def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
+        replies = task(self.client, *down)
+        self.asked.append(Asked(task.__name__, longest(down), tuple(r.shape[-1] for r in replies)))
+        return replies
+
+    def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:
+        return list(self.average(task, *down)), torch.ones(1, 1)
+
+
+def longest(down: Sequence[Tensor]) -> int:
+    """As long as the model: it is always among what is sent."""
+    return max(v.shape[-1] for v in down)
