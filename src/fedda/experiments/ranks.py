@@ -80,7 +80,8 @@ class Pulse:
             return False, False
         now, first = time.monotonic(), float(self.world.rank == 0)
         speed = (round - self.round) / max(now - self.began, 1e-6)
-        asked = torch.tensor([float(stop), first * save, first * max(1.0, min(speed * self.beat, 1e6))], dtype=torch.float64)
+        ahead = max(1.0, min(speed * self.beat, 1e6))  # rounds that take so long
+        asked = torch.tensor([float(stop), first * save, first * ahead], dtype=torch.float64)
         stops, saves, rounds = self.world.sum([asked])[0].tolist()
         self.round, self.next, self.began = round, round + int(rounds), now
         return stops > 0, saves > 0

@@ -1,0 +1,140 @@
+"""A real federation for tests: SuperLink and SuperNodes as processes of their own, on loopback, where possible in a
+network namespace that has nothing else."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from commands import ENVIRONMENT
+from ranks import free_port
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+TOOLS = Path(sys.executable).parent
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "{name}"
+version = "1.0.0"
+dependencies = []
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+[tool.flwr.app]
+publisher = "tests"
+[tool.flwr.app.components]
+serverapp = "{name}.server_app:app"
+clientapp = "{name}.client_app:app"
+[tool.flwr.app.config]
+{config}
+"""
+
+
+class Namespace:
+    """A network with loopback alone; nothing where namespaces may not be made."""
+
+    def __init__(self):
+        self.name = f"fedda-flower-{os.getpid()}"
+        made = (
+            shutil.which("ip") and not subprocess.run(["ip", "netns", "add", self.name], capture_output=True).returncode
+        )
+        self.prefix = ["ip", "netns", "exec", self.name] if made else []
+        if made:
+            subprocess.run(["ip", "-n", self.name, "link", "set", "lo", "up"], check=True)
+
+    def close(self):
+        if self.prefix:
+            pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout.split()
+            for pid in map(int, pids):
+                os.kill(pid, signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", self.name], check=True)
+
+
+class Flowers:
+    """A SuperLink and nodes; `link` and `node(k)` are the words that secure them, `connection` those of the command line."""
+
+    def __init__(self, place, link=("--insecure",), node=lambda k: ("--insecure",), connection="insecure = true"):
+        self.place, self.link_words, self.node_words = place, link, node
+        self.network, self.port, self.nodes, self.link = Namespace(), free_port(), {}, None
+        self.environment = (
+            ENVIRONMENT | QUIET | {"FLWR_HOME": str(place / "home"), "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}"}
+        )
+        (place / "home").mkdir(parents=True)
+        text = f'[superlink]\ndefault = "t"\n[superlink.t]\naddress = "127.0.0.1:{self.port}"\n{connection}\n'
+        (place / "home" / "config.toml").write_text(text)
+
+    def start(self, program, log, *words):
+        """A process in a session of its own, so that all it starts can be ended with it."""
+        with open(self.place / log, "ab") as file:
+            command = [*self.network.prefix, str(TOOLS / program), *map(str, words)]
+            return subprocess.Popen(command, stdout=file, stderr=file, env=self.environment, start_new_session=True)
+
+    def open(self, nodes):
+        self.link = self.start(
+            "flower-superlink", "link.log", *self.link_words, "--host", "127.0.0.1", "--port", self.port
+        )
+        self.wait_for(self.place / "link.log", "Control API", "Starting", "running", "Uvicorn", "SuperExec")
+        for k in range(nodes):
+            self.join(k, nodes)
+
+    def join(self, k, nodes, *more):
+        about = f"partition-id={k} num-partitions={nodes}"
+        words = [*self.node_words(k), "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]
+        words += ["--port", free_port(), "--node-config", about, *more]
+        self.nodes[k] = self.start("flower-supernode", f"node{k}.log", *words)
+
+    def wait_for(self, log, *fragments, seconds=60):
+        deadline = time.monotonic() + seconds
+        while not any(fragment in log.read_text(errors="replace") for fragment in fragments):
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+
+    def command(self, *words, seconds=60):
+        command = [*self.network.prefix, str(TOOLS / "flwr"), *map(str, words)]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=seconds)
+
+    def submit(self, app, **config):
+        """Start a run; where its results will be."""
+        words = self.place / f"{time.monotonic_ns()}.toml"
+        words.write_text("".join(f"{k.replace('_', '-')} = {_toml(v)}\n" for k, v in config.items()))
+        done = self.command("run", app, "t", "--run-config", words, "--format", "json")
+        assert done.returncode == 0 and json.loads(done.stdout)["success"], done.stdout + done.stderr
+        return Path(config["out"])
+
+    def ended(self, out, seconds=240):
+        """Wait for a run's report."""
+        deadline = time.monotonic() + seconds
+        while not (out / "report.json").exists():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.2)
+        return json.loads((out / "report.json").read_text())
+
+    def logs(self):
+        return "\n".join(
+            f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in sorted(self.place.glob("*.log"))
+        )
+
+    def kill(self, process):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self):
+        for process in (*self.nodes.values(), *([self.link] if self.link else [])):
+            if process.poll() is None:
+                self.kill(process)
+        self.network.close()
+
+
+def _toml(value):
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(str(value)) if isinstance(value, str | Path) else str(value)

@@ -1,0 +1,281 @@
+"""Real Flower nodes as processes: the simulation's numbers, a node and a server killed, every sin of a client."""
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedda
+
+pytest.importorskip("flwr", reason="needs fedda[flower]")
+from fedda.deploy.keys import make_keys
+from flowers import PROJECT, Flowers
+from ranks import free_port
+
+NODES = 3
+SINS = ["well", "raises", "nan", "misshapen", "huge", "stale", "exits", "hangs", "well", "well", "well"]
+PACKAGE = "siteapp"
+TASK = """
+import os, signal, time
+from pathlib import Path
+import numpy as np
+import torch
+from torch import nn
+
+loss = nn.functional.cross_entropy
+
+def model():
+    return nn.Sequential(nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 10))
+
+def samples(k):
+    found = np.load(Path(os.environ["FEDDA_TEST_SAMPLES"]) / f"{k}.npz")
+    return torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
+"""
+CLIENT = """
+from flwr.app import Message
+from fedda.deploy import Site, client_app
+from fedda.deploy.wire import packed
+from .task import *
+
+# What client 1 does in which exchange, where the run asks for it: one sin after the other.
+SINS = {sins}
+
+def sinful(site, message, context):
+    words = message.content["words"]
+    if context.node_config["partition-id"] != 1 or words["task"] != "local":
+        return site.answer(message, context)
+    sin = SINS[words["stamp"]]
+    if sin == "raises":
+        raise OSError("the disk is full")
+    if sin == "exits":
+        os._exit(3)
+    if sin == "hangs":
+        time.sleep(600)
+    reply = site.answer(message, context)
+    if sin == "well":
+        return reply
+    said = {k: v for k, v in reply.content["words"].items() if k != "protocol"}
+    x = torch.from_numpy(reply.content["tensors"]["0"].numpy().copy())
+    x = {"nan": x * float("nan"), "misshapen": x[:, 1:], "huge": x + 1e9, "stale": x}[sin]
+    said["stamp"] -= sin == "stale"
+    return Message(packed((x,), said), reply_to=message)
+
+class Sinner:
+    def __init__(self, context):
+        self.site = Site(model(), loss, *samples(context.node_config["partition-id"]))
+        self.sinful = context.run_config["sins"]
+
+    def answer(self, message, context):
+        return sinful(self.site, message, context) if self.sinful else self.site.answer(message, context)
+
+app = client_app(Sinner)
+"""
+SERVER = """
+from fedda.deploy import server_app
+from .task import *
+
+app = server_app(model, loss)
+"""
+CONFIG = """
+algorithm = "fedavg"
+words = "{}"
+clients = 3
+rounds = 5
+cohort = 0
+batch = 8
+seed = 0
+weights = "samples"
+dtype = "float64"
+every = 0
+timeout = 120.0
+min-replies = 1
+repeats = 0
+limit = 1e6
+out = ""
+resume = false
+sins = false
+"""
+RUNS = {
+    "fedda-mvr": {"lr": 0.02, "w": 1000.0},
+    "fedda-2-1": {"lr": 0.01, "prox": {"kind": "l1", "gamma": 0.001}},
+    "fedavg": {"lr": 0.1},
+    "scaffold": {"lr": 0.1},
+    "mime": {"lr": 0.1},
+}
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    """What each site has, in files: unequal parts of the digits."""
+    place = tmp_path_factory.mktemp("samples")
+    whole = fedda.load("digits", clients=NODES, partition="dirichlet", alpha=1.0).to(dtype=torch.float64)
+    for k in range(NODES):
+        x, y = whole.everything(k)
+        np.savez(place / f"{k}.npz", x=x.flatten(1)[: 60 + 20 * k], y=y[: 60 + 20 * k])
+    os.environ["FEDDA_TEST_SAMPLES"] = str(place)
+    yield place
+    del os.environ["FEDDA_TEST_SAMPLES"]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    place = tmp_path_factory.mktemp("app")
+    (place / "pyproject.toml").write_text(PROJECT.format(name=PACKAGE, config=CONFIG))
+    (place / PACKAGE).mkdir()
+    for name, text in {
+        "__init__": "",
+        "task": TASK,
+        "client_app": CLIENT.replace("{sins}", repr(SINS)),
+        "server_app": SERVER,
+    }.items():
+        (place / PACKAGE / f"{name}.py").write_text(text)
+    return place
+
+
+@pytest.fixture(scope="module")
+def flowers(tmp_path_factory, samples):
+    """TLS, and nodes with registered keys."""
+    place, keys = tmp_path_factory.mktemp("flowers"), tmp_path_factory.mktemp("keys")
+    make_keys(keys, ["127.0.0.1"], list(range(NODES + 1)))
+    made = Flowers(
+        place / "here",
+        [
+            *("--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.crt"),
+            *("--ssl-keyfile", keys / "server.key", "--enable-supernode-auth"),
+        ],
+        lambda k: ["--root-certificates", keys / "ca.crt", "--auth-supernode-private-key", keys / f"node{k}"],
+        f'root-certificates = "{keys / "ca.crt"}"',
+    )
+    made.environment["FEDDA_TEST_SAMPLES"], made.keys = str(samples), keys
+    try:
+        made.open(0)
+        for k in range(NODES):
+            done = made.command("supernode", "register", keys / f"node{k}.pub", "t")
+            assert done.returncode == 0, done.stdout + done.stderr
+            made.join(k, NODES)
+        wait_until(made, lambda: activated(made) == NODES)
+        yield made
+    finally:
+        made.close()
+
+
+def truth(samples, name, rounds, **how):
+    """The same by the vectorised engine, from the model that the server starts with."""
+    from fedda.deploy.server import Plan, Remote
+
+    space = {}
+    exec(TASK, space)
+    asked = Plan(algorithm=name, words=json.dumps(RUNS[name]), dtype="float64", clients=NODES)
+    x0 = Remote(space["model"], space["loss"], asked, None).start(0)
+    parts = [np.load(samples / f"{k}.npz") for k in range(NODES)]
+    x, y = (torch.cat([torch.from_numpy(part[side]) for part in parts]) for side in "xy")
+    owner = torch.cat([torch.full((len(part["y"]),), k) for k, part in enumerate(parts)])
+    problem = fedda.problem(space["model"]().double(), space["loss"], x=x, y=y, client=owner, batch=8)
+    how = {"weights": "samples", "x0": x0, "seed": 0, **how}
+    return fedda.train(fedda.make(name, **RUNS[name]), problem, rounds=rounds, every=rounds, **how)
+
+
+def rounds_done(out):
+    try:
+        return int(load_file(out / "state.safetensors")["round"])
+    except (OSError, KeyError, ValueError):
+        return -1
+
+
+def test_five_algorithms_as_simulated_though_a_server_is_killed(flowers, app, samples, tmp_path):
+    """All at once on one federation: FedDA, an L1 penalty, client memory (its server is killed and resumed), two
+    exchanges a round."""
+    outs = {name: tmp_path / name for name in RUNS}
+    for name, out in outs.items():
+        flowers.submit(app, algorithm=name, words=json.dumps(RUNS[name]), out=out)
+    out = outs["scaffold"]
+    wait_until(flowers, lambda: rounds_done(out) >= 2)
+    os.kill(int((out / "server.pid").read_text()), signal.SIGKILL)
+    assert rounds_done(out) < 5 and not (out / "report.json").exists()
+    how = {"algorithm": "scaffold", "words": json.dumps(RUNS["scaffold"]), "out": out}
+    flowers.submit(app, **how, resume=True)
+    for name, out in outs.items():
+        assert flowers.ended(out)["rejected"] == {}, flowers.logs()
+        state, expected = load_file(out / "state.safetensors"), truth(samples, name, 5).server
+        for field, value in expected._asdict().items():
+            torch.testing.assert_close(state[f"server.{field}"], value, rtol=1e-12, atol=1e-12)
+
+
+def test_every_sin_of_a_client_and_a_killed_node_are_survived_and_counted(flowers, app, tmp_path):
+    how = {"rounds": len(SINS), "timeout": 25.0, "sins": True, "words": json.dumps(RUNS["fedavg"])}
+    out = flowers.submit(app, out=tmp_path / "out", **how)
+    wait_until(flowers, lambda: rounds_done(out) >= SINS.index("hangs"))
+    flowers.kill(flowers.nodes[2])  # in the round in which client 1 hangs: it takes its time anyway
+    wait_until(flowers, lambda: rounds_done(out) >= SINS.index("hangs") + 1)
+    flowers.join(2, NODES)
+    report = flowers.ended(out)
+    rejected = report["rejected"]
+    for kind in ("not finite", "malformed", "too large", "stale"):
+        assert rejected[kind] == 1, report
+    assert "the disk is full" in report["last"]["failed"]
+    assert rejected["failed"] + rejected["late"] >= 4  # raised, exited, hung; and the node that was killed
+    state = load_file(out / "state.safetensors")
+    assert int(state["round"]) == len(SINS) and float(state["server.x"].abs().max()) < 10
+    # Clients 1 and 2 were missed at times; at the end all three are heard.
+    assert (
+        len(SINS) - 2 <= int(state["dropped"]) <= len(SINS) + 1
+        and state["federation.base"].tolist() == [len(SINS) - 1] * 3
+    )
+
+
+def wait_until(flowers, true, seconds=240):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, flowers.logs()
+        time.sleep(0.1)
+
+
+def test_strangers_are_kept_out(flowers, tmp_path):
+    """An unregistered key, no key, a CA of somebody else's, no TLS at all: none of them becomes a node."""
+    make_keys(tmp_path / "other", ["127.0.0.1"], [0])
+    ours, trust = flowers.keys, ["--root-certificates", flowers.keys / "ca.crt"]
+    words = {
+        "unregistered": [*trust, "--auth-supernode-private-key", ours / f"node{NODES}"],
+        "keyless": trust,
+        "deceived": [
+            "--root-certificates",
+            tmp_path / "other" / "ca.crt",
+            "--auth-supernode-private-key",
+            ours / "node0",
+        ],
+        "plain": ["--insecure"],
+    }
+    before = activated(flowers)
+    link = ["--superlink", f"127.0.0.1:{flowers.port}", "--host", "127.0.0.1"]
+    strangers = {
+        name: flowers.start("flower-supernode", f"{name}.log", *how, *link, "--port", free_port(), "--max-retries", 1)
+        for name, how in words.items()
+    }
+    try:
+        for name, process in strangers.items():
+            log = flowers.place / f"{name}.log"
+            wait_until(flowers, lambda p=process, log=log: p.poll() is not None or refused(log), 60)
+        time.sleep(2)
+        assert activated(flowers) == before
+    finally:
+        for process in strangers.values():
+            if process.poll() is None:
+                flowers.kill(process)
+
+
+def activated(flowers):
+    """How often a node was let in."""
+    return (flowers.place / "link.log").read_text().count("Activated node_id")
+
+
+def refused(log):
+    """What a node's log says when it is not let in."""
+    text = log.read_text(errors="replace").lower()
+    return any(
+        word in text for word in ("unauthenticated", "permission", "certificate_verify_failed", "ssl", "error", "401")
+    )
