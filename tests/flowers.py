@@ -110,7 +110,7 @@ class Flowers:
         assert done.returncode == 0 and json.loads(done.stdout)["success"], done.stdout + done.stderr
         return Path(config["out"])
 
-    def ended(self, out, seconds=240):
+    def ended(self, out, seconds=600):
         """Wait for a run's report."""
         deadline = time.monotonic() + seconds
         while not (out / "report.json").exists():

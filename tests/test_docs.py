@@ -61,7 +61,8 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize("page,text", list(blocks("sh")))
 def test_commands_run(page, text, place):
-    environment = os.environ | {"PATH": f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    tools = (place / "bin", Path(sys.executable).parent)  # the second has Flower's commands
+    environment = os.environ | {"PATH": os.pathsep.join([*map(str, tools), os.environ["PATH"]])}
     for line in text.splitlines():
         command = line.split("#")[0].strip()
         if not command or command in NOT_HERE:

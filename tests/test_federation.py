@@ -92,7 +92,7 @@ seed = 0
 weights = "samples"
 dtype = "float64"
 every = 0
-timeout = 120.0
+timeout = 300.0
 min-replies = 1
 repeats = 0
 limit = 1e6
@@ -228,7 +228,7 @@ def test_every_sin_of_a_client_and_a_killed_node_are_survived_and_counted(flower
     )
 
 
-def wait_until(flowers, true, seconds=240):
+def wait_until(flowers, true, seconds=600):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, flowers.logs()

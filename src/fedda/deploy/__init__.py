@@ -13,7 +13,10 @@ from .faults import Rejections, TooFewReplies
 from .federation import Federation
 from .grid import InProcessGrid
 from .server import Plan, server_app
+from .strategy import Strategy, join
+from .trained import trained
 
 __all__ = [
-    "Federation", "InProcessGrid", "Plan", "Rejections", "Site", "TooFewReplies", "client_app", "server_app",
+    "Federation", "InProcessGrid", "Plan", "Rejections", "Site", "Strategy", "TooFewReplies", "client_app", "join",
+    "server_app", "trained",
 ]  # fmt: skip

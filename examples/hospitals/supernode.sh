@@ -1,0 +1,13 @@
+#!/bin/sh
+# ./supernode.sh NUMBER [--insecure]: the node of site NUMBER, with keys/nodeNUMBER. NODE_CONFIG: more for load_data.
+set -eu
+cd "$(dirname "$0")"
+umask 077  # models and messages on disk are for this user alone
+case "${1:-}" in '' | *[!0-9]*) echo "usage: ./supernode.sh NUMBER [--insecure]" >&2; exit 2 ;; esac
+if [ "${2:-}" = --insecure ]; then export INSECURE=1; fi
+. ./env.sh
+number=$1
+set -- --superlink "$LINK_HOST:$LINK_PORT" --host 127.0.0.1 --port "${NODE_PORT:-$((9100 + number))}" \
+  --node-config "partition-id=$number num-partitions=${SITES:-4} ${NODE_CONFIG:-}"
+if [ -n "${INSECURE:-}" ]; then exec flower-supernode --insecure "$@"; fi
+exec flower-supernode --root-certificates keys/ca.crt --auth-supernode-private-key "keys/node$number" "$@"
