@@ -87,7 +87,7 @@ class Flowers:
             self.join(k, nodes)
 
     def join(self, k, nodes, *more):
-        about = f"partition-id={k} num-partitions={nodes}"
+        about = f"partition-id={k} num-partitions={nodes} memory='{self.place / f'memory{k}'}'"
         words = [*self.node_words(k), "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]
         words += ["--port", free_port(), "--node-config", about, *more]
         self.nodes[k] = self.start("flower-supernode", f"node{k}.log", *words)

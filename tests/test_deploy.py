@@ -88,11 +88,21 @@ def test_every_algorithm_as_simulated(name, app, data, tmp_path):
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == {"rejected": {}, "last": {}}
 
 
+def again(grid, app):
+    """The nodes as a run finds them that is submitted again: a fresh state, and what lies on their disks."""
+    fresh = InProcessGrid(app, CLIENTS)
+    for node, context in fresh.contexts.items():
+        context.node_config |= {k: v for k, v in grid.contexts[node].node_config.items() if k == "memory"}
+    return fresh
+
+
 @pytest.mark.parametrize("name", ["scaffold", "fedda-mvr", "mime"])
 def test_a_server_that_died_goes_on_to_the_same_numbers(name, app, data, tmp_path):
     """It dies after the clients have answered, before the round is saved: they are asked again, as of the round before."""
     whole = serve(InProcessGrid(app, CLIENTS), plan(tmp_path / "a", name, rounds=6), model, LOSS, say=quiet)
     grid = InProcessGrid(app, CLIENTS)
+    for node, context in grid.contexts.items():
+        context.node_config["memory"] = str(tmp_path / f"node{node}")
 
     class Died(Exception):
         pass
@@ -105,8 +115,9 @@ def test_a_server_that_died_goes_on_to_the_same_numbers(name, app, data, tmp_pat
         serve(grid, plan(tmp_path / "b", name, rounds=6), model, LOSS, say=die)
     for after in (2, 3, 4):  # exchanges, after one that asks who is there
         with pytest.raises(KeyboardInterrupt):
+            grid = again(grid, app)
             serve(Dying(grid, after), plan(tmp_path / "b", name, rounds=6, resume=True), model, LOSS, say=quiet)
-    run = serve(grid, plan(tmp_path / "b", name, rounds=6, resume=True), model, LOSS, say=quiet)
+    run = serve(again(grid, app), plan(tmp_path / "b", name, rounds=6, resume=True), model, LOSS, say=quiet)
     assert all(torch.equal(a, b) for a, b in zip(run.server, whole.server, strict=True))
     files = [(tmp_path / x / "out" / "metrics.jsonl").read_text().splitlines() for x in "ab"]
     rows = [[{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines] for lines in files]
@@ -128,6 +139,16 @@ class Dying:
         if self.left <= 0:
             raise KeyboardInterrupt
         return found
+
+
+def test_without_a_folder_a_client_forgets_with_its_server(app, tmp_path):
+    """Flower's state is of one run; such a client says so, is counted, and is not asked to guess."""
+    asked = {"name": "scaffold", "cohort": CLIENTS, "repeats": 0}
+    serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=2, **asked), model, LOSS, say=quiet)
+    with pytest.raises(TooFewReplies, match="refused"):
+        serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, resume=True, **asked), model, LOSS, say=quiet)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert "remembers nothing" in report["last"]["refused"]
 
 
 def test_another_plan_is_not_resumed(app, tmp_path):
@@ -323,6 +344,7 @@ def question(**changes):
         "task": "local",
         "algorithm": '{"name": "fedavg"}',
         "aggregation": "[]",
+        "run": "0" * 32,
         "dtype": "float64",
         "stamp": 0,
         "base": -1,
@@ -351,6 +373,7 @@ def tensors():
         ({"algorithm": "import os"}, "JSON table"),
         ({"algorithm": '{"name": "fedavg", "lr": {"kind": "pickle"}}'}, "refused"),
         ({"dtype": "float16"}, "dtype must be"),
+        ({"run": "../../etc/passwd"}, "no name of ours"),
         ({"aggregation": "{}"}, "aggregation is refused"),
         ({"aggregation": '[{"name": "exec"}]'}, "aggregation is refused"),
         ({"aggregation": '[{"name": "clip", "norm": -1}]'}, "norm must be"),

@@ -8,6 +8,6 @@ if [ "${2:-}" = --insecure ]; then export INSECURE=1; fi
 . ./env.sh
 number=$1
 set -- --superlink "$LINK_HOST:$LINK_PORT" --host 127.0.0.1 --port "${NODE_PORT:-$((9100 + number))}" \
-  --node-config "partition-id=$number num-partitions=${SITES:-4} ${NODE_CONFIG:-}"
+  --node-config "partition-id=$number num-partitions=${SITES:-4} memory='$PWD/memory/$number' ${NODE_CONFIG:-}"
 if [ -n "${INSECURE:-}" ]; then exec flower-supernode --insecure "$@"; fi
 exec flower-supernode --root-certificates keys/ca.crt --auth-supernode-private-key "keys/node$number" "$@"

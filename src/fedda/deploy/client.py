@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from ..engines.simulated import Members, SimulatedCohort
 from ..engines.wrappers import CountedClient
 from ..problems import Neural, problem
 from ..problems.neural import Loss
+from .memory import RUN, Shelf
 from .traffic import DTYPES, algorithm, traffic, wrappers
 from .wire import Refused, packed, tensors_of, words_of
 
@@ -28,6 +30,7 @@ ASKED = {
     "task": str,
     "algorithm": str,
     "aggregation": str,
+    "run": str,
     "dtype": str,
     "stamp": int,
     "base": int,
@@ -35,7 +38,6 @@ ASKED = {
     "drawn": int,
     "batch": int,
 }
-MEMORY = "fedda.memory"  # the record of a node's state
 
 
 class Site:
@@ -62,6 +64,8 @@ class Site:
             raise Refused(f"the dtype must be one of {', '.join(DTYPES)}, got {words['dtype'][:20]!r}")
         if not 1 <= words["batch"] <= 1_000_000 or min(words["stamp"], words["drawn"]) < 0 or words["base"] < -1:
             raise Refused("batch, stamp, drawn or base is out of range")
+        if not re.fullmatch(RUN, words["run"]):
+            raise Refused("the name of the run is no name of ours")
         dtype = DTYPES[words["dtype"]]
         own = self.problem(words["batch"], dtype)
         layout = tuple(own.layout)
@@ -121,40 +125,18 @@ def run(
     made: Algorithm = task.__self__
     memory = (*made.memory, *residuals(around, made, own.point()[None].to(own.dtype)))
     simulation = Simulation(own, Sequential(), torch.tensor([0]), "uniform", memory)
-    for name, value in remembered(context, words["base"], memory, own).items():
-        simulation.memory[name] = value
+    shelf = Shelf(context, words["run"])
+    simulation.memory |= shelf.taken(words["base"], memory, own.d, own.dtype)
     cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([0]))
     cohort.key, cohort.drawn = torch.tensor([words["key"]]), words["drawn"]
     with torch.no_grad():
         client, counts = Members(cohort, slice(0, 1), stacked=False), Counts()
         replies = client_side(around, task)(CountedClient(client, counts), *down)
         client.remember(torch.ones(1, 1, dtype=torch.bool))
-    remember(context, words["base"], words["stamp"], simulation.memory)
+    shelf.put(words["base"], words["stamp"], simulation.memory)
     spent = {"draws": client.draws, "gradients": counts.gradients, "full_gradients": counts.full_gradients}
     whole = [v.expand(1, v.shape[-1]) for v in replies]
     return tuple(part for v in whole for part in travels(around, v, longest(down))), spent
-
-
-def remembered(context: Context, base: int, names: tuple[str, ...], own: Neural) -> dict[str, Tensor]:
-    """What the client remembers as of the exchange that the server last took from it: a reply that was rejected, or
-    that died with the server, has not happened."""
-    zeros = {name: torch.zeros(1, own.d, dtype=own.dtype) for name in names}
-    if base == -1 or not names:
-        return zeros
-    record = context.state.array_records.get(MEMORY)
-    if record is None or any(f"{base}.{name}" not in record for name in names):
-        raise Refused(f"this client remembers nothing as of exchange {base}")
-    return {name: torch.from_numpy(record[f"{base}.{name}"].numpy().copy()).to(own.dtype) for name in names}
-
-
-def remember(context: Context, base: int, stamp: int, memory: dict[str, Tensor]) -> None:
-    """Keep what was before and what is now; the server says next time which of them it was."""
-    if not memory:
-        return
-    old = context.state.array_records.get(MEMORY) or ArrayRecord()
-    kept = {key: array for key, array in old.items() if key.startswith(f"{base}.")}
-    kept |= {f"{stamp}.{name}": Array(value.numpy()) for name, value in memory.items()}
-    context.state[MEMORY] = ArrayRecord(kept)
 
 
 def client_app(load: Callable[[Context], Site]) -> ClientApp:

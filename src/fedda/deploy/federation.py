@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,7 @@ class Federation:
     min_replies: int = 1
     repeats: int = 2
     limit: float = 1e6
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)  # its name, also after a restart
     aggregation: str = "[]"  # a JSON list of wrappers, whose client parts run on the clients
     nodes: list[int] = field(default_factory=list)  # in the order of the clients
     names: list[int] = field(default_factory=list)  # what the clients call themselves: partition-id
@@ -203,13 +205,14 @@ class Federation:
 
     # -- messages -------------------------------------------------------------------------------------------------
     def _ask(self, task: str, down: tuple[Tensor, ...], stamp: int, base: int, key: int, drawn: int) -> Any:
-        words = {
+        words: dict[str, Any] = {
             "task": task,
             "algorithm": self.algorithm,
             "aggregation": self.aggregation,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "run": self.run,
         }
-        return packed(down, words | {"stamp": stamp, "base": base, "key": key, "drawn": drawn, "batch": self.batch})
+        words |= {"dtype": str(self.dtype).removeprefix("torch."), "stamp": stamp, "base": base, "key": key}
+        return packed(down, words | {"drawn": drawn, "batch": self.batch})
 
     def _exchange(self, contents: dict[int, Any], deadline: float) -> dict[int, Message | None]:
         """Send to nodes, and look for their replies until the deadline."""
@@ -221,7 +224,7 @@ class Federation:
         answers: dict[int, Message | None] = {}
         waiting = {message_id for message_id in asked if message_id}
         while waiting and time.monotonic() < deadline:
-            for message in self.grid.pull_messages(list(waiting)):
+            for message in self.grid.pull_messages(sorted(waiting)):
                 # An error comes from another source: what it replies to says whose it is.
                 message_id = message.metadata.reply_to_message_id
                 if message_id in waiting:

@@ -137,21 +137,15 @@ def serve(
     if not plan.resume:
         checkpoint.begin()
     federation = Federation(
-        grid,
-        plan.table,
-        plan.batch,
-        DTYPES[plan.dtype],
-        plan.timeout,
-        plan.min_replies,
-        plan.repeats,
-        plan.limit,
-        plan.aggregation,
-    )
+        grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.min_replies, plan.repeats, plan.limit,
+        aggregation=plan.aggregation,
+    )  # fmt: skip
     if state is not None:
         if facts["plan"] != _same(plan):
             checkpoint.release()
             raise ValueError(f"{plan.out}: was begun with another plan: {facts['plan']}")
-        federation.stamp, federation.base = facts["stamp"], state.pop("federation.base")
+        federation.run, federation.stamp = facts["run"], facts["stamp"]
+        federation.base = state.pop("federation.base")
         federation.rejections.counts.update(facts["rejected"])
         federation.gradients, federation.full_gradients = (int(state[f"counts.{k}"]) for k in GRADIENTS)
     try:
@@ -178,7 +172,8 @@ def _note(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan, 
     run.counts.gradients, run.counts.full_gradients = federation.gradients, federation.full_gradients
     if plan.every and (run.round % plan.every == 0 or run.round == plan.rounds):
         checkpoint.append([row | {"seconds": round(seconds, 3)} for row in run.evaluate()])
-    facts = {"plan": _same(plan), "stamp": federation.stamp, "rejected": dict(federation.rejections.counts)}
+    facts = {"plan": _same(plan), "run": federation.run, "stamp": federation.stamp}
+    facts |= {"rejected": dict(federation.rejections.counts)}
     checkpoint.save(run.state() | {"federation.base": federation.base}, facts)
 
 
