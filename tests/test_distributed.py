@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import equal
 from commands import ENVIRONMENT, fedda, write
 from conftest import NAMES
 from fedda.engines.world import Alone
+from fedda.experiments.ranks import Pulse
 from ranks import fine, free_port, spawn
 from test_resume import same
 
@@ -145,7 +147,7 @@ def test_a_run_on_two_ranks_is_the_run_on_one(one, two):
 def test_killed_ranks_change_nothing(experiment, two, tmp_path, kills):
     """SIGKILL to either rank at random moments; torchrun starts all again, and they go on from the checkpoint."""
     drawn, out = random.Random(5), tmp_path / "run"
-    process = torchrun(2, "run", experiment, "--out", out, "--save-seconds", 0, restarts=kills)
+    process = torchrun(2, "run", experiment, "--out", out, "--save-seconds", 0.3, restarts=kills)
     moments = sorted(
         drawn.sample(range(2, 2 * 2 * (ROUNDS // 10) - 4), kills)
     )  # rows, out of two seeds' and algorithms'
@@ -197,6 +199,28 @@ def test_points_of_a_sweep_are_shared_out(experiment, tmp_path):
     assert code == 0, err
     close(tmp_path / "three", tmp_path / "one", 2e-5)
     assert (tmp_path / "three/best.toml").read_text() == (tmp_path / "one/best.toml").read_text()
+
+
+def test_a_restart_does_not_take_up_somebody_else_s_run(experiment, one, tmp_path):
+    """Refused because the folder is taken, torchrun starts all again: they are refused again."""
+    out = tmp_path / "taken"
+    shutil.copytree(one, out)
+    code, _, err = ended(torchrun(2, "run", experiment, "--out", out, restarts=1))
+    assert code != 0 and "holds a run" in err and "resumed" not in err
+
+
+def test_ranks_ask_each_other_about_once_a_second_also_after_a_resume():
+    class Two(Alone):
+        size = 2
+
+    for begun in (0, 20_000):
+        pulse, asked = Pulse(Two(), 5.0, begun), []
+        for k in range(begun + 1, begun + 41):
+            time.sleep(0.01)
+            before = pulse.next
+            pulse(k, False, False)
+            asked += [k] if pulse.next != before else []
+        assert pulse.next - begun < 400  # about a hundred rounds a second
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

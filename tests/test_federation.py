@@ -217,7 +217,6 @@ def test_every_sin_of_a_client_and_a_killed_node_are_survived_and_counted(flower
     rejected = report["rejected"]
     for kind in ("not finite", "malformed", "too large", "stale"):
         assert rejected[kind] == 1, report
-    assert "the disk is full" in report["last"]["failed"]
     assert rejected["failed"] + rejected["late"] >= 4  # raised, exited, hung; and the node that was killed
     state = load_file(out / "state.safetensors")
     assert int(state["round"]) == len(SINS) and float(state["server.x"].abs().max()) < 10

@@ -50,6 +50,7 @@ class Run:
         force: bool = False,
         state: dict[str, Tensor] | None = None,
         aggregation: Sequence[Wrapper] = (),
+        noise: int | None = None,
     ):
         if not isinstance(algorithm, Algorithm):
             raise ValueError(f"train: the algorithm must be an object, as fedda.make gives it, got {algorithm!r}")
@@ -68,7 +69,8 @@ class Run:
         self.lead = () if not isinstance(seed, Sequence) else (len(self.seeds),)
         self.aggregation = checked(aggregation)
         seeds = seeds if self.lead else seeds[0]
-        self.key = rng.key(seeds, rng.NOISE)
+        self.noise = noise  # a seed for the noise alone, where the run's own is no secret
+        self.key = rng.key(seeds if noise is None else torch.full_like(seeds, noise), rng.NOISE)
         start = self._first_point(x0) if state is None else state["server.x"].to(like.device)
         memory = (*algorithm.memory, *residuals(self.aggregation, self.algorithm, start))
         self.simulation = Simulation(self.problem, how, seeds, weights, memory)

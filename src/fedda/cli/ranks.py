@@ -10,7 +10,6 @@ from typing import Any
 
 from ..engines import World, join, started_by_torchrun
 from ..engines.joining import local_rank
-from ..experiments.folder import Folder
 from ..experiments.ranks import SINGLE, Ranks
 
 GRACE = 2.0  # seconds in which a rank may end by itself after another has failed: most mistakes are everybody's
@@ -39,11 +38,9 @@ def own(device: str | None) -> str | None:
     return f"cuda:{local_rank() % max(1, torch.cuda.device_count())}"
 
 
-def goes_on(ranks: Ranks, folder: Folder, resume: bool) -> bool:
-    """Whether a run goes on: it was asked to, or torchrun has started it again after a rank was lost."""
-    if not ranks.world.again:
-        return resume
-    return ranks.world.share(b"y" if resume or folder.holds_run else b"n") == b"y"
+def goes_on(ranks: Ranks, resume: bool) -> bool:
+    """Whether a run goes on: it was asked to, or torchrun has started this job again after it had begun."""
+    return ranks.world.marked() or resume
 
 
 def speaks() -> bool:

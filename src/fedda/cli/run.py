@@ -88,7 +88,7 @@ def run(
     preset: Annotated[Path | None, typer.Option(help="A file of tuned values, as `fedda sweep` writes it.")] = None,
     words: Words = None,
     out: Annotated[Path | None, typer.Option(help="The run folder, runs/NAME if left out.")] = None,
-    engine: Annotated[str, typer.Option(help="auto, vectorised or sequential.")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, vectorised, sequential or distributed.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     precision: Annotated[str, typer.Option(help="auto, float32, tf32 or bf16 (docs/performance.md).")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads on a CPU; one or all, as measured, if left out.")] = None,
@@ -105,12 +105,12 @@ def run(
 
     EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file.
     """
+    ranks = enter(shard)  # first: what fails on one rank alone must be heard by the others
     load_plugins(plugin)
     refuse_how(engine, device, precision, threads, resume, overwrite, save_seconds)
     wanted = choose(find(experiment), rounds, algorithms, seeds, data, preset, words or ())
     place = out or Path("runs") / wanted.name
-    ranks = enter(shard)
-    resume = goes_on(ranks, Folder(place), resume)
+    resume = goes_on(ranks, resume)
     if resume:
         wanted = gone_on(ranks.world, wanted, place, rounds)
     watch = watcher(list(wanted.algorithms)) if speaks() else Silence()

@@ -10,7 +10,6 @@ import typer
 from .. import report
 from ..experiments import find
 from ..experiments.choose import choose
-from ..experiments.folder import Folder
 from ..experiments.sweep import Sweep, search
 from ..progress import Silence, watcher
 from .app import Plugins, Shard, Words, app, load_plugins
@@ -32,7 +31,7 @@ def sweep(
     data: Annotated[str | None, typer.Option(help="Other data: a name, a .npz file or a folder of images.")] = None,
     words: Words = None,
     out: Annotated[Path | None, typer.Option(help="The folder, runs/NAME-sweep if left out.")] = None,
-    engine: Annotated[str, typer.Option(help="auto, vectorised or sequential.")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, vectorised, sequential or distributed.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     precision: Annotated[str, typer.Option(help="auto, float32, tf32 or bf16 (docs/performance.md).")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads on a CPU; one or all, as measured, if left out.")] = None,
@@ -48,12 +47,12 @@ def sweep(
     The best is chosen on a fifth of the training samples that no client trains on, never on the test set. It is written
     to best.toml: `fedda run EXPERIMENT --preset FOLDER/best.toml` runs it.
     """
+    ranks = enter(shard)  # first: what fails on one rank alone must be heard by the others
     load_plugins(plugin)
     refuse_how(engine, device, precision, threads, resume, overwrite, save_seconds)
     wanted = choose(find(experiment), rounds, algorithms, seeds, data, None, words or ())
     place = out or Path("runs") / f"{wanted.name}-sweep"
-    ranks = enter(shard)
-    resume = goes_on(ranks, Folder(place), resume)
+    resume = goes_on(ranks, resume)
     watch = watcher([]) if speaks() else Silence()
     asked = Sweep(wanted, grid, budget, metric, draw, force)
     with writing(place), watch:

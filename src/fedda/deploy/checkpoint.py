@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+FACTS = ("plan", "run", "names", "noise", "stamp", "rejected", "rows")  # what a checkpoint says besides its tensors
+
 
 class Checkpoint:
     def __init__(self, place: Path):
@@ -20,10 +23,12 @@ class Checkpoint:
 
     def begin(self) -> None:
         """Nothing of an earlier run is overwritten without being asked."""
-        if self.file.exists() or self.rows.exists():
-            raise ValueError(f"{self.place}: holds a run: resume it, or give another folder")
         self.place.mkdir(parents=True, exist_ok=True)
         self.lock()
+        if self.file.exists():
+            self.release()
+            raise ValueError(f"{self.place}: holds a run: resume it, or give another folder")
+        self.rows.unlink(missing_ok=True)  # of a server that died before its first checkpoint
 
     def lock(self) -> None:
         """One server at a time, until it ends, however it ends; the file says which process it is."""
@@ -43,7 +48,7 @@ class Checkpoint:
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         with open(self.rows, "ab") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+            file.write("".join(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n" for row in rows).encode())
 
     def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         length = self.rows.stat().st_size if self.rows.exists() else 0
@@ -64,9 +69,18 @@ class Checkpoint:
             with safe_open(self.file, "pt") as found:
                 facts = json.loads(found.metadata()["facts"])
                 tensors = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
+            for name in FACTS:
+                facts[name]
+            if self.rows.exists() and self.rows.stat().st_size < facts["rows"]:
+                raise ValueError("metrics.jsonl is shorter than it says")
         except Exception as why:
             self.release()
             raise ValueError(f"{self.file}: is no checkpoint of ours: {why}") from None
         with suppress(FileNotFoundError):
             os.truncate(self.rows, facts["rows"])
         return tensors, facts
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for what is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

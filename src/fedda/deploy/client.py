@@ -34,6 +34,7 @@ ASKED = {
     "dtype": str,
     "stamp": int,
     "base": int,
+    "saved": int,
     "key": int,
     "drawn": int,
     "batch": int,
@@ -62,7 +63,11 @@ class Site:
         words = words_of(content, ASKED)
         if words["dtype"] not in DTYPES:
             raise Refused(f"the dtype must be one of {', '.join(DTYPES)}, got {words['dtype'][:20]!r}")
-        if not 1 <= words["batch"] <= 1_000_000 or min(words["stamp"], words["drawn"]) < 0 or words["base"] < -1:
+        if (
+            not 1 <= words["batch"] <= 1_000_000
+            or min(words["stamp"], words["drawn"]) < 0
+            or min(words["base"], words["saved"]) < -1
+        ):
             raise Refused("batch, stamp, drawn or base is out of range")
         if not re.fullmatch(RUN, words["run"]):
             raise Refused("the name of the run is no name of ours")
@@ -92,14 +97,14 @@ class Site:
     def task(self, words: str, name: str, own: Neural) -> Any:
         """A marked task of a known algorithm, and no other attribute of anything."""
         try:
-            made = place(algorithm(words), own.point()[:1], own.layout)
-            known = traffic(words, tuple(own.layout), own.dtype)
+            table = algorithm(words)  # checked, nothing is run
+            if self.allowed is not None and json.loads(words)["name"] not in self.allowed:
+                raise ValueError(f"this site runs {', '.join(self.allowed)} alone")
+            made, known = place(table, own.point()[:1], own.layout), traffic(words, tuple(own.layout), own.dtype)
         except ValueError as why:
             raise Refused(f"the algorithm is refused: {why}") from None
         except Exception as why:  # a hyper-parameter of a kind that no check foresees
             raise Refused(f"the algorithm is refused: {type(why).__name__}") from None
-        if self.allowed is not None and json.loads(words)["name"] not in self.allowed:
-            raise Refused(f"this site runs {', '.join(self.allowed)} alone")
         task = getattr(made, name, None) if name in known else None
         if not getattr(task, "on_client", False):
             raise Refused(f"{name[:40]!r} is no task for clients")
@@ -133,7 +138,7 @@ def run(
         client, counts = Members(cohort, slice(0, 1), stacked=False), Counts()
         replies = client_side(around, task)(CountedClient(client, counts), *down)
         client.remember(torch.ones(1, 1, dtype=torch.bool))
-    shelf.put(words["base"], words["stamp"], simulation.memory)
+    shelf.put((words["saved"], words["base"]), words["stamp"], simulation.memory)
     spent = {"draws": client.draws, "gradients": counts.gradients, "full_gradients": counts.full_gradients}
     whole = [v.expand(1, v.shape[-1]) for v in replies]
     return tuple(part for v in whole for part in travels(around, v, longest(down))), spent

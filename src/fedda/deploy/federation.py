@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 import warnings
@@ -25,6 +26,9 @@ from .wire import Refused, packed, tensors_of, words_of
 
 POLL = 0.1  # seconds between two looks for replies; Flower's own loop waits three
 REPLIED = {"stamp": int, "draws": int, "gradients": int, "full_gradients": int}
+MOST_SAMPLES = 2**31  # of one client
+FIND = 30.0  # seconds for nodes that are new
+METRICS = ("train_loss", "train_accuracy")  # what a client may say of a model
 MOST = 1_000_000  # gradients that a client can mean in one exchange
 GREETED = {"samples": int, "d": int, "layout": str, "client": int}
 
@@ -56,39 +60,51 @@ class Federation:
     stamp: int = 0  # of the next exchange
     longest: int = 0  # of what was last sent down
     base: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # last exchange taken from each
+    saved: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # the same, in the checkpoint
+    left_out: set[tuple[int, str]] = field(default_factory=set)  # nodes that do not fit, and why
 
     # -- who is there ---------------------------------------------------------------------------------------------
     def greet(self, clients: int, layout: list[tuple[str, tuple[int, ...]]]) -> Tensor:
-        """Wait until so many clients are there and ask who they are: the number of samples of each."""
-        deadline = time.monotonic() + self.timeout
-        seen: dict[int, dict[str, Any] | None] = {}
-        while True:
-            fresh = [node for node in self.grid.get_node_ids() if node not in seen]
-            answers = self._exchange({node: self._ask(HELLO, (), 0, -1, 0, 0) for node in fresh}, deadline)
-            for node, answer in answers.items():
-                seen[node] = self._greeting(answer, layout)
-            known = {_name(about, node): node for node, about in seen.items() if about is not None}
-            if len(known) >= clients:
-                break
+        """Wait until so many clients are there (of a run that goes on: until its own are) and ask who they are: the
+        number of samples of each."""
+        deadline, own = time.monotonic() + self.timeout, list(self.names)
+        known: dict[int, tuple[int, int]] = {}  # who: node and samples
+        asked: dict[str, int] = {}
+        while not (set(own) <= set(known) if own else len(known) >= clients):
             if time.monotonic() > deadline:
-                raise TooFewReplies(f"{clients} clients are wanted, {len(known)} have come in {self.timeout:.0f} s")
+                wanted = f"clients {own}" if own else f"{clients} clients"
+                raise TooFewReplies(f"{wanted} are wanted, {sorted(known)} have come in {self.timeout:.0f} s")
+            busy = {*asked.values(), *(node for node, _ in known.values())}
+            fresh = [node for node in self.grid.get_node_ids() if node not in busy]
+            asked |= self._post({node: self._ask(HELLO, (), 0, -1, 0, 0) for node in fresh}, deadline)
+            for message_id, message in self._pulled(asked).items():
+                self._greeted(asked.pop(message_id), message, layout, known)
             time.sleep(POLL)
-        self.names = sorted(known)
-        self.nodes = [known[name] for name in self.names]
-        if len(self.base) != len(self.nodes):
-            self.base = torch.full((len(self.nodes),), -1)
-        samples = {node: about["samples"] for node, about in seen.items() if about is not None}
-        return torch.tensor([samples[node] for node in self.nodes])
+        self.names = own or sorted(known)
+        self.nodes = [known[name][0] for name in self.names]
+        if not len(self.base):
+            self.base, self.saved = (torch.full((len(self.nodes),), -1) for _ in range(2))
+        return torch.tensor([known[name][1] for name in self.names])
 
-    def _greeting(self, message: Message | None, layout: list[tuple[str, tuple[int, ...]]]) -> dict[str, Any] | None:
+    def _greeted(
+        self, node: int, message: Message | None, layout: list[tuple[str, tuple[int, ...]]],
+        known: dict[int, tuple[int, int]],
+    ) -> None:  # fmt: skip
+        """Take in who a node says it is; one whose model or words do not fit is left out, and asked again."""
         try:
             about = words_of(_content(message), GREETED)
-            if json.loads(about["layout"]) != json.loads(json.dumps(layout)):
+            if about["layout"] != json.dumps(layout):
                 raise Refused("its model has other parameters than the server's")
-            return about
-        except (Refused, ValueError) as why:
-            warnings.warn(f"a client is left out: {why}", stacklevel=3)
-            return None
+            if not 1 <= about["samples"] <= MOST_SAMPLES:
+                raise Refused(f"it cannot have {about['samples']} samples")
+            name = about["client"] if about["client"] >= 0 else node  # without a partition-id: the node's number
+            if name in known:
+                raise Refused(f"there is a client {name} already: two nodes have the same partition-id")
+            known[name] = node, about["samples"]
+        except Refused as why:
+            if (node, str(why)) not in self.left_out:
+                self.left_out.add((node, str(why)))
+                warnings.warn(f"a client is left out: {why}", stacklevel=3)
 
     # -- the engine -----------------------------------------------------------------------------------------------
     def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -126,10 +142,7 @@ class Federation:
         down: tuple[Tensor, ...], stamp: int, shapes: tuple[tuple[int, ...], ...],
     ) -> dict[int, tuple[Tensor, ...]]:  # fmt: skip
         """Ask these places of the cohort once; the replies that can be used."""
-        asked = {
-            self.nodes[ids[i]]: self._ask(task, down, stamp, int(self.base[ids[i]]), keys[i], cohort.drawn)
-            for i in wanted
-        }
+        asked = {self.nodes[ids[i]]: self._ask(task, down, stamp, ids[i], keys[i], cohort.drawn) for i in wanted}
         answers = self._exchange(asked, time.monotonic() + self.timeout)
         found = {}
         for i in wanted:
@@ -159,9 +172,9 @@ class Federation:
             return reject(
                 "malformed" if said is None else "refused", client, str(why if said is None else said.get("why", ""))
             )
-        most = max(float(v.abs().max()) for v in up)
-        if not most < float("inf"):
+        if not all(bool(v.isfinite().all()) for v in up):
             return reject("not finite", client, "a number that is not finite")
+        most = max(float(v.abs().max()) for v in up)
         if most > self.limit:
             return reject("too large", client, f"a number of size {most:.3g}, at most {self.limit:.3g} is taken")
         if not all(0 <= words[name] <= MOST for name in ("draws", "gradients", "full_gradients")):
@@ -192,67 +205,80 @@ class Federation:
             try:
                 content = _content(answers.get(node))
                 names = words_of(content, {"stamp": int, "names": list})["names"]
+                if tuple(names) not in (METRICS, METRICS[:1]):
+                    raise Refused("other metrics than a loss and an accuracy")
                 values = tensors_of(content, [((1, 1), torch.float64)] * len(names))
+                if not all(math.isfinite(v) for v in values):
+                    raise Refused("a metric that is not finite")
             except Refused as why:
-                self.rejections.add("malformed" if node in answers else "late", client, f"its metrics: {why}")
+                failed = node in answers and answers[node].has_error()
+                kind = "failed" if failed else "malformed" if node in answers else "late"
+                self.rejections.add(kind, client, f"its metrics: {why}")
                 continue
             for name, value in zip(names, values, strict=True):
-                found.setdefault(str(name), {})[client] = float(value)
+                found.setdefault(name, {})[client] = float(value)
         return {
             name: (torch.tensor(list(of.values()), dtype=torch.float64), torch.tensor(list(of)))
             for name, of in found.items()
         }
 
     # -- messages -------------------------------------------------------------------------------------------------
-    def _ask(self, task: str, down: tuple[Tensor, ...], stamp: int, base: int, key: int, drawn: int) -> Any:
+    def _ask(self, task: str, down: tuple[Tensor, ...], stamp: int, client: int, key: int, drawn: int) -> Any:
+        base, saved = (int(self.base[client]), int(self.saved[client])) if client >= 0 else (-1, -1)
         words: dict[str, Any] = {
             "task": task,
             "algorithm": self.algorithm,
             "aggregation": self.aggregation,
             "run": self.run,
         }
-        words |= {"dtype": str(self.dtype).removeprefix("torch."), "stamp": stamp, "base": base, "key": key}
+        words |= {
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "stamp": stamp,
+            "base": base,
+            "saved": saved,
+            "key": key,
+        }
         return packed(down, words | {"drawn": drawn, "batch": self.batch})
 
-    def _exchange(self, contents: dict[int, Any], deadline: float) -> dict[int, Message | None]:
-        """Send to nodes, and look for their replies until the deadline."""
+    def _post(self, contents: dict[int, Any], deadline: float) -> dict[str, int]:
+        """Send to nodes: the messages' names, and whose they are."""
         if not contents:
             return {}
         ttl = max(1.0, deadline - time.monotonic())
         messages = [self.grid.create_message(content, "query", node, "", ttl) for node, content in contents.items()]
-        asked = dict(zip(self.grid.push_messages(messages), contents, strict=True))
-        answers: dict[int, Message | None] = {}
-        waiting = {message_id for message_id in asked if message_id}
-        while waiting and time.monotonic() < deadline:
-            for message in self.grid.pull_messages(sorted(waiting)):
-                # An error comes from another source: what it replies to says whose it is.
-                message_id = message.metadata.reply_to_message_id
-                if message_id in waiting:
-                    waiting.remove(message_id)
-                    answers[asked[message_id]] = message
-            if waiting:
+        sent = zip(self.grid.push_messages(messages), contents, strict=True)
+        return {message_id: node for message_id, node in sent if message_id}
+
+    def _pulled(self, asked: dict[str, int]) -> dict[str, Message]:
+        """The replies that have come; an error comes from another source, so what it replies to says whose it is."""
+        found = self.grid.pull_messages(sorted(asked)) if asked else ()
+        return {m.metadata.reply_to_message_id: m for m in found if m.metadata.reply_to_message_id in asked}
+
+    def _exchange(self, contents: dict[int, Any], deadline: float) -> dict[int, Message]:
+        """Send to nodes, and look for their replies until the deadline."""
+        asked, answers = self._post(contents, deadline), {}
+        while asked and time.monotonic() < deadline:
+            for message_id, message in self._pulled(asked).items():
+                answers[asked.pop(message_id)] = message
+            if asked:
                 time.sleep(POLL)
         return answers
 
     def _find(self, cohort: SimulatedCohort) -> None:
         """A node that was started again has a new number: where one is missing, ask the new ones who they are."""
-        there = list(self.grid.get_node_ids())
-        if all(self.nodes[k] in there for k in cohort.ids.tolist()):
-            return
-        strangers = [node for node in there if node not in self.nodes]
+        there = set(self.grid.get_node_ids())
+        missing = {self.names[k]: k for k in cohort.ids.tolist() if self.nodes[k] not in there}
+        strangers = [node for node in there if node not in self.nodes] if missing else []
+        known: dict[int, tuple[int, int]] = {}
         asked = {node: self._ask(HELLO, (), 0, -1, 0, 0) for node in strangers}
-        for node, message in self._exchange(asked, time.monotonic() + min(60.0, self.timeout)).items():
-            about = self._greeting(message, cohort.simulation.problem.layout)
-            if about is not None and _name(about, node) in self.names:
-                self.nodes[self.names.index(_name(about, node))] = node
+        for node, message in self._exchange(asked, time.monotonic() + min(FIND, self.timeout)).items():
+            self._greeted(node, message, cohort.simulation.problem.layout, known)
+        for name, (node, _) in known.items():
+            if name in missing:  # nobody takes the place of one who is there
+                self.nodes[missing[name]] = node
 
 
 def _content(message: Message | None) -> Any:
     if message is None or not message.has_content():
         raise Refused("there is no content")
     return message.content
-
-
-def _name(about: dict[str, Any], node: int) -> int:
-    """A client without a partition-id goes by the number of its node."""
-    return about["client"] if about["client"] >= 0 else node

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from flwr.app import Array, ArrayRecord, Context
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from .wire import Refused
@@ -38,18 +38,22 @@ class Shelf:
             raise Refused(f"this client remembers nothing as of exchange {base}")
         return {name: found[f"{base}.{name}"].to(dtype) for name in names}
 
-    def put(self, base: int, stamp: int, memory: dict[str, Tensor]) -> None:
-        """Keep what was before and what is now; the server says next time which of them it was."""
+    def put(self, before: tuple[int, ...], stamp: int, memory: dict[str, Tensor]) -> None:
+        """Keep what was before (in this round, and in the server's checkpoint) and what is now; the server says next
+        time which of them it was."""
         if not memory:
             return
-        kept = {key: value for key, value in self._all().items() if key.startswith(f"{base}.")}
+        kept = {key: value for key, value in self._all().items() if int(key.partition(".")[0]) in before}
         kept |= {f"{stamp}.{name}": value.clone().contiguous() for name, value in memory.items()}
         if self.file is None:
             self.context.state[RECORD] = ArrayRecord({key: Array(value.numpy()) for key, value in kept.items()})
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.file.with_suffix(".tmp")
-        save_file(kept, temporary)
+        temporary = self.file.with_suffix(f".{os.getpid()}.tmp")  # a message that was sent twice has two processes
+        with open(temporary, "wb") as file:
+            file.write(save(kept))
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, self.file)
 
     def _all(self) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -55,6 +56,8 @@ class Plan:
         checks.count("Plan", "min_replies", self.min_replies)
         if self.cohort:
             checks.count("Plan", "cohort", self.cohort, at_most=self.clients)
+        if self.min_replies > (self.cohort or self.clients):
+            raise ValueError(f"Plan: min_replies must be at most the cohort, got {self.min_replies}")
         if self.repeats < 0 or self.every < 0 or not self.timeout > 0 or not self.limit > 0:
             raise ValueError("Plan: repeats and every must be >= 0, timeout and limit > 0")
         algorithm(self.table)
@@ -67,8 +70,8 @@ class Plan:
             words = json.loads(self.words)
         except ValueError:
             raise ValueError(f"Plan: words must be a JSON table, got {self.words[:40]!r}") from None
-        if not isinstance(words, dict):
-            raise ValueError(f"Plan: words must be a JSON table, got {self.words[:40]!r}")
+        if not isinstance(words, dict) or "name" in words:
+            raise ValueError(f"Plan: words must be a JSON table without a name, got {self.words[:40]!r}")
         return json.dumps({"name": self.algorithm, **words}, sort_keys=True)
 
     @classmethod
@@ -118,7 +121,7 @@ class Remote:
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """On the clients' samples, as they report it, and on the server's test set where it has one."""
         assert self.federation is not None
-        metrics = {}
+        metrics = {"train_loss": torch.tensor(torch.nan, dtype=torch.float64)}  # where nobody answers
         for name, (values, whose) in self.federation.evaluate(x).items():
             metrics[name] = (values * weights[whose]).sum() / weights[whose].sum()
         if self.judge is not None:
@@ -129,13 +132,15 @@ class Remote:
 
 def serve(
     grid: Grid, plan: Plan, model: Model, loss: Loss, test: tuple[Any, Any] | None = None,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = print, noise: int | None = None,
 ) -> Run:  # fmt: skip
     """All rounds, from the start or from the checkpoint; the report is written whatever happens."""
     checkpoint = Checkpoint(Path(plan.out))
     state, facts = checkpoint.load() if plan.resume else (None, {})
     if not plan.resume:
         checkpoint.begin()
+    if noise is None:  # a client can compute the seed from the keys it gets, and must not compute the noise
+        noise = facts["noise"] if plan.resume else secrets.randbits(63)
     federation = Federation(
         grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.min_replies, plan.repeats, plan.limit,
         aggregation=plan.aggregation,
@@ -144,15 +149,16 @@ def serve(
         if facts["plan"] != _same(plan):
             checkpoint.release()
             raise ValueError(f"{plan.out}: was begun with another plan: {facts['plan']}")
-        federation.run, federation.stamp = facts["run"], facts["stamp"]
+        federation.run, federation.stamp, federation.names = facts["run"], facts["stamp"], facts["names"]
         federation.base = state.pop("federation.base")
+        federation.saved = federation.base.clone()
         federation.rejections.counts.update(facts["rejected"])
         federation.gradients, federation.full_gradients = (int(state[f"counts.{k}"]) for k in GRADIENTS)
     try:
         remote: Any = Remote(model, loss, plan, test).joined(federation)
         run = Run(
             algorithm(plan.table), remote, plan.cohort or None, plan.seed, engine=federation, weights=plan.weights,
-            state=state, aggregation=wrappers(plan.aggregation),
+            state=state, aggregation=wrappers(plan.aggregation), noise=noise,
         )  # fmt: skip
         if state is None:
             _note(checkpoint, run, federation, plan, 0.0)
@@ -172,9 +178,10 @@ def _note(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan, 
     run.counts.gradients, run.counts.full_gradients = federation.gradients, federation.full_gradients
     if plan.every and (run.round % plan.every == 0 or run.round == plan.rounds):
         checkpoint.append([row | {"seconds": round(seconds, 3)} for row in run.evaluate()])
-    facts = {"plan": _same(plan), "run": federation.run, "stamp": federation.stamp}
-    facts |= {"rejected": dict(federation.rejections.counts)}
+    facts = {"plan": _same(plan), "run": federation.run, "stamp": federation.stamp, "names": federation.names}
+    facts |= {"noise": run.noise, "rejected": dict(federation.rejections.counts)}
     checkpoint.save(run.state() | {"federation.base": federation.base}, facts)
+    federation.saved = federation.base.clone()
 
 
 def _same(plan: Plan) -> dict[str, Any]:

@@ -61,6 +61,8 @@ def algorithm(words: str) -> Algorithm:
         raise ValueError("the algorithm must be a JSON table with a name") from None
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise ValueError("the algorithm must be a JSON table with a name")
+    if "preset" in table:  # it may be a file, and a client opens none for anybody
+        raise ValueError("the algorithm must have its values themselves, not a preset")
     return make(table.pop("name"), **table)
 
 

@@ -32,17 +32,18 @@ def join() -> World:
         each = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
         gpu = torch.cuda.is_available() and dist.is_nccl_available() and each
         store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
-        attempt, name = met(dist.PrefixStore("fedda", store), rank, size)
+        job = dist.PrefixStore("fedda", store)
+        name = met(job, rank, size)
         backend, own = "cpu:gloo,cuda:nccl" if gpu else "gloo", dist.PrefixStore(name, store)
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=PATIENCE)
-        world = World(again=attempt > 1)
+        world = World(job)
         atexit.register(world.leave)
         return world
     return World()
 
 
-def met(store: dist.Store, rank: int, size: int) -> tuple[int, str]:
-    """How often these ranks have been started, and a name that this start alone has.
+def met(store: dist.Store, rank: int, size: int) -> str:
+    """A name that this start of the ranks alone has.
 
     torchrun's store outlives its workers, and the addresses of those that are gone lie in it; nor do the agents of
     several hosts count restarts alike. So every process says hello by a name of its own, which the first one answers.
@@ -53,8 +54,7 @@ def met(store: dist.Store, rank: int, size: int) -> tuple[int, str]:
         answer = store.get(f"answer/{own}").decode()  # waits for it
         store.set(f"heard/{answer}/{rank}", "")
     else:
-        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        answer = f"{max(store.add('starts', 1), restarts + 1)}-{own}"
+        answer = own
         waiting = set(range(1, size))
         while waiting:
             for other in sorted(waiting):
@@ -65,7 +65,7 @@ def met(store: dist.Store, rank: int, size: int) -> tuple[int, str]:
             if time.monotonic() > deadline:
                 raise Lost(f"ranks {sorted(waiting)} have not come within {PATIENCE.total_seconds():.0f} s")
             time.sleep(0.02)
-    return int(answer.partition("-")[0]), answer
+    return answer
 
 
 def local_rank() -> int:

@@ -28,7 +28,7 @@ class Lost(RuntimeError):
 class Alone:
     """One process: all of everything is here."""
 
-    rank, size, again = 0, 1, False
+    rank, size = 0, 1
 
     def mine(self, n: int) -> slice:
         """Which of n things in a row are this process's."""
@@ -62,6 +62,13 @@ class Alone:
         """The parts of all ranks along an axis: whole on rank 0, still the part elsewhere."""
         return part
 
+    def mark(self) -> None:
+        """Note, for those who come after a restart, that this job has a folder of its own."""
+
+    def marked(self) -> bool:
+        """Whether an earlier start of this job has noted so, as the first rank sees it."""
+        return False
+
     def captured(self, memory: bool) -> bool:
         """Whether what travels in a round, with or without clients' memory, can be part of a CUDA graph."""
         return True
@@ -70,8 +77,8 @@ class Alone:
 class World(Alone):
     """All processes that were started together; every method is called by all of them, in the same order."""
 
-    def __init__(self, again: bool = False) -> None:
-        self.again = again  # started after a rank was lost
+    def __init__(self, job: dist.Store | None = None) -> None:
+        self.job = job  # what outlives a restart
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # What is no model travels by the host, whatever joins the devices.
         self.host: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
@@ -81,7 +88,8 @@ class World(Alone):
         self.store = dist.PrefixStore(FAILED, dist.distributed_c10d._get_default_store())
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        # One message, in place where it is one already. An all-reduce adds in the order of the ranks, whoever is first.
+        # One message, in place where it is one already. The order of an all-reduce's sums depends on the place in the
+        # message and the number of ranks, not on who is first.
         flat = tensors[0].double() if len(tensors) == 1 else torch.cat([v.double().flatten() for v in tensors])
         with answered():
             if flat.device.type == "cpu" or self.nccl:
@@ -133,6 +141,14 @@ class World(Alone):
                 dist.recv(other, rank, group=self.host)
                 found.append(other)
         return torch.cat(found, dim=dim)
+
+    def mark(self) -> None:
+        if self.job is not None and self.rank == 0:
+            self.job.set("begun", "yes")
+
+    def marked(self) -> bool:
+        seen = self.job is not None and self.rank == 0 and self.job.check(["begun"])
+        return self.share(b"y" if seen else b"n") == b"y"
 
     def captured(self, memory: bool) -> bool:
         return self.nccl and not memory

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,7 +61,7 @@ class Work:
     def try_out(self, jobs: Sequence[Job], look: Callable[[Job, Run], None] = lambda job, run: None) -> None:
         """Start every job once, so that a mistake in the last is found before anything is written."""
         for job in jobs:
-            with suppressed_memory():
+            with suppressed_memory() if self.world.size == 1 else nullcontext():  # the others would go on alone
                 look(job, job.start(None))
 
     def do(self, jobs: Sequence[Job], resume: bool, files: dict[str, str]) -> None:
@@ -73,6 +73,7 @@ class Work:
                     self.folder.write("config.toml", files["config.toml"])  # it may be asked for more rounds now
                 else:
                     self.folder.create(files)
+                self.world.mark()
                 for job in jobs:
                     state, facts = loaded(self.folder, job.label, self.world)
                     # Memory may be free again, or there may be more of it now; what diverged would diverge again.
@@ -91,10 +92,10 @@ class Work:
         try:
             run = job.start(state if state is not None and "server.x" in state else None)
             try:
-                for spent in self._rounds(job, run, seconds, stop):
+                for spent, stopped in self._rounds(job, run, seconds, stop):
                     seconds = spent
                     self.folder.save(job.label, run.state(), seconds=seconds)
-                    if stop:
+                    if stopped:
                         raise Stopped(stop[0], "saved")
                 return self.watch.end(job.label, "done")
             except Diverged as why:
@@ -109,8 +110,9 @@ class Work:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _rounds(self, job: Job, run: Run, seconds: float, stop: list[int]) -> Iterator[float]:
-        """Step to the last round; yields the seconds spent in rounds whenever a checkpoint is due."""
+    def _rounds(self, job: Job, run: Run, seconds: float, stop: list[int]) -> Iterator[tuple[float, bool]]:
+        """Step to the last round; yields the seconds spent in rounds whenever a checkpoint is due, and whether all
+        ranks have agreed to stop after it."""
         experiment, label = self.experiment, job.label
 
         def note() -> None:
@@ -123,7 +125,7 @@ class Work:
 
         if run.round == 0:
             note()
-        saved, pause, pulse = time.monotonic(), self.save_seconds, Pulse(self.world, self.save_seconds)
+        saved, pause, pulse = time.monotonic(), self.save_seconds, Pulse(self.world, self.save_seconds, run.round)
         while run.round < experiment.rounds:
             began = time.perf_counter()
             run.advance()
@@ -140,7 +142,7 @@ class Work:
                 if stopped and not stop:  # another rank was told to
                     stop.append(signal.SIGTERM)
                 began_saving = time.monotonic()
-                yield seconds
+                yield seconds, stopped
                 saved = time.monotonic()
                 pause = max(self.save_seconds, 10 * (saved - began_saving))  # a large state is not saved all the time
 

@@ -68,9 +68,9 @@ def loaded(folder: Folder, label: str, world: Alone) -> tuple[dict[str, Tensor] 
 class Pulse:
     """When the ranks ask each other whether to stop or to save: alone always, else about once a second."""
 
-    def __init__(self, world: Alone, save_seconds: float):
+    def __init__(self, world: Alone, save_seconds: float, round: int):
         self.beat = min(BEAT, save_seconds)
-        self.world, self.round, self.next, self.began = world, 0, 0, time.monotonic()
+        self.world, self.round, self.next, self.began = world, round, round, time.monotonic()
 
     def __call__(self, round: int, stop: bool, save: bool) -> tuple[bool, bool]:
         """Whether somebody wants to stop, and whether the first rank wants to save."""

@@ -29,7 +29,7 @@ class Evaluation:
         some, share = _some(mine(problem.clients))
         found = self.by_client(x, some) if self.by_sample else self.one_by_one(x, some)
         for name, values in found.items():
-            totals[f"train_{name}"] = share * (values @ weights[some]), share * weights[some].sum()
+            totals[f"train_{name}"] = _of(values @ weights[some], share), share * weights[some].sum()
         if problem.test is not None:
             some, share = _some(mine(len(problem.test.y)))
             if self.by_sample:
@@ -38,7 +38,7 @@ class Evaluation:
                 share = float(some.start == 0) * share
                 tested = self.whole(x, problem.test, slice(None) if share else slice(1))
             for name, values in tested.items():
-                totals[f"test_{name}"] = share * values.sum(dim=-1), values.new_tensor(share * values.shape[-1])
+                totals[f"test_{name}"] = _of(values.sum(dim=-1), share), values.new_tensor(share * values.shape[-1])
         return totals
 
     def by_client(self, x: Tensor, some: slice) -> dict[str, Tensor]:
@@ -133,6 +133,11 @@ class Evaluation:
 def _some(part: slice) -> tuple[slice, float]:
     """The part and 1; where there is nothing in it something else and 0, so that every process knows the metrics."""
     return (part, 1.0) if part.stop > part.start else (slice(0, 1), 0.0)
+
+
+def _of(total: Tensor, share: float) -> Tensor:
+    """Nothing of what is not ours, even where it is no number."""
+    return total if share else torch.zeros_like(total)
 
 
 def correct(output: Tensor, target: Tensor) -> Tensor | None:
