@@ -21,6 +21,7 @@ def problems():
     yield "digits", digits.to(dtype=torch.float64), {"cohort": 4, "weights": "samples", "seed": [3, 8]}
     yield "float32", digits, {"cohort": 4}
     yield "in turn", quadratic(clients=7, noise=0.3), {"chunk": 1}
+    yield "resumed", quadratic(clients=7, noise=0.3), {"cohort": 5}  # begun in one process
 
 
 def made(engine, chunk=None):
@@ -34,7 +35,12 @@ def outcomes(engine):
         for name in NAMES:
             how = {"seed": 1} | how
             run = Run(stable(name, steps=2), problem, engine=made(engine, how.pop("chunk", None)), **how)
-            for _ in range(4):
+            if what == "resumed":
+                alone = Run(stable(name, steps=2), problem, engine="vectorised", **how)
+                alone.advance()
+                alone.advance()
+                run = Run(stable(name, steps=2), problem, engine=made(engine), state=alone.state(), **how)
+            while run.round < 4:
                 run.advance()
             rows = run.evaluate(detail=what == "quadratic")
             state = {k: v.clone() for k, v in run.state().items()}

@@ -39,7 +39,9 @@ def together(request, tmp_path_factory):
     return load_file(out)
 
 
-@pytest.mark.parametrize("problem", ["quadratic", "few", "weights", "broken", "digits", "float32", "in turn"])
+@pytest.mark.parametrize(
+    "problem", ["quadratic", "few", "weights", "broken", "digits", "float32", "in turn", "resumed"]
+)
 def test_every_algorithm_as_in_one_process(alone, together, problem):
     """Server, memory of all clients, counts and metrics; `few` is a cohort of two, smaller than the world."""
     bound = 2e-5 if problem == "float32" else 1e-12  # docs/scaling.md

@@ -369,7 +369,11 @@ def test_what_was_not_run_is_said(made, tmp_path):
         "data digits; not run: fedcm (10), fedda-2-1 (10), fedda-2-2 (10), fedcm (20)" in text
     )  # the others are there
     nothing = page(tmp_path / "nowhere", "../results")
-    assert "none of the 22 figures" in nothing and nothing.count("not run") > 22
+    assert (
+        "None of the 22 figures has been run yet" in nothing
+        and "fedda theory --out results/theory" in nothing
+        and nothing.count("not run") > 22
+    )
     assert "SUPPORTED |" not in nothing.replace("✓ SUPPORTED | 0 |", "").replace("✗ NOT SUPPORTED | 0 |", "")
 
 
@@ -452,8 +456,10 @@ def test_the_command_runs_packs_and_writes(tmp_path, capsys, monkeypatch):
 def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("broken.toml").write_text("parts = 3")
+    PARTS = ", ".join(part.name for part in plan().parts)
     for words, said in (
-        (["cifar"], "unknown part 'cifar'; did you mean 'cifar10'?"),
+        (["cifar"], "unknown part 'cifar'; the parts are " + PARTS),
+        (["digits"], "unknown part 'digits'; the parts are " + PARTS),
         (["--parts", "none.toml"], "none.toml: cannot be read"),
         (["--parts", "broken.toml"], "is no plan of a reproduction"),
         (["--minutes", "0"], "--minutes must be a number > 0"),

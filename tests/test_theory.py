@@ -1,6 +1,7 @@
 """The recording wrapper, the measure and the lemmas, path by path, each against a second implementation."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,6 +132,9 @@ def test_what_the_theory_has_no_word_for_is_refused():
         traces(fedda.make("fedavg"), problem, 1)
     with pytest.raises(ValueError, match="all clients must take part"):
         traces(algorithm(), problem, 1, cohort=3)
+    with pytest.raises(ValueError, match=r"theory: averaging must be 'dual', got 'primal'") as error:
+        traces(replace(algorithm(), averaging="primal"), problem, 1)
+    assert "\n" not in str(error.value)
     (trace,) = traces(algorithm(fedda.prox.L1(0.1)), problem, 1)
     for check in (lemmas.a0, lemmas.a8_2, lambda t: lemmas.a3(t, problem, problem.L)):
         with pytest.raises(ValueError, match="L1 is a penalty"):

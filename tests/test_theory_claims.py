@@ -27,7 +27,7 @@ from fedda.theory.pictures import PICTURES, draw
 from fedda.theory.smoothness import Smoothness, smoothness
 from fedda.theory.synthetic import Synthetic, centred, spectrum
 from fedda.theory.trial import analysed, trial
-from fedda.theory.verdicts import at, verdicts
+from fedda.theory.verdicts import at, less, verdicts
 
 DOCS = Path(__file__).parents[1] / "docs" / "theory"
 S, P, N, I = "SUPPORTED", "PARTIAL", "NOT SUPPORTED", "INCONCLUSIVE"
@@ -71,7 +71,7 @@ def test_primal_averaging_destroys_exact_zeros():
 
 def test_second_moments_by_formula():
     """At a point that stands still everything is Gaussian: mean and variance of both estimates are known."""
-    K, d, steps, v = (1, 8), 20, 5, 1.0
+    K, d, steps, v = (2, 8), 20, 5, 1.0
     found = moments(K=K, replicas=1000, d=d, steps=steps)
     noise = np.zeros((steps, steps))  # of nu_0, ..., nu_4 in terms of the batches' noise; alpha = 0.1
     noise[0, 0] = 1
@@ -80,7 +80,8 @@ def test_second_moments_by_formula():
         noise[i, i] += 0.1
     q = v * (noise.mean(axis=0) ** 2).sum()  # the variance of the mean estimate of one client
     for j, k in enumerate(K):
-        problem = Synthetic(spectrum(d), centred(k, d, seed=k), noise=1.0)
+        b = centred(k, d, seed=k)
+        problem = Synthetic(spectrum(d), b / b.std(dim=0, correction=0), noise=1.0)
         each = problem.each(torch.ones(1, d, dtype=torch.float64)).numpy()
         g = each.mean(axis=0)
         assert found.bias["FedDA"].mean(axis=0)[j] == pytest.approx((q / k) ** 2, rel=0.15, abs=2e-3)
@@ -97,6 +98,8 @@ def test_second_moments_by_formula():
 def test_averaged_squares_keep_their_bias_but_lose_their_variance():
     found = moments(replicas=200)
     power = {name: found.exponents(found.variance[name]).mean() for name in found.variance}
+    with pytest.raises(ValueError, match="moments: K must be at least 2"):
+        moments(K=(1, 2))
     assert power["FedDA"] < -0.95 and power["FAFED"] < -0.85  # both fall like 1/K: the remark is not about variance
     assert (
         found.exponents(found.error("FedDA")).mean() < -1 and abs(found.exponents(found.error("FAFED")).mean()) < 0.15
@@ -144,9 +147,13 @@ def fabricated(**changes):
         averaging={"no constraint": Averaging(path, point), "box": Averaging(apart, point), "L1 ball": Averaging(apart, point)},
         ablation=Ablation("colon-small", "colon", values),
         smoothness={"digits": Smoothness({"z": 0.1 * noise, "nu": noise})},
-        moments=Moments((1, 2, 4, 8), {"FedDA": falls, "FAFED": falls}, {"FedDA": falls / 9, "FAFED": stays}),
+        moments=Moments((1, 2, 4, 8), {"FedDA": falls, "FAFED": falls}, {"FedDA": falls / 9, "FAFED": stays}, 40),
     )  # fmt: skip
     return replace(found, **changes)
+
+
+def reasons(**changes):
+    return {claim: own["reason"] for claim, own in verdicts(fabricated(**changes)).items()}
 
 
 def words(**changes):
@@ -173,14 +180,48 @@ def test_verdicts_follow_the_numbers():
     assert words(complexity=Complexity(2.0, 1.25, 2.0, 2.0))["C30"] == N
 
 
+def test_reasons_follow_the_verdicts():
+    right = fabricated()
+    says, own, rough = reasons(), right.moments, right.smoothness["digits"].path
+    assert "3 supported, 1 not supported: K = 1 to 8, 40 runs each" in says["C28"]
+    assert "variance: FedDA K^-1.00 (linear), FAFED K^-1.00 (linear); the variance of FAFED" in says["C28"]
+    assert says["C28"].endswith("falls as well, its bias does not")
+    flat = {"FedDA": own.variance["FedDA"], "FAFED": own.bias["FAFED"]}
+    kept = reasons(moments=replace(own, variance=flat))["C28"]
+    assert "FAFED K^0.00 (not linear)" in kept and "falls as well" not in kept and kept.startswith("K = 1 to 8")
+    gone = reasons(moments=replace(own, bias={name: own.bias["FedDA"] for name in own.bias}))["C28"]
+    assert gone.endswith("the variance of FAFED's average falls as well")
+    assert says["C27"].count("SUPPORTED") == 2 and "NOT" not in says["C27"] and "(40 rounds, 5 seeds)" in says["C27"]
+    back = reasons(smoothness={"digits": Smoothness({"z": rough["nu"], "nu": rough["z"]})})["C27"]
+    assert back.startswith("2 not supported: ") and back.count(" NOT SUPPORTED") == 2
+    assert "2 supported, 1 not supported: steps and rounds are computed" in says["C30"] and "not eps^-1" in says["C30"]
+    assert "not eps^-1" not in reasons(complexity=Complexity(1.5, 1.0, 2.0, 1.5))["C30"]
+    small = reasons(quick=True)
+    assert all(reason.startswith("quick: ") for reason in small.values())
+    assert small["C28"] == "quick: " + says["C28"]
+
+
+def test_a_short_curve_decides_nothing():
+    for T, verdict in ((199.0, I), (200.0, S)):  # from t = 10: 1.3 decades are 19.95
+        found = verdicts(fabricated(decay=curve(T=T)))
+        assert found["C29"]["verdict"] == verdict and found["C30"]["details"][1]["verdict"] == verdict
+        assert ("fewer than 1.3 decades" in found["C29"]["reason"]) == (verdict == I)
+
+
+def test_comparisons_have_the_standard_error_of_rule_two():
+    """Two that differ by the same in every seed, but by less than the seeds do among themselves."""
+    ours, theirs = [1.0, 2.0, 3.0], [1.5, 2.5, 3.5]
+    found = less("a", "b", ours, theirs)
+    assert found.verdict == I and found.difference == pytest.approx(0.5)
+    assert found.se == pytest.approx((1 / 3 + 1 / 3) ** 0.5)
+    assert less("a", "b", ours, [v + 2 for v in ours]).verdict == S
+
+
 def test_verdicts_have_their_numbers():
     says = verdicts(fabricated())
     assert "-0.667, -0.667, -0.667" in says["C29"]["reason"] and "1 to 4: 2.52" in says["C29"]["reason"]
     assert "nonzero 0.310 vs 0.910" in says["C26"]["reason"] and "colon-small" in says["C26"]["reason"]
-    assert (
-        "eps^-1.25 rounds" in says["C30"]["reason"]
-        and "FAFED's average falls as well, like K^-1.00" in says["C28"]["reason"]
-    )
+    assert "eps^-1.25 rounds" in says["C30"]["reason"] and "FAFED's average falls as well" in says["C28"]["reason"]
     assert at(curve(), 1000)[0] == pytest.approx(1000 ** (-2 / 3), rel=1e-2)
 
 
@@ -247,10 +288,20 @@ def test_the_advice_for_a_quadratic_by_hand():
     gap = 0.5 * (0.5 * 0.25 + 2 * 0.25)  # from x_0 = 0 to the minimum (1/2, 1/2)
     g = torch.tensor([[0.0, -2.0], [-0.5, 0.0]])
     assert found.bound == pytest.approx(p.bound(150, gap, found.found.sigma, float((g[0] - g[1]).norm())), rel=1e-2)
+    assert not found.penalised and advise(replace(algorithm, prox=fedda.prox.L1(0.1)), problem, rounds=1).penalised
+    assert not advise(replace(algorithm, prox=fedda.prox.L1Ball(0.1)), problem, rounds=1).penalised
     made = found.algorithm(algorithm)
     assert made.estimator == Mvr(found.proposed.c) and float(made.lr(torch.zeros(()))) == pytest.approx(
         found.proposed.eta
     )
+
+
+def test_conditions_are_looked_at_over_a_whole_round():
+    """(1 + t)^(-1/3) falls by 1.26 in the first step, and by (21 / 2)^(1/3) = 2.19 from the second to the twentieth."""
+    problem = fedda.Quadratic(A=[[1.0]] * 4, b=[[0.0], [1.0]] * 2)
+    for steps in (2, 20):
+        found = advise(fedda.make("fedda-mvr", lr=1e-6, w=1.0, c=1.0, eps=1.0, steps=steps), problem, rounds=2)
+        assert ("eta at most halves in a round" in found.own.broken) == (steps == 20)
 
 
 def test_other_methods_get_no_advice():
@@ -305,6 +356,10 @@ def test_the_command_advises_on_a_file(tmp_path, capsys, monkeypatch):
         "after 4 rounds",
     ):
         assert words in out
+    assert "constraint sets only" not in out
+    words = ("--set", 'fedda-mvr.prox={kind = "l1", gamma = 0.01}')
+    code, out, _ = inside(capsys, monkeypatch, "theory", path, *words)
+    assert code == 0 and "outside Theorem 1: it is about constraint sets only" in out
 
 
 @pytest.mark.parametrize(
@@ -317,6 +372,7 @@ def test_the_command_advises_on_a_file(tmp_path, capsys, monkeypatch):
         (["digits", "--out", "x"], "leave EXPERIMENT out"),
         (["digits", "--samples", "0"], "--samples must be a whole number"),
         (["--quick", "--steps", "0"], "--steps must be a whole number"),
+        (["--steps", "3"], "--steps must be at least 1,000, got 3"),
         (["--quick", "--on", "digits"], "digits holds no FedDA with a penalty"),
         (["femnist-variants", "--label", "fedda-2-1"], "--label must be one of"),
     ],

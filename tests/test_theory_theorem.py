@@ -65,6 +65,10 @@ def test_every_condition_of_the_proof_holds_for_them():
         for t in (1, p.I, end, end + 1, end + 2, end + p.I, 2 * end + 7, 10**9 + n):
             slacks = p.conditions(max(1, t))
             assert min(slacks.values()) >= -1e-9, (p, t, slacks)
+    # Equality with rounding, as on the plateau, is no breach, and a slack of more than rounding is kept.
+    p = Theorem1(L=1.0, rho=1.0, K=4, I=1)
+    assert min(p.conditions(1000).values()) == 0
+    assert p.conditions(1000, lambda t: p.eta(t) * (1 + 1e-12))["eta <= rho / (48 lambda L I^2)"] < -5e-13
 
 
 def test_the_growth_of_the_inverse_step_exactly():
