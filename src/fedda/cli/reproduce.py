@@ -52,7 +52,8 @@ def reproduce(
 ) -> None:
     """Run the paper's figures, at its values and tuned, in parts that can be stopped and gone on with.
 
-    PARTS are names of parts, all of them in their order if left out; with --smoke, names of figures.
+    PARTS are names of parts (--plan lists them), all of them in their order if left out. With --smoke they are names
+    of figures, not the same ones (--smoke alone lists them).
     """
     load_plugins(plugin)
     refuse_how("auto", device, precision, None, False, False, 5.0)

@@ -27,6 +27,7 @@ from .app import Plugins, Words, app, load_plugins
 from .bench import progress
 
 OUT = Path("runs/theory")
+LEAST = 1000  # steps from which on the slope is fitted to what comes after the start
 
 
 @app.command(epilog="Example: fedda theory digits --try")
@@ -51,7 +52,9 @@ def theory(
     quick: Annotated[
         bool, typer.Option("--quick", help="Small tasks and few steps: seconds instead of minutes.")
     ] = False,
-    steps: Annotated[int | None, typer.Option(help="T of the curve of G against T, 60,000 if left out.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="T of the curve of G against T, at least 1000; 60,000 if left out.")
+    ] = None,
     on: Annotated[str | None, typer.Option(help="Experiment for averaging under an L1 penalty.")] = None,
     plugin: Plugins = None,
 ) -> None:
@@ -65,6 +68,8 @@ def theory(
             raise ValueError("theory: --label, --try, --set, --samples and --figures are for an EXPERIMENT: name one")
         steps = 60_000 if steps is None else steps
         count("theory", "--steps", steps, at_most=10**7)
+        if steps < LEAST:
+            raise ValueError(f"theory: --steps must be at least {LEAST:,}, got {steps}: a slope wants 1.3 decades")
         if on is not None:
             penalised(find(on).completed())  # a mistake is said before the work
         measured(out or OUT, quick, steps, on)
@@ -117,6 +122,8 @@ def advised(experiment: Experiment, label: str | None, train: bool, samples: int
     for who in (advice.own, advice.proposed):
         if who.broken:
             print(f"{who.who}: outside Theorem 1: not {'; not '.join(who.broken)}")
+    if advice.penalised:
+        print("outside Theorem 1: it is about constraint sets only, and this algorithm has a penalty")
     if partial:
         print(f"outside Theorem 1: {experiment.cohort} of {problem.clients} clients take part; it has all of them")
     print(

@@ -50,6 +50,7 @@ class Advice:
     own: Choice
     proposed: Choice
     literal: Choice
+    penalised: bool  # psi is more than a constraint set, which the theorem does not have
 
     @property
     def steps(self) -> float:
@@ -96,7 +97,8 @@ def advise(
 
     def choice(who: str, lr: float, w: float, c: float, eta: Callable[[int], float]) -> Choice:
         first = float(eta(0))
-        broken = tuple(name for name, slack in theorem.conditions(1, eta, c).items() if slack < -1e-9)
+        slacks = [slack for t in {1, I} for slack in theorem.conditions(t, eta, c).items()]  # over the first round
+        broken = tuple(dict.fromkeys(name for name, slack in slacks if slack < -1e-9))
         return Choice(who, lr, w, c, first, min(1.0, c * first**2), first * lam * L_H, first / theorem.eta(0), broken)
 
     def mine(t: int) -> float:
@@ -109,6 +111,7 @@ def advise(
         choice("the experiment", lr, w, float(weight), mine),
         choice("proposed", schedule.lr, schedule.w, schedule.c, schedule.eta),
         choice("Theorem 1", theorem.kappa, float(theorem.plateau), theorem.c, theorem.eta),
+        bool((placed.prox.value(torch.ones_like(x)[None]) != 0).any()),
     )  # fmt: skip
 
 

@@ -30,6 +30,11 @@ class Decay:
     mean: np.ndarray
 
     @property
+    def long(self) -> bool:
+        """Whether there are as many decades of steps as the slope is fitted to."""
+        return bool(self.t[-1] >= self.t[0] * 10**DECADES)
+
+    @property
     def slopes(self) -> np.ndarray:
         """The exponent of T for every number of clients and seed, fitted over the last 1.3 decades."""
         late = self.t >= self.t[-1] / 10**DECADES

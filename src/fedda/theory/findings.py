@@ -48,10 +48,11 @@ class Findings:
     ablation: Ablation | None
     smoothness: dict[str, Smoothness]
     moments: Moments
+    quick: bool = False  # small tasks, few steps
 
 
 def findings(T: int = 60_000, quick: bool = False, on: str | None = None, say: Say = lambda words: None) -> Findings:
-    """Measure all of it, on one core in about three minutes; `quick` on small tasks and few rounds, in some seconds.
+    """Measure all of it, on one idle core in three minutes; `quick` on small tasks and few rounds, in seconds.
 
     `on` names the experiment for dual against primal averaging under an L1 penalty (else colon histology where its
     data is there, else breast-cancer).
@@ -73,9 +74,8 @@ def findings(T: int = 60_000, quick: bool = False, on: str | None = None, say: S
     say("the smoothness of H")
     smooth = rough(quick)
     say("second moments against the number of clients")
-    return Findings(
-        curve, plain, own, complexity(curve), apart, ways, trial, smooth, moments(replicas=200 if quick else 500)
-    )
+    second = moments(replicas=200 if quick else 500)
+    return Findings(curve, plain, own, complexity(curve), apart, ways, trial, smooth, second, quick)
 
 
 def l1(on: str | None, quick: bool, say: Say) -> Ablation | None:
@@ -89,9 +89,9 @@ def l1(on: str | None, quick: bool, say: Say) -> Ablation | None:
             if on:
                 raise
             continue
-        say(f"dual and primal averaging under an L1 penalty: {name}, {experiment.rounds} rounds")
-        algorithm: Any = experiment.build(label)
         rounds = 60 if quick else experiment.rounds
+        say(f"dual and primal averaging under an L1 penalty: {name}, {rounds} rounds")
+        algorithm: Any = experiment.build(label)
         own = experiment.problem
         stands = " in place of PathMNIST" if experiment.figure == "pathmnist" != own.data else ""
         size = f"{problem.d:,} parameters, {own.clients} clients, {rounds} rounds, {len(experiment.seeds)} seeds"

@@ -43,6 +43,7 @@ class Moments:
     K: tuple[int, ...]
     variance: dict[str, np.ndarray]
     bias: dict[str, np.ndarray]
+    replicas: int
 
     def error(self, method: str) -> np.ndarray:
         """The mean squared error: variance and squared bias."""
@@ -53,22 +54,24 @@ class Moments:
         return np.polyfit(np.log(self.K), np.log(values.T), 1)[0]
 
 
-def moments(K: Sequence[int] = (1, 2, 4, 8, 16, 32, 64), replicas: int = 500, d: int = 20, steps: int = 5) -> Moments:
+def moments(K: Sequence[int] = (2, 4, 8, 16, 32, 64), replicas: int = 500, d: int = 20, steps: int = 5) -> Moments:
     """One round at a point that does not move, for numbers of clients K: the mean and variance of mu over replicas.
 
-    Clients share the Hessian linspace(0.1, 1), their minima b_k ~ N(0, I) are centred, x = 1, sigma = 1 in each
+    Clients share the Hessian linspace(0.1, 1), their minima are those of `spread_alike`, x = 1, sigma = 1 in each
     coordinate. Both methods run with alpha = 0.1 and the decay 0.999 from zero, and the weight of what they gathered is
     divided out: FedDA's is the square of the mean estimate, FAFED's the mean over clients and steps of the squares.
 
-    >>> found = moments(K=(1, 16), replicas=200)
+    >>> found = moments(K=(2, 16), replicas=200)
     >>> {method: [round(float(v), 1) for v in bias.mean(axis=0)] for method, bias in found.bias.items()}
-    {'FedDA': [0.4, 0.0], 'FAFED': [1.0, 2.1]}
+    {'FedDA': [0.1, 0.0], 'FAFED': [1.9, 2.0]}
     """
+    if min(K) < 2:
+        raise ValueError(f"moments: K must be at least 2, as one client is not spread, got {min(K)}")
     variance: dict[str, list[Tensor]] = {"FedDA": [], "FAFED": []}
     bias: dict[str, list[Tensor]] = {"FedDA": [], "FAFED": []}
     x0 = torch.ones(d, dtype=torch.float64)
     for k in K:
-        problem = Synthetic(spectrum(d), centred(k, d, seed=k), noise=1.0)
+        problem = Synthetic(spectrum(d), spread_alike(k, d), noise=1.0)
         g = problem.exact(x0[None])
         ours = FedDA(Constant(STILL), Mvr(0.1 / STILL**2), Diagonal(DECAY, eps=1.0), steps=steps, mu_scale="mean")
         theirs = Fafed(lr=STILL, alpha=0.1, beta2=DECAY, eps=1.0, steps=steps, v0=0.0)
@@ -80,6 +83,16 @@ def moments(K: Sequence[int] = (1, 2, 4, 8, 16, 32, 64), replicas: int = 500, d:
             variance[name].append(own.mean(dim=-1))
             # Less what the mean of finitely many replicas has of the variance.
             bias[name].append((mu.mean(dim=1) ** 2 - own / mu.shape[1]).mean(dim=-1))
-    return Moments(
-        tuple(K), *({name: torch.stack(v, dim=-1).numpy() for name, v in part.items()} for part in (variance, bias))
-    )
+    spread, off = ({name: torch.stack(v, dim=-1).numpy() for name, v in part.items()} for part in (variance, bias))
+    return Moments(tuple(K), spread, off, replicas)
+
+
+def spread_alike(clients: int, d: int) -> Tensor:
+    """Minima b_k ~ N(0, I), centred and then scaled to a mean square of 1 in each coordinate: heterogeneity does not
+    grow with the number of clients, as (K - 1) / K does.
+
+    >>> bool((spread_alike(2, 3).abs() - 1).abs().max() < 1e-12)
+    True
+    """
+    b = centred(clients, d, seed=clients)
+    return b / (b**2).mean(dim=0).sqrt()

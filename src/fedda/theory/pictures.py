@@ -36,7 +36,7 @@ def decay(found: Findings, axes: list[Axes]) -> str:
         panel.plot(found.plain.t, own, color="#bbbbbb", linewidth=1.0, label=label)
     panel.set(xscale="log", yscale="log", xlabel="steps T", ylabel="mean of G over T steps")
     panel.legend(frameon=False, fontsize=8, loc="lower left")
-    return "The measure G falls a little faster than T^(-2/3)"
+    return "The measure G against the number of steps"
 
 
 def speedup(found: Findings, axes: list[Axes]) -> str:
@@ -61,7 +61,7 @@ def speedup(found: Findings, axes: list[Axes]) -> str:
     panel.set(xscale="log", yscale="log", xlabel="clients K", ylabel="mean of G over T steps")
     whole(panel, found.decay.K)
     panel.legend(frameon=False, fontsize=8)
-    return "More clients make it smaller, about like K^(-2/3)"
+    return "The measure G against the number of clients"
 
 
 def consensus(found: Findings, axes: list[Axes]) -> str:
@@ -77,7 +77,7 @@ def consensus(found: Findings, axes: list[Axes]) -> str:
         panel.set(yscale="log", xlabel="local step i", title=f"{name}: mean squared distance from their mean")
         panel.xaxis.set_major_locator(FixedLocator(list(i[:: max(1, len(i) // 5)])))
         panel.legend(frameon=False, fontsize=8)
-    return "Within a round clients drift apart, less than the lemmas allow"
+    return "Clients within a round, and what the lemmas allow"
 
 
 def smoothness(found: Findings, axes: list[Axes]) -> str:
@@ -96,7 +96,7 @@ def smoothness(found: Findings, axes: list[Axes]) -> str:
         dots.errorbar(means, y + shift / 2, xerr=errors, fmt="o", color=colour, markersize=4, capsize=2)
     dots.set(xscale="log", xlabel="deviation of log h over rounds", yticks=y)
     dots.set_yticklabels([name.replace(", ", ",\n") for name in names], fontsize=7)
-    return "H from z is smoother where single gradients are noisy and not zero in the mean"
+    return "H over rounds, from z and from the last gradient"
 
 
 def moments(found: Findings, axes: list[Axes]) -> str:
@@ -116,7 +116,7 @@ def moments(found: Findings, axes: list[Axes]) -> str:
     high = max(panel.get_ylim()[1] for panel in axes)
     for panel in axes:
         panel.set_ylim(low, high)
-    return "Averaged squares: their variance falls with K too, their bias does not"
+    return "The second moment against the number of clients: its variance, and its error"
 
 
 def averaging(found: Findings, axes: list[Axes]) -> str:
@@ -137,7 +137,7 @@ def averaging(found: Findings, axes: list[Axes]) -> str:
         )
     second.set(yscale="log", xlabel="round", title="L1 ball: distance from the constrained minimum")
     second.legend(frameon=False, fontsize=8)
-    return "Dual and primal averaging: the same without a constraint, different with one"
+    return "Dual and primal averaging, without a constraint and with one"
 
 
 PICTURES: dict[str, tuple[Draw, int]] = {

@@ -104,7 +104,7 @@ class Theorem1:
         }
         if rate is None:
             found |= {"w >= 2": self.w(t) - 2, "w does not grow": 1 - self.w(t) / self.w(t - 1)}
-        return {name: float(slack) for name, slack in found.items()}
+        return {name: 0.0 if abs(slack) <= 8 * ROUNDING else float(slack) for name, slack in found.items()}
 
     def bound(self, T: int, gap: float, sigma: float, zeta: float, b: float = 1, b1: float = 1) -> float:
         """The right side of Theorem 1, for the mean of G_t over T steps: `gap` = f(x_0) - f*, the first batch of

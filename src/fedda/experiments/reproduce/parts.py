@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ... import checks, presets
+from ... import presets
 from ...registry import algorithms
 from ..choose import choose
 from ..config import Experiment, checked, find, hyper, one_line
@@ -50,7 +50,7 @@ class Plan:
         known = {part.name: part for part in self.parts}
         for name in names:
             if name not in known:
-                raise ValueError(f"reproduce: unknown part {name!r}; {checks.nearest(name, known)}")
+                raise ValueError(f"reproduce: unknown part {name!r}; the parts are {', '.join(known)}")
         return [known[name] for name in names] or list(self.parts)
 
     def figure(self, part: Part, name: str, best: Path | None = None) -> Experiment:
