@@ -127,7 +127,8 @@ def test_what_the_scripts_start(app, tmp_path):
     node = started(app, tmp_path, "supernode.sh", "2", NODE_CONFIG='data="a.npz"')
     assert "--insecure" not in node.stdout and "--auth-supernode-private-key keys/node2" in node.stdout
     assert "--root-certificates keys/ca.crt" in node.stdout
-    assert '--node-config partition-id=2 num-partitions=3 data="a.npz"' in node.stdout
+    assert "--node-config partition-id=2 num-partitions=3 memory='" in node.stdout
+    assert "/memory/2' data=\"a.npz\"" in node.stdout
     assert f"root-certificates = '{app}/keys/ca.crt'" in (app / ".flwr" / "config.toml").read_text()
     for words in (("superlink.sh", "--insecure"), ("supernode.sh", "0", "--insecure")):
         bare = started(app, tmp_path, *words)
@@ -345,7 +346,7 @@ def changed(place, file, old, new):
         ("server_app.py", "import load_digits", "import load_digit", ["server_app:app", "ImportError"]),
         ("server_app.py", "x[1438:] / 16", "x[1438:, :3]", ["the model and the loss cannot take this data"]),
         ("server_app.py", "y = load_digits(return_X_y=True)", "y = 1 / 0", ["server: ZeroDivisionError", "server_app.py:14"]),
-        ("client_app.py", "context.node_config))", "context.node_config), allowed=('fedavg',))", [" refuses: this site runs fedavg alone"]),
+        ("client_app.py", "context.node_config))", "context.node_config), allowed=('fedavg',))", [" refuses: the algorithm is refused: this site runs fedavg alone"]),
     ],
 )  # fmt: skip
 def test_a_mistake_in_an_app_is_one_line(said, file, old, new, fragments):
@@ -365,7 +366,7 @@ def test_a_site_with_another_model_is_left_out(said):
     assert code == 2
     note, line = stderr.splitlines(keepends=True)
     assert note == "note: a client is left out: its model has other parameters than the server's\n"
-    is_one_line(line, "2 clients are wanted, 0 have come")
+    is_one_line(line, "2 clients are wanted, [] have come")
 
 
 # -- a Flower app that is there already -------------------------------------------------------------------------------
