@@ -357,7 +357,7 @@ def test_the_page_s_numbers_are_those_of_the_rows(made):
     times = json.loads((results / "times.json").read_text())
     steps = sum(row["steps"] * row["seeds"] for row in times)
     assert f"| **all** | {len(times)} | {steps:,} |" in text
-    assert "\n- `fedda " in text[: text.index("## Verdicts")]  # by which command
+    assert "\n- `fedda" in text[: text.index("## Verdicts")]  # by which command
 
 
 def test_what_was_not_run_is_said(made, tmp_path):
