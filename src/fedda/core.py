@@ -58,6 +58,25 @@ class Cohort(Protocol):
         for wrappers that put something else in the place of the mean."""
 
 
+@dataclasses.dataclass
+class Around:
+    """What every wrapper round a Cohort passes on as it is; a subclass does something to `average` and `replies`."""
+
+    cohort: Cohort
+
+    @property
+    def size(self) -> int:
+        return self.cohort.size
+
+    @property
+    def population(self) -> int:
+        return self.cohort.population
+
+    @property
+    def share(self) -> Tensor:
+        return self.cohort.share
+
+
 class Problem(Protocol):
     """What a gradient is. `ids` are client numbers [..., c], `key` their random keys, of the same shape."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import rng
-from ..core import Algorithm, ClientTask, Cohort
+from ..core import Algorithm, Around, ClientTask
 from . import centres
 from .compression import Compression, compressed, compressions
 from .foreseen import foreseen
@@ -18,28 +18,15 @@ from .wrapper import Exchange, Wrapper
 
 
 @dataclass
-class Aggregated:
+class Aggregated(Around):
     """The cohort of one round with wrappers round it; `key` [..., 1] is the round's, for noise.
 
     It stands outside whatever counts bytes, which then sees what travels.
     """
 
-    cohort: Cohort
     wrappers: Sequence[Wrapper]
     key: Tensor
     exchanges: int = 0  # so far in this round
-
-    @property
-    def size(self) -> int:
-        return self.cohort.size
-
-    @property
-    def population(self) -> int:
-        return self.cohort.population
-
-    @property
-    def share(self) -> Tensor:
-        return self.cohort.share
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         if any(wrapper.combines for wrapper in self.wrappers):
@@ -97,10 +84,10 @@ def residuals(wrappers: Sequence[Wrapper], algorithm: Algorithm, x: Tensor) -> t
         return ()
     _, round = foreseen(algorithm, x)
     names: dict[str, None] = {}  # in order, each once
-    for task, longest, replies in round:
+    for asked in round:
         for wrapper in wrappers:
-            kept = zip(wrapper.remembers(task, len(replies)), replies, strict=False)
-            names |= {name: None for name, m in kept if m == longest}
+            kept = zip(wrapper.remembers(asked.task, len(asked.replies)), asked.replies, strict=False)
+            names |= {name: None for name, m in kept if m == asked.longest}
     return tuple(names)
 
 

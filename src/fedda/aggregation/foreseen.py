@@ -12,13 +12,25 @@ from torch import Tensor
 
 from ..core import Algorithm, ClientTask
 
+Shapes = tuple[tuple[int, ...], ...]
+
 
 class Asked(NamedTuple):
-    """One exchange: the task, how long the longest tensor sent is, and how long the replies are."""
+    """One exchange: the task, and the shapes of the tensors that go down with it and of the replies."""
 
     task: str
-    longest: int
-    replies: tuple[int, ...]
+    down: Shapes
+    up: Shapes
+
+    @property
+    def longest(self) -> int:
+        """How long the longest tensor sent is: as long as the model."""
+        return max(shape[-1] for shape in self.down)
+
+    @property
+    def replies(self) -> tuple[int, ...]:
+        """How long the replies are."""
+        return tuple(shape[-1] for shape in self.up)
 
 
 def foreseen(algorithm: Algorithm, x: Tensor) -> tuple[list[Asked], list[Asked]]:
@@ -26,7 +38,8 @@ def foreseen(algorithm: Algorithm, x: Tensor) -> tuple[list[Asked], list[Asked]]
 
     >>> import fedda
     >>> foreseen(fedda.make("fedda-mvr"), torch.zeros(1, 3))
-    ([Asked(task='first', longest=3, replies=(3,))], [Asked(task='local', longest=3, replies=(3, 3))])
+    ([Asked(task='first', down=((1, 3),), up=((1, 3),))],
+     [Asked(task='local', down=((1, 3), (1, 3), (1, 3), (1, 1)), up=((1, 3), (1, 3)))])
     """
     client = Still(x, algorithm.memory)
     start, round = StillCohort(client), StillCohort(client)
@@ -66,7 +79,7 @@ class StillCohort:
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         replies = task(self.client, *down)
-        self.asked.append(Asked(task.__name__, longest(down), tuple(r.shape[-1] for r in replies)))
+        self.asked.append(Asked(task.__name__, *(tuple(tuple(v.shape) for v in side) for side in (down, replies))))
         return replies
 
     def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:

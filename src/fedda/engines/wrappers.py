@@ -8,7 +8,7 @@ from functools import wraps
 
 from torch import Tensor
 
-from ..core import Client, ClientTask, Cohort
+from ..core import Around, Client, ClientTask
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Counts:
 
 
 @dataclass
-class Counting:
+class Counting(Around):
     """Counts bytes and gradients from what really passes.
 
     >>> import fedda
@@ -35,22 +35,9 @@ class Counting:
     (3, 16, 24)
     """
 
-    cohort: Cohort
     counts: Counts
     sent: list[Tensor] = field(default_factory=list)  # in this round
     bytes_of: Callable[[Tensor, Sequence[Tensor]], int] | None = None  # a reply's, packed, from what was sent down
-
-    @property
-    def size(self) -> int:
-        return self.cohort.size
-
-    @property
-    def population(self) -> int:
-        return self.cohort.population
-
-    @property
-    def share(self) -> Tensor:
-        return self.cohort.share
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         means = self.cohort.average(self._counted(task), *down)

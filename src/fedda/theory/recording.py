@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Client, ClientTask, Cohort
+from ..core import Around, Client, ClientTask
 
 Tensors = tuple[Tensor, ...]
 
@@ -35,7 +35,7 @@ Part = tuple[list[Call], Tensors]  # of some clients
 
 
 @dataclass
-class Recording:
+class Recording(Around):
     """Records the exchanges of a round; the algorithm and the engine know nothing of it.
 
     >>> import fedda
@@ -47,20 +47,7 @@ class Recording:
     [[0.0, 0.0], [0.0, 1.0]]
     """
 
-    cohort: Cohort
     exchanges: list[Exchange] = field(default_factory=list)
-
-    @property
-    def size(self) -> int:
-        return self.cohort.size
-
-    @property
-    def population(self) -> int:
-        return self.cohort.population
-
-    @property
-    def share(self) -> Tensor:
-        return self.cohort.share
 
     def average(self, task: ClientTask, *down: Tensor) -> Tensors:
         parts: list[Part] = []
