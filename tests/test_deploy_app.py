@@ -128,7 +128,7 @@ def test_what_the_scripts_start(app, tmp_path):
     assert "--insecure" not in node.stdout and "--auth-supernode-private-key keys/node2" in node.stdout
     assert "--root-certificates keys/ca.crt" in node.stdout
     assert "--node-config partition-id=2 num-partitions=3 memory='" in node.stdout
-    assert "/memory/2' data=\"a.npz\"" in node.stdout
+    assert '/memory/2\' data="a.npz"' in node.stdout
     assert f"root-certificates = '{app}/keys/ca.crt'" in (app / ".flwr" / "config.toml").read_text()
     for words in (("superlink.sh", "--insecure"), ("supernode.sh", "0", "--insecure")):
         bare = started(app, tmp_path, *words)
