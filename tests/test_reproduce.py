@@ -7,6 +7,8 @@ import re
 import shutil
 import signal
 import statistics
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,13 +20,14 @@ from fedda.experiments import claims, run
 from fedda.experiments.grid import points
 from fedda.experiments.reproduce import plan, readme, work
 from fedda.experiments.reproduce.chapters import findings
-from fedda.experiments.reproduce.estimate import lines
+from fedda.experiments.reproduce.estimate import covered, lines
 from fedda.experiments.reproduce.pack import pack
 from fedda.experiments.reproduce.page import page
 from fedda.experiments.reproduce.pool import entries
 from fedda.experiments.reproduce.results import Results
 from fedda.experiments.reproduce.tables import recommended
 from fedda.experiments.reproduce.work import Clock, Reproduction
+from fedda.locks import alone
 from fedda.report import read
 
 ROOT = Path(__file__).parent.parent
@@ -291,7 +294,36 @@ def test_a_tuned_part_waits_for_its_sweep(tmp_path):
     reproduction = doing(wanted, tmp_path / "work")
     reproduction.say = said.append
     assert reproduction.go(wanted.chosen(["tuned"])) and not (tmp_path / "work" / "runs").exists()
-    assert said == ["tuned: cifar10 waits for the sweep 'cifar10'"]
+    assert said == ["tuned: waits for the sweep 'cifar10'"]
+
+
+def test_processes_share_a_folder_and_do_each_thing_once(made, tmp_path):
+    """Three of the same command at a time; who has nothing to do waits for a sweep that another is at."""
+    _, _, results = made
+    mini(tmp_path)
+    words = ["reproduce", "main", "sweep", "tuned", "--no-pack", "--parts", "mini.toml", "--work", "work"]
+    command = [sys.executable, "-m", "fedda", *words]
+    each = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(3)]
+    said = [process.communicate()[0].decode() for process in each]
+    assert [process.returncode for process in each] == [0, 0, 0], said
+    rows = [json.loads(line) for line in (tmp_path / "work" / "times.jsonl").read_text().splitlines()]
+    names = [row["name"] for row in rows]
+    assert len(names) == len(set(names)) > 15
+    assert covered((row["began"], row["wall"]) for row in rows) < sum(row["wall"] for row in rows)  # side by side
+    pack(tmp_path / "work", tmp_path / "results")
+    for file in ("paper/cifar10", "paper/cifar10-variants", "tuned/cifar10"):
+        one, three = (place / file / "metrics.jsonl.gz" for place in (results, tmp_path / "results"))
+        assert one.read_bytes() == three.read_bytes()
+
+
+def test_what_another_process_has_is_left_to_it(tmp_path):
+    wanted = mini(tmp_path)
+    first = entries(wanted.figure(wanted.parts[0], "cifar10"), tmp_path / "work")[0]
+    reproduction = doing(wanted, tmp_path / "work")
+    with alone(reproduction.locked("run", first.place.name)):
+        assert not reproduction.go([wanted.parts[0]])
+    assert reproduction.why == "other processes are at the rest" and not first.place.exists()
+    assert reproduction.go([wanted.parts[0]]) and first.done
 
 
 def test_a_part_may_have_rounds_and_a_precision_of_its_own(tmp_path):

@@ -19,6 +19,7 @@ BASE = {"checks", "registry", "rng"}
 # Who may import whom; `report` reads files only.
 ALLOWED = {
     "checks": set(),
+    "locks": set(),
     "rng": set(),
     "presets": {"checks"},
     "plugins": set(),
@@ -37,13 +38,14 @@ ALLOWED = {
     "report": set(),
     "progress": set(),
     "experiments": BASE
-    | {"core", "algorithms", "engines", "data", "presets", "problems", "report", "rules", "running", "__init__"},
-    "listing": BASE | {"costs", "presets", "problems", "experiments"},
+    | {"aggregation", "core", "algorithms", "engines", "data", "locks", "presets", "problems", "report", "rules"}
+    | {"running", "__init__"},
+    "listing": BASE | {"aggregation", "costs", "presets", "problems", "experiments"},
     "bench": BASE | {"core", "engines", "problems", "running", "report", "__init__"},
     "plan": BASE | {"bench", "core", "engines", "experiments", "problems", "running"},
     "theory": BASE
     | {"core", "algorithms", "engines", "experiments", "problems", "report", "rules", "running", "__init__"},
-    "deploy": BASE | {"aggregation", "core", "engines", "problems", "running", "__init__"},
+    "deploy": BASE | {"aggregation", "core", "engines", "locks", "problems", "running", "__init__"},
     "cli": BASE
     | {"arguments", "bench", "data", "listing", "plugins", "problems", "experiments", "report", "progress", "__init__"}
     | {"deploy", "engines", "plan", "theory"},

@@ -53,7 +53,8 @@ def reproduce(
     """Run the paper's figures, at its values and tuned, in parts that can be stopped and gone on with.
 
     PARTS are names of parts (--plan lists them), all of them in their order if left out. With --smoke they are names
-    of figures, not the same ones (--smoke alone lists them).
+    of figures, not the same ones (--smoke alone lists them). The same command in several processes at a time shares
+    what is left between them.
     """
     load_plugins(plugin)
     refuse_how("auto", device, precision, None, False, False, 5.0)
@@ -67,21 +68,20 @@ def reproduce(
     chosen = wanted.chosen(parts or [])
     if shows_plan:
         return print_plan(estimate.lines(wanted, chosen, work, precision))
-    over = True
-    if runs:
-        over = go(wanted, chosen, work, device, precision, minutes, commit)
+    left = go(wanted, chosen, work, device, precision, minutes, commit) if runs else ""
     if packs:
         for place in pack(work, out):
             print(f"kept: {place}")
-    if not over:
-        print("the time is over: the same command goes on")
+    if left:
+        print(f"{left}: the same command goes on")
 
 
 def go(
     wanted: Plan, chosen: list[Part], work: Path, device: str | None, precision: str, minutes: float | None,
     commit: str | None,
-) -> bool:  # fmt: skip
-    """Run until all is done or the time is over; a signal leaves a checkpoint and the command that goes on."""
+) -> str:  # fmt: skip
+    """Run until all is done or the time is over, and say what stood in the way, if something did; a signal leaves a
+    checkpoint and the command that goes on."""
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes must be a number > 0, got {minutes}")
     watch = watcher([])
@@ -89,10 +89,11 @@ def go(
     with watch:
         doing = Reproduction(wanted, work, watch, device, precision, seconds, commit or commit_here(), say)
         try:
-            return doing.go(chosen)
+            doing.go(chosen)
         except Stopped as why:
             say(f"fedda: {why}; the same command goes on")
             raise typer.Exit(128 + why.signal) from None
+    return doing.why
 
 
 def print_plan(lines: list[estimate.Line]) -> None:

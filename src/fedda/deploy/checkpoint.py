@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -13,6 +12,8 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
+
+from ..locks import taken
 
 FACTS = ("plan", "run", "names", "noise", "stamp", "rejected", "rows")  # what a checkpoint says besides its tensors
 
@@ -33,12 +34,8 @@ class Checkpoint:
     def lock(self) -> None:
         """One server at a time, until it ends, however it ends; the file says which process it is."""
         self.held = open(self.place / "server.pid", "a+")  # noqa: SIM115  held until the process ends
-        try:
-            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{self.place}: another server is writing into it") from None
-        except OSError:
-            pass  # a file system without locks
+        if not taken(self.held.fileno()):
+            raise ValueError(f"{self.place}: another server is writing into it")
         self.held.truncate(0)
         self.held.write(f"{os.getpid()}\n")
         self.held.flush()

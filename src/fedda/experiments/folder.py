@@ -6,7 +6,6 @@ files were then. A run that is killed at any moment goes on from it; rows writte
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -20,6 +19,8 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
+
+from ..locks import taken
 
 ROWS = ("metrics.jsonl", "timings.jsonl")
 SWEEP = ("sweep.toml", "sweep.json", "best.toml")
@@ -98,15 +99,9 @@ class Folder:
     def lock(self) -> None:
         """Keep other runs out until `release`, or until this process ends, however it ends."""
         handle = os.open(self.checkpoints, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not taken(handle):
             os.close(handle)
-            raise ValueError(
-                f"{self.path}: another run is writing into it; wait for it, or give another --out"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+            raise ValueError(f"{self.path}: another run is writing into it; wait for it, or give another --out")
         self.handle = handle
 
     def release(self) -> None:

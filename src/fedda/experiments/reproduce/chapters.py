@@ -13,6 +13,7 @@ from ..claims.compare import LOWER, SUPPORTED, compare
 from ..claims.runs import Source
 from ..claims.values import Method
 from ..config import find
+from .estimate import covered
 from .results import Results, methods
 from .tables import markdown, recommended, shown, value
 
@@ -26,8 +27,9 @@ take. Compared by the verdict rule: a difference counts from two standard errors
 ADVICE = """By a rule, not by taste: of the methods whose test accuracy is not below the best one's by more than two
 standard errors, the one that sends the fewest bytes (then, takes the fewest gradients); with a penalty, the
 sparsest. Tuned values where they were run, else the paper's."""
-TIMES = """Seconds by the clock, with captures, evaluations and checkpoints; `in rounds` without them. What parts
-share stands in the first that ran it."""
+TIMES = """`In rounds` are the seconds of all runs in their rounds; `by the clock` is with captures, evaluations and
+checkpoints, and counts once what several processes did side by side. What parts share stands in the first that ran
+it."""
 
 
 def tuning(found: Results) -> str:
@@ -146,4 +148,5 @@ def _sums(rows: list[dict[str, Any]]) -> list[str]:
     def total(*words: str) -> float:
         return math.fsum(math.prod(row.get(word, 0) for word in words) for row in rows)
 
-    return [str(len(rows)), count(total("steps", "seeds")), duration(total("rounds_seconds")), duration(total("wall"))]
+    clock = covered((began, wall) for row in rows for began, wall in row["spans"])
+    return [str(len(rows)), count(total("steps", "seeds")), duration(total("rounds_seconds")), duration(clock)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,18 +107,23 @@ def seconds(entry: Entry, replicas: int, known: Speeds) -> float:
 
 
 def measured(work: Path) -> dict[str, float]:
-    """Seconds a local step and replica of the runs that are done, evaluations and all, by their kind."""
+    """Seconds a local step and replica of the runs that are done, evaluations and all, by their kind.
+
+    Where several processes shared the device, all of them are taken to go on as they did.
+    """
     walls: dict[str, float] = {}
-    for row in times(work):
+    rows = times(work)
+    for row in rows:
         if row["kind"] == "run":
             walls[row["name"]] = walls.get(row["name"], 0.0) + row["wall"]
+    together = covered((row["began"], row["wall"]) for row in rows) / (sum(row["wall"] for row in rows) or 1.0)
     found = {}
     for name, wall in walls.items():
         place = work / "runs" / name
         if (place / DONE).is_file() and not (place / "failures.json").is_file():
             e = read(place / "config.toml")
             (words,) = e.algorithms.values()
-            found[kind(e)] = wall / (e.rounds * words["steps"] * len(e.seeds))
+            found[kind(e)] = together * wall / (e.rounds * words["steps"] * len(e.seeds))
     return found
 
 
@@ -131,3 +138,16 @@ def times(work: Path) -> list[dict[str, Any]]:
     """What was run by which command, and how long it took."""
     file = work / "times.jsonl"
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The seconds in which something went on, of spans (beginning, seconds) that may overlap.
+
+    >>> covered([(0.0, 10.0), (5.0, 10.0), (20.0, 1.0)])
+    16.0
+    """
+    total, until = 0.0, -math.inf
+    for began, seconds in sorted(spans):
+        total += max(0.0, began + seconds - max(began, until))
+        until = max(until, began + seconds)
+    return total

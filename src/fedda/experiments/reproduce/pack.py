@@ -13,6 +13,7 @@ from fedda.report.picture import picture
 from fedda.report.plots import draw
 from fedda.report.read import read, toml
 
+from ...locks import alone
 from ..config import Experiment
 from .estimate import times
 from .parts import Plan, plan
@@ -29,6 +30,11 @@ def pack(work: Path, out: Path) -> list[str]:
     `out` holds SETTING/FIGURE, pilots/NAME and sweeps/NAME, `parts.toml` and `times.json`; what somebody else put
     there (`theory/`) stays.
     """
+    with alone(work / "locks" / "pack", wait=True):
+        return _pack(work, out)
+
+
+def _pack(work: Path, out: Path) -> list[str]:
     wanted = plan(work / "parts.toml")
     rows = times(work)
     written = []
@@ -128,10 +134,9 @@ def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
         of |= {entry.place.name: entry for entry in entries(experiment, work)}
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
-        own = found.setdefault(f"{row['kind']} {row['name']}", {**row, "wall": 0.0})
-        own["wall"] = round(own["wall"] + row["wall"], 3)
+        own = found.setdefault(f"{row['kind']} {row['name']}", {k: row[k] for k in ("part", "kind", "name")})
+        own.setdefault("spans", []).append([row["began"], row["wall"]])
     for own in found.values():
-        own.pop("command"), own.pop("commit")
         entry = of.get(own["name"])
         if own["kind"] == "run" and entry is not None:
             (algorithm,) = entry.experiment.algorithms

@@ -1,4 +1,7 @@
-"""The parts one after the other, in one process, until all are done or the time is over; the same command goes on."""
+"""The parts one after the other until all are done or the time is over; the same command goes on.
+
+Several processes may work in one folder at a time: each run and each sweep is somebody's, by a lock.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedda.report.files import replace
+
+from ...locks import alone
+from ..config import Experiment
 from ..folder import Folder
 from ..jobs import MEMORY, Progress, Stopped
 from ..runner import built, run
@@ -23,6 +31,7 @@ from .pool import DONE, Entry, entries
 
 TIMES = "times.jsonl"
 SAVE_SECONDS = 60.0
+WAIT = 1.0  # seconds before a process that has nothing to do looks again
 
 
 class Clock:
@@ -50,6 +59,16 @@ class Clock:
         return time.monotonic() >= self.limit
 
 
+@dataclass(frozen=True)
+class Task:
+    """A run or a sweep that is not done yet."""
+
+    kind: str
+    name: str
+    is_done: Callable[[], bool]
+    do: Callable[[Clock], None]
+
+
 @dataclass
 class Reproduction:
     """What goes on, and with what."""
@@ -64,43 +83,76 @@ class Reproduction:
     say: Any = print
     problems: dict[str, Any] = field(default_factory=dict)  # the last one alone: data of others need not stay
     began: float = field(default_factory=time.monotonic)
+    tried: set[Path] = field(default_factory=set)  # by this process: what failed for want of memory is not tried twice
+    why: str = ""  # something is left
 
     def go(self, parts: Sequence[Part]) -> bool:
-        """Run what is not done yet; whether all of it is done now."""
+        """Run what is not done yet; whether all of it is done now, else `why` says what stands in the way."""
         self.work.mkdir(parents=True, exist_ok=True)
-        (self.work / "parts.toml").write_text(self.plan.text, encoding="utf-8")
+        replace(self.work / "parts.toml", self.plan.text)
         clock = Clock(self.watch, self.began + self.seconds)
         try:
-            for part in parts:
-                for task in self.tasks(part):
-                    if clock.over:
-                        return False
-                    task(clock)
+            # Looked at anew after each: others may have done some of it, and figures wait for sweeps.
+            while left := [task for part in parts for task in self.tasks(part)]:
+                if clock.over:
+                    self.why = "the time is over"
+                    return False
+                if any(self.done_here(task, clock) for task in left):
+                    continue
+                if all(self.locked(task.kind, task.name) in self.tried for task in left):
+                    self.why = "there was too little memory for some"
+                    return False
+                if not any(self.waits(part) for part in parts):
+                    self.why = "other processes are at the rest"
+                    return False
+                time.sleep(WAIT)
         except Stopped:
             if not clock.rang:
                 raise
+            self.why = "the time is over"
             return False
+        for part in filter(self.waits, parts):
+            self.say(f"{part.name}: waits for the sweep {part.sweep!r}")
         return True
 
-    def tasks(self, part: Part) -> Iterator[Any]:
+    def done_here(self, task: Task, clock: Clock) -> bool:
+        """Do a task, unless another process has it or it was tried before."""
+        path = self.locked(task.kind, task.name)
+        if path in self.tried:
+            return False
+        with alone(path) as ours:
+            if ours and not task.is_done():
+                self.tried.add(path)
+                task.do(clock)
+        return ours
+
+    def locked(self, kind: str, name: str) -> Path:
+        return self.work / "locks" / f"{kind}-{name}"
+
+    def waits(self, part: Part) -> bool:
+        """Whether the figures of a part have no tuned values yet."""
+        return bool(part.sweep) and not self.best(part).is_file()
+
+    def best(self, part: Part) -> Path:
+        return self.work / "sweeps" / part.sweep / "best.toml"
+
+    def tasks(self, part: Part) -> Iterator[Task]:
         """What is left of a part; figures of tuned values wait for their sweep."""
         for name in part.sweeps:
-            if not (self.work / "sweeps" / name / DONE).is_file():
-                yield lambda clock, name=name: self.sweep(part, name, clock)
+            done = (self.work / "sweeps" / name / DONE).is_file
+            if not done():
+                yield Task("sweep", name, done, partial(self.sweep, part, name))
         for experiment in self.experiments(part):
             for entry in entries(experiment, self.work):
                 if not entry.done:
-                    yield lambda clock, entry=entry: self.run(part, entry, clock)
+                    yield Task("run", entry.place.name, partial(getattr, entry, "done"), partial(self.run, part, entry))
 
-    def experiments(self, part: Part) -> Iterator[Any]:
+    def experiments(self, part: Part) -> Iterator[Experiment]:
         for name in part.pilots:
             yield self.plan.pilot(name)
-        for name in part.figures:
-            best = self.work / "sweeps" / part.sweep / "best.toml" if part.sweep else None
-            if best is not None and not best.is_file():
-                self.say(f"{part.name}: {name} waits for the sweep {part.sweep!r}")
-                continue
-            yield self.plan.figure(part, name, best)
+        if not self.waits(part):
+            for name in part.figures:
+                yield self.plan.figure(part, name, self.best(part) if part.sweep else None)
 
     def run(self, part: Part, entry: Entry, clock: Clock) -> None:
         problem = self.problem(entry.experiment, validation=False)
@@ -134,12 +186,13 @@ class Reproduction:
 
     @contextmanager
     def timed(self, part: str, name: str, kind: str) -> Iterator[None]:
-        """Keep how long it took, evaluations and all, by which command of which commit."""
-        began = time.monotonic()
+        """Keep when it was and how long it took, evaluations and all, by which command of which commit."""
+        when, began = time.time(), time.monotonic()
         try:
             yield
         finally:
-            row = {"part": part, "kind": kind, "name": name, "wall": round(time.monotonic() - began, 3)}
+            row = {"part": part, "kind": kind, "name": name, "began": round(when, 3)}
+            row |= {"wall": round(time.monotonic() - began, 3)}
             row |= {"command": shlex.join(["fedda", *sys.argv[1:]]), "commit": self.commit}
             with open(self.work / TIMES, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")

@@ -1,0 +1,42 @@
+"""What one process holds at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def taken(handle: int, wait: bool = False) -> bool:
+    """Take an open file or folder for this process until it is closed, or the process ends, however it ends.
+
+    False where another process has it; with `wait`, when that one has let go of it. Where a file system has no locks,
+    everyone has it.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+@contextmanager
+def alone(path: Path, wait: bool = False) -> Iterator[bool]:
+    """Whether this process has the file `path`, which is made if it is not there, until the end of the block.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "one"
+    >>> with alone(file) as first, alone(file) as second:
+    ...     print(first, second)
+    True False
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        yield taken(handle, wait)
+    finally:
+        os.close(handle)
