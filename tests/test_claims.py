@@ -666,6 +666,7 @@ def test_a_figure_s_own_experiment_on_other_data_is_a_stand_in(tmp_path):
         ({"problem": {"data": "pathmnist", "clients": 10, "partition": "dirichlet"}}, "partition"),
         ({"cohort": 5}, "cohort"),
         ({"weights": "samples"}, "weights"),
+        ({"aggregation": [{"name": "median"}]}, "aggregation"),
         ({"rounds": 200}, "rounds"),
     ],
 )
@@ -769,6 +770,33 @@ def test_a_collapse_is_a_trivial_reason(tmp_path):
     found = judged(runs(tmp_path, {"pathmnist": world["pathmnist"]}))["C3"]
     # Density 0 beats every density: the claim cannot hold in full.
     assert found.verdict == P and "feddualavg collapsed to a constant predictor" in found.reason
+
+
+def test_an_empty_network_is_not_the_sparsest(tmp_path):
+    """C5 is about density alone: a variant that has no weights left wins it for a trivial reason."""
+    world = {"pathmnist-variants": paper()["pathmnist-variants"]}
+    assert judged(runs(tmp_path / "a", world))["C5"].verdict == S
+    world["pathmnist-variants"]["fedda-1-1"] |= {"density": 0.0, "nonzero": 0.0}
+    found = judged(runs(tmp_path / "b", world))["C5"]
+    assert found.verdict == I and "fedda-1-1 collapsed to a constant predictor" in found.reason
+    assert "fedda-1-1 (constant) vs fedda-1-2" in found.reason
+
+
+def test_constant_predictors_are_known_by_their_accuracy():
+    """As accurate in every seed as one class is frequent, with at least that class's surprise for a loss."""
+
+    def method(accuracy, loss, spread=0.0):
+        def over(mean):
+            return Value.over({s: mean + spread * s for s in range(5)}, {s: mean for s in range(5)})
+
+        return Method(
+            "a", {"train_accuracy": over(accuracy), "test_accuracy": over(accuracy), "train_loss": over(loss)}, 5
+        )
+
+    assert method(0.1, 2.303).constant and method(0.05, 4.0).constant
+    assert not method(0.1, 2.303, spread=1e-2).constant  # seeds that differ have learnt something
+    assert not method(0.7, 0.1).constant and not method(1.0, 1e-4).constant  # alike, but better than one class
+    assert not Method("a", {}, 5, lost="diverged").constant
 
 
 def test_a_short_run_says_so(tmp_path):

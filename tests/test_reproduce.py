@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import math
 import re
 import shutil
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from commands import Quiet, inside, is_one_line
 from fedda.experiments import claims, run
+from fedda.experiments.claims.values import Method, Value
 from fedda.experiments.grid import points
 from fedda.experiments.reproduce import plan, readme, work
 from fedda.experiments.reproduce.chapters import findings
@@ -25,7 +27,7 @@ from fedda.experiments.reproduce.pack import pack
 from fedda.experiments.reproduce.page import page
 from fedda.experiments.reproduce.pool import entries
 from fedda.experiments.reproduce.results import Results
-from fedda.experiments.reproduce.tables import recommended
+from fedda.experiments.reproduce.tables import as_good, recommended, value
 from fedda.experiments.reproduce.work import Clock, Reproduction
 from fedda.locks import alone
 from fedda.report import read
@@ -134,6 +136,7 @@ def test_the_plan_is_the_whole_paper_at_its_length_in_both_settings():
 
 def test_every_sweep_gives_every_method_as_much_and_touches_no_seed_of_the_figures():
     wanted = plan()
+    (paper,) = wanted.chosen(["cifar10"])
     budgets = {(s["rounds"], len(s["seeds"])) for s in wanted.sweeps.values()}
     assert len(budgets) == 1
     for name, asked in wanted.sweeps.items():
@@ -141,7 +144,7 @@ def test_every_sweep_gives_every_method_as_much_and_touches_no_seed_of_the_figur
         found = points(search.experiment, search.grids, None)  # refuses unequal numbers
         assert {len(own) for own in found.values()} == {len(asked["rates"])}
         assert search.metric.startswith("validation") and not set(asked["seeds"]) & set(wanted.seeds)
-        labels = {label for f in asked["figures"] for label in wanted.figure(wanted.parts[0], f).algorithms}
+        labels = {label for f in asked["figures"] for label in wanted.figure(paper, f).algorithms}
         assert set(found) | {"fedda-1-1"} >= labels  # FedDA-1-1 is FedDA-MVR
 
 
@@ -334,7 +337,7 @@ def test_a_part_may_have_rounds_and_a_precision_of_its_own(tmp_path):
     assert wanted.figure(part, "cifar10").rounds == 4
     with pytest.raises(ValueError, match="half"):  # handed on to the run, which knows which there are
         doing(wanted, tmp_path / "work").go([part])
-    full, quick = (plan().parts[0] for _ in range(2))
+    full, quick = (plan().chosen(["cifar10"])[0] for _ in range(2))
     quick = replace(quick, precision="bf16")
     slow, fast = (lines(plan(), [p], tmp_path)[0].seconds for p in (full, quick))
     assert 0.5 * slow < fast < 0.8 * slow
@@ -418,9 +421,26 @@ def test_pilots_say_what_was_found(made):
         for label in ("fedda-2-1: history", "fedda-2-1: weight")
     }
     ours, other = (statistics.fmean(v) for v in last.values())
-    assert ("ours, history, has the best" in line) == (ours < other)
+    se = math.hypot(*(statistics.stdev(v) / math.sqrt(3) for v in last.values()))
+    words = "ours, history, has the best" if ours < other - 2 * se else "ours, history, cannot be told from"
+    assert ours < other and words in line
     (start,) = findings(found.pilots["start"], ["nu0"], "train_loss")
     assert start.startswith("fedda-1-2: ours, nu0")
+
+
+def test_a_table_marks_all_that_cannot_be_told_from_the_best_and_says_when_a_method_diverged():
+    def over(values):
+        return Value.over(dict(enumerate(values)), dict(enumerate(values)))
+
+    found = {"a": [0.90, 0.91, 0.92], "b": [0.89, 0.90, 0.93], "c": [0.5, 0.5, 0.51]}
+    table = {k: Method(k, {"test_accuracy": over(v)}, 3) for k, v in found.items()}
+    assert [k for k, m in table.items() if as_good(table, m, table["a"], "test_accuracy")] == ["a", "b"]
+    rows = [
+        {"round": r, "seed": s, "test_accuracy": None if r + s > 5 else 0.5} for r in (0, 2, 4, 6) for s in (0, 1, 2)
+    ]
+    assert value(Method("d", {}, 3, "diverged in 2 of 3 seeds", rows=tuple(rows)), "test_accuracy") == (
+        "diverged in 2 of 3 seeds after round 2"
+    )
 
 
 def test_the_advice_follows_its_rule(made):

@@ -13,7 +13,8 @@ NOT_SUPPORTED, NOT_TESTED = "NOT SUPPORTED", "NOT TESTED"
 WORDS = (SUPPORTED, PARTIAL, NOT_SUPPORTED, INCONCLUSIVE, NOT_TESTED)
 SEEDS = 3  # fewer decide nothing
 EQUAL = 1e-12  # rounding is no difference
-LOWER = frozenset(("train_loss", "test_loss", "density", "nonzero"))  # lower is better; of the others, higher
+SPARSE = frozenset(("density", "nonzero"))
+LOWER = SPARSE | {"train_loss", "test_loss"}  # lower is better; of the others, higher
 
 Table = Mapping[str, Method]
 
@@ -97,12 +98,16 @@ def compare(table: Table, a: str, b: str, metric: str, margin: float = 0.0, what
     ours, theirs = worth(table, a, metric), worth(table, b, metric)
     d = None if ours is None or theirs is None else (ours - theirs).plus(margin)
     words = what or f"{called(table, a)} vs {called(table, b)}"
-    return detail(words, metric, d, raw(table, a, metric), raw(table, b, metric))
+    # A model that has no weights left, or predicts a constant, is not sparse but empty.
+    empty = d is not None and metric in SPARSE and table[a].constant and decide(d) == SUPPORTED
+    return detail(words, metric, d, raw(table, a, metric), raw(table, b, metric), INCONCLUSIVE if empty else "")
 
 
 def called(table: Table, key: str) -> str:
-    """A method's name in a comparison, which says that it diverged."""
-    return f"{key} (diverged)" if key in table and table[key].lost else key
+    """A method's name in a comparison, which says that it diverged, or predicts a constant."""
+    if key not in table or not (table[key].lost or table[key].constant):
+        return key
+    return f"{key} ({'diverged' if table[key].lost else 'constant'})"
 
 
 def detail(

@@ -140,5 +140,5 @@ def about(claim: Claim, table: Table, part: Judged, waiting: Sequence[str]) -> I
     seeds = min((d.seeds for d in part.details if d.seeds is not None), default=SEEDS)
     if seeds < SEEDS and claim.kind != "traffic":  # bytes are counted, not estimated
         yield f"{seeds} seed{'s' * (seeds != 1)}, a verdict needs {SEEDS}"
-    if "density" in claim.metrics:
+    if claim.kind != "traffic":
         yield from collapsed(table)

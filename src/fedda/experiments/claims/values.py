@@ -15,6 +15,7 @@ from ..tail import mean, tail
 METRICS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
 # Taken seed by seed: both halves of a gap come from the same model.
 GAPS = {"loss_gap": ("test_loss", "train_loss"), "accuracy_gap": ("train_accuracy", "test_accuracy")}
+ALIKE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,21 @@ class Method:
     rows: tuple[Row, ...] = ()
     rounds: int = 0
     figure: str = ""  # that it comes from
+
+    @property
+    def constant(self) -> bool:
+        """Whether it ended as a constant predictor: with next to no weights, or as accurate in every seed as one class
+        is frequent, in training and in test, with no less loss than that class's surprise."""
+        if "nonzero" in self.values and self.values["nonzero"].mean < ALIKE:
+            return True
+        both = [self.values[m] for m in ("train_accuracy", "test_accuracy") if m in self.values]
+        if not both or self.seeds < 2:
+            return False
+        share = both[0].mean
+        loss = self.values.get("train_loss")
+        surprised = loss is not None and 0 < share < 1 and loss.mean > -math.log(share) - ALIKE
+        empty = "density" in self.values and self.values["density"].mean < ALIKE
+        return (surprised or empty) and all(max(v.last.values()) - min(v.last.values()) < ALIKE for v in both)
 
 
 def known(rows: Iterable[Row]) -> list[str]:

@@ -125,13 +125,7 @@ def _readings(words: Mapping[str, Any]) -> Iterable[str]:
 def collapsed(table: Table) -> Iterable[str]:
     """Who predicts a constant: what it loses, and the density it wins, come about for a trivial reason."""
     for name, method in table.items():
-        values = method.values
-        zero = "nonzero" in values and values["nonzero"].mean < 1e-3
-        if "density" in values and "train_accuracy" in values:
-            # A constant predictor is as accurate in every seed and every round: the share of one class.
-            spread = values["train_accuracy"].last.values()
-            zero = zero or (values["density"].mean < 1e-3 and max(spread) - min(spread) < 1e-3)
-        if zero:
-            accuracy = values["test_accuracy"].mean if "test_accuracy" in values else None
+        if method.constant:
+            accuracy = method.values["test_accuracy"].mean if "test_accuracy" in method.values else None
             at = f"test accuracy {plain(accuracy, 3)}"
             yield f"{name} collapsed to a constant predictor ({at}), which decides for a trivial reason"

@@ -99,9 +99,12 @@ def findings(run: Source, ours: list[str], metric: str) -> Iterator[str]:
             yield f"{name}: nothing to compare{beside}."
             continue
         sign = -1 if metric in LOWER else 1
-        best = max(alive, key=lambda m: sign * m.values[metric].mean)
+        ordered = sorted(alive, key=lambda m: -sign * m.values[metric].mean)
+        best, second = ordered[0], (*ordered, None, None)[1]
         better = compare(table, best.label, us.label, metric).verdict
-        if best is us:
+        if best is us and second and compare(table, us.label, second.label, metric).verdict != SUPPORTED:
+            words = f"ours, {_reading(us.label)}, cannot be told from {_reading(second.label)}"
+        elif best is us:
             words = f"ours, {_reading(us.label)}, has the best {what}"
         elif better == SUPPORTED:
             both = f"{value(best, metric)} against {value(us, metric)}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from fedda.report import style
+from fedda.report.curves import number
 from fedda.report.format import count, size, spread
 
 from ..claims.compare import INCONCLUSIVE, LOWER, compare
@@ -32,12 +33,20 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def value(method: Method, metric: str) -> str:
     """A mean over seeds with its standard deviation, of the last 5 % of the rounds."""
     if method.lost:
-        return method.lost.split(" (")[0]
+        return f"{method.lost.split(' (')[0]} after round {_alive(method, metric)}"
     found = method.values.get(metric)
     if found is None:
         return "–"
     std = found.se * math.sqrt(found.seeds) if found.seeds > 1 else None
     return spread(found.mean, std, style.metric(metric).percent)
+
+
+def _alive(method: Method, metric: str) -> int:
+    """The last evaluated round at which every seed had a finite number."""
+    rounds: dict[int, bool] = {}
+    for row in method.rows:
+        rounds[row["round"]] = rounds.get(row["round"], True) and math.isfinite(number(row.get(metric)))
+    return max((r for r, fine in rounds.items() if fine), default=0)
 
 
 def shown(run: Source) -> list[str]:
@@ -46,13 +55,13 @@ def shown(run: Source) -> list[str]:
 
 
 def final(run: Source) -> str:
-    """What every method of a run came to; the best of each column in bold."""
+    """What every method of a run came to; in bold the best of each column and what cannot be told from it."""
     found, columns = methods(run), shown(run)
+    table = {m.label: m for m in found}
     best = {m: _best(found, m) for m in columns}
-    rows = [
-        [m.label, *(f"**{value(m, c)}**" if m is best[c] else value(m, c) for c in columns), str(m.seeds)]
-        for m in found
-    ]
+    cell = {(m.label, c): value(m, c) for m in found for c in columns}
+    cell |= {(m, c): f"**{text}**" for (m, c), text in cell.items() if as_good(table, table[m], best[c], c)}
+    rows = [[m.label, *(cell[m.label, c] for c in columns), str(m.seeds)] for m in found]
     return markdown(["method", *(style.metric(c).name.lower() for c in columns), "seeds"], rows)
 
 
@@ -81,7 +90,7 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     best = _best(list(table.values()), "test_accuracy")
     if best is None:
         return "none trained", "–", "none", "every method diverged"
-    equal = [m for m in table.values() if m is best or _as_good(table, m, best)]
+    equal = [m for m in table.values() if as_good(table, m, best, "test_accuracy")]
     if sparse:
         chosen = min(equal, key=lambda m: m.values["density"].mean)
         why = f"the sparsest of them, density {value(chosen, 'density')}"
@@ -93,10 +102,11 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     return f"{best.label}, {value(best, 'test_accuracy')}", others, chosen.label, why
 
 
-def _as_good(table: dict[str, Method], method: Method, best: Method) -> bool:
-    if "test_accuracy" not in method.values:
+def as_good(table: dict[str, Method], method: Method, best: Method | None, metric: str) -> bool:
+    """Whether it is the best, or does not lose to the best by the verdict rule."""
+    if best is None or metric not in method.values:
         return False
-    return compare(table, best.label, method.label, "test_accuracy").verdict == INCONCLUSIVE
+    return method is best or compare(table, best.label, method.label, metric).verdict == INCONCLUSIVE
 
 
 def _cost(method: Method) -> tuple[float, float]:
