@@ -14,6 +14,7 @@ if not CUDA:
 pytest.importorskip("triton", reason="needs Triton")
 
 from fedda.engines import fusing  # noqa: E402
+from fedda.recording import recorded  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 
@@ -52,7 +53,7 @@ def test_every_operation_and_every_way_to_broadcast(dtype):
         return [z, x, both, scaled, total, kept - scaled.abs(), x0]
 
     expected = step()
-    plain = fusing.traced(step)
+    plain = recorded(step)
     before = len(calls(plain))
     module = fusing.fused(plain)
     got = module()
@@ -72,7 +73,7 @@ def test_what_is_overwritten_in_between_is_read_before():
 
     expected = step()
     kept.copy_(a)
-    module = fusing.fused(fusing.traced(step))
+    module = fusing.fused(recorded(step))
     kept.copy_(a)
     assert len(calls(module, FUSED)) == 2
     assert all(torch.equal(x, y) for x, y in zip(module(), expected, strict=True))
@@ -87,7 +88,7 @@ def test_other_dtypes_and_small_arrays_are_left_alone(monkeypatch):
     def step():
         return [few * 2 + few, whole * 2 + whole, many.double() * whole + many, many**3 + whole]
 
-    module = fusing.fused(fusing.traced(step))
+    module = fusing.fused(recorded(step))
     assert all(torch.equal(a, b) for a, b in zip(module(), step(), strict=True))
     assert not calls(module, FUSED)
 
@@ -100,7 +101,7 @@ def test_a_transposed_result_is_read_where_it_was_written():
         total = y.sum()
         return [y, (y * 3 + b) * total]
 
-    module = fusing.fused(fusing.traced(step))
+    module = fusing.fused(recorded(step))
     assert len(calls(module, FUSED)) == 2
     for got, expected in zip(module(), step(), strict=True):
         assert torch.equal(got, expected) and got.stride() == expected.stride()
@@ -112,7 +113,7 @@ def test_signs_of_zero_and_numbers_that_are_not_finite():
     def step():
         return [-(zero * 1.0) / (a.abs() + 1), a * float("inf") - zero, a * float("nan") + 1, a * -1e39 + zero]
 
-    module = fusing.fused(fusing.traced(step))
+    module = fusing.fused(recorded(step))
     assert calls(module, FUSED)
     for got, expected in zip(module(), step(), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
@@ -125,7 +126,7 @@ def test_factors_of_a_sum_are_kept():
     def step():
         return [torch.rsub(a, 2.0, alpha=3) * 2 + 1, torch.add(a, a, alpha=2) * 2 + 1, torch.sub(a, 1, alpha=3) + a]
 
-    module = fusing.fused(fusing.traced(step))
+    module = fusing.fused(recorded(step))
     assert all(torch.equal(got, expected) for got, expected in zip(module(), step(), strict=True))
 
 
@@ -151,7 +152,7 @@ def test_a_round_of_every_algorithm(name):
 
     expected = step()
     put_back()
-    module = fusing.fused(fusing.traced(step))
+    module = fusing.fused(recorded(step))
     put_back()
     assert all(torch.equal(a, b) for a, b in zip(module(), expected, strict=True))
     assert calls(module, FUSED)

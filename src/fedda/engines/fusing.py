@@ -1,7 +1,7 @@
 """Vector updates of a round as few kernels: the rules stay as they are, one operation a line, and what lies between two
 gradients is read and written once.
 
-A round is traced into plain operations; runs of element-wise ones are written as Triton kernels, with the same
+A round is recorded as plain operations; runs of element-wise ones are written as Triton kernels, with the same
 rounding (no multiply-add is contracted, divisions and roots are exact), so that not a bit changes.
 """
 
@@ -14,7 +14,7 @@ import math
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from operator import getitem
 from pathlib import Path
@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+
+from ..recording import Kind
 
 aten = torch.ops.aten
 SMALL = 4096  # numbers: operations on fewer are not worth a kernel of ours (see graphs.Aside)
@@ -55,19 +57,6 @@ def launch(inputs: list[Tensor], kernel: int) -> list[Tensor]:
     return KERNELS[kernel](*inputs)
 
 
-def traced(step: Callable[[], Sequence[Tensor]]) -> GraphModule:
-    """A round as plain operations, run once; tensors that it uses and does not make are held, not copied."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    module = make_fx(lambda: list(step()))()
-    seen: dict[Any, Node] = {}
-    for node in module.graph.find_nodes(op="get_attr"):  # one name for each
-        if seen.setdefault(id(getattr(module, node.target)), node) is not node:
-            node.replace_all_uses_with(seen[id(getattr(module, node.target))])
-            module.graph.erase_node(node)
-    return module
-
-
 def fused(module: GraphModule) -> GraphModule:
     """The same round with runs of element-wise operations as one kernel each."""
     cluster: list[Node] = []
@@ -87,18 +76,20 @@ def fused(module: GraphModule) -> GraphModule:
 
 def elementwise(node: Node) -> bool:
     """Whether it can be part of a kernel: a large array of floats from arrays of the same kind and numbers."""
-    value = node.meta.get("val")
-    if node.target not in TEXT or not isinstance(value, Tensor) or value.dtype not in FLOAT or node.kwargs:
+    value = node.meta.get("kind")
+    if node.target not in TEXT or value is None or value.dtype not in FLOAT or node.kwargs:
         return False
-    if value.numel() <= SMALL or value.dim() > 3 or (node.target is aten.pow.Tensor_Scalar and node.args[1] != 2):
+    if value.shape.numel() <= SMALL or len(value.shape) > 3:
         return False
-    arrays: list[Any] = [a.meta.get("val") for a in node.args if isinstance(a, Node)]
+    if node.target is aten.pow.Tensor_Scalar and node.args[1] != 2:
+        return False
+    arrays: list[Any] = [a.meta.get("kind") for a in node.args if isinstance(a, Node)]
     numbers = [a for a in node.args if not isinstance(a, Node)]
     condition = node.target is aten.where.self
     if len(node.args) > 2 + condition:  # rsub has a third, alpha
         return False
     return all(isinstance(n, int | float) for n in numbers) and all(
-        isinstance(a, Tensor)
+        a is not None
         and a.device == value.device
         and (a.dtype == value.dtype or (condition and i == 0 and a.dtype == torch.bool))
         for i, a in enumerate(arrays)
@@ -108,10 +99,10 @@ def elementwise(node: Node) -> bool:
 def fits(cluster: list[Node], node: Node) -> bool:
     arrays = {a for member in (*cluster, node) for a in (member, *member.all_input_nodes)}
     try:
-        torch.broadcast_shapes(*(member.meta["val"].shape for member in (*cluster, node)))
+        torch.broadcast_shapes(*(member.meta["kind"].shape for member in (*cluster, node)))
     except RuntimeError:
         return False
-    return len(arrays) <= MOST and all(m.meta["val"].dtype == node.meta["val"].dtype for m in cluster)
+    return len(arrays) <= MOST and all(m.meta["kind"].dtype == node.meta["kind"].dtype for m in cluster)
 
 
 def reads(node: Node, cluster: list[Node]) -> bool:
@@ -130,15 +121,15 @@ def replace(graph: Graph, cluster: list[Node], before: Node) -> None:
     if len(cluster) < 2 or not results:
         return
     sources = list(dict.fromkeys(s for node in cluster for s in node.all_input_nodes if s not in members))
-    domain = torch.broadcast_shapes(*(node.meta["val"].shape for node in cluster))
+    domain = torch.broadcast_shapes(*(node.meta["kind"].shape for node in cluster))
     text = source_text(cluster, sources, results, (1,) * (3 - len(domain)) + tuple(domain))
-    made = tuple((tuple(v.shape), v.stride(), v.dtype) for v in (r.meta["val"] for r in results))
+    made = tuple((tuple(v.shape), v.strides, v.dtype) for v in (r.meta["kind"] for r in results))
     number = kernel(text, made, tuple(domain))
     with graph.inserting_before(before):
         out = graph.call_function(torch.ops.fedda.fused.default, (sources, number))
         for i, node in enumerate(results):
             part = graph.call_function(getitem, (out, i))
-            part.meta["val"] = node.meta["val"]
+            part.meta["kind"] = node.meta["kind"]
             node.replace_all_uses_with(part, delete_user_cb=lambda user: user not in members)
     for node in reversed(cluster):
         graph.erase_node(node)
@@ -150,14 +141,14 @@ def source_text(cluster: list[Node], sources: list[Node], results: list[Node], d
     body = []
     for i, node in enumerate(sources):
         names[node] = f"i{i}"
-        at = place(node.meta["val"])
+        at = place(node.meta["kind"])
         body.append(f"i{i} = tl.load(I{i} + {at}{', mask=inside' if 'd *' in at else ''})")
     for i, node in enumerate(cluster):
         names[node] = f"v{i}"
         body.append(f"v{i} = {expression(node, names)}")
     for i, node in enumerate(results):
-        value = node.meta["val"]
-        shape = (1,) * (3 - value.dim()) + tuple(value.shape)
+        value = node.meta["kind"]
+        shape = (1,) * (3 - len(value.shape)) + tuple(value.shape)
         fixed = [f" & ({axis} == 0)" for axis, n, whole in zip("rcd", shape, domain, strict=True) if n < whole]
         at = place(value)
         body.append(f"tl.store(O{i} + {at} + d * 0, {names[node]}, mask=inside{''.join(fixed)})")
@@ -179,9 +170,10 @@ def fused({", ".join(arguments)}):
 
 
 def expression(node: Node, names: dict[Node, str]) -> str:
-    dtype = node.meta["val"].dtype
+    dtype = node.meta["kind"].dtype
     values = [names[a] if isinstance(a, Node) else literal(a, dtype) for a in node.args]
-    if node.target is aten.div.Tensor and not isinstance(node.args[1], Node) and node.meta["val"].is_cuda:
+    cuda = node.meta["kind"].device.type == "cuda"
+    if cuda and node.target is aten.div.Tensor and not isinstance(node.args[1], Node):
         # There PyTorch multiplies by the inverse of a number.
         inverse = 1.0 / node.args[1] if dtype == torch.float64 else single(1.0 / single(float(node.args[1])))  # type: ignore[operator, arg-type]
         return f"{values[0]} * {literal(inverse, dtype)}"
@@ -200,9 +192,10 @@ def single(number: float) -> float:
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
-def place(array: Tensor) -> str:
+def place(array: Kind) -> str:
     """Where row (r, c) and column d of the domain stand in an array that broadcasts to it."""
-    strides = [0] * (3 - array.dim()) + [s if n > 1 else 0 for s, n in zip(array.stride(), array.shape, strict=True)]
+    own = [s if n > 1 else 0 for s, n in zip(array.strides, array.shape, strict=True)]
+    strides = [0] * (3 - len(own)) + own
     return " + ".join(f"{axis} * {stride}" for axis, stride in zip("rcd", strides, strict=True) if stride) or "0"
 
 
@@ -221,7 +214,8 @@ def kernel(text: str, results: tuple[tuple[Any, ...], ...], domain: tuple[int, .
     def run(*inputs: Tensor) -> list[Tensor]:
         device = inputs[0].device
         outputs = [torch.empty_strided(*size, dtype=dtype, device=device) for *size, dtype in results]
-        module.fused[grid](*inputs, *outputs, num_warps=4, enable_fp_fusion=False)
+        with torch.cuda.device_of(inputs[0]):  # Triton launches on the current one
+            module.fused[grid](*inputs, *outputs, num_warps=4, enable_fp_fusion=False)
         return outputs
 
     KERNELS.append(run)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..checks import one_line
-from .fusing import SMALL, fused, traced
+from ..recording import Mode, recorded
+from .fusing import SMALL, fused
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def captured(
 ) -> torch.cuda.CUDAGraph:
     """A graph whose replay makes `state` what `step` makes of it; `kept` are tensors that `step` changes in place.
 
-    The step runs once to warm up (kernels are chosen, caches are filled), is traced and its vector updates are fused,
+    The step runs once to warm up (kernels are chosen, caches are filled), is recorded and its vector updates are fused,
     and runs again; then the graph once, which must do what the step did; then everything is put back.
     """
     device = state[0].device
@@ -56,8 +56,9 @@ def captured(
             body(quick)
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph), Aside(device):
+        with torch.cuda.device(device), torch.cuda.graph(graph), Aside(device):
             body(quick)
+        graph.step = quick  # type: ignore[attr-defined]  # it holds what the graph reads
         put_back()
         graph.replay()
         if not all(_like(*three) for three in zip((*state, *kept), expected, before, strict=True)):
@@ -71,12 +72,12 @@ def captured(
 
 
 def few_kernels(step: Callable[[], Sequence[Tensor]]) -> Callable[[], Sequence[Tensor]]:
-    """The step with its vector updates fused, where tracing takes it and Triton is there."""
+    """The step with its vector updates fused, where it can be recorded and Triton is there."""
     if find_spec("triton") is None:
         return step
     try:
-        return fused(traced(step))
-    except Exception as why:  # whatever an operation says to being traced, the step itself is right
+        return fused(recorded(lambda: list(step())))
+    except Exception as why:  # whatever an operation says to being recorded, the step itself is right
         logger.info("vector updates are not fused: %s", why)
         return step
 
@@ -90,7 +91,7 @@ def _like(a: Tensor, b: Tensor, before: Tensor) -> bool:
     return bool(torch.allclose(a, b, rtol=1e-6, atol=1e-2 * float(moved), equal_nan=True))
 
 
-class Aside(TorchDispatchMode):
+class Aside(Mode):
     """What depends on no step before (step sizes, keys, batches) on a stream of its own: in the graph it is a branch
     beside the steps, which wait for it only where they use its results.
 

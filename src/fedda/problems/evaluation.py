@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from .neural import Batch, Neural
     from .totals import Mine, Totals
 
-SAMPLES = 10_000  # evaluated at once, over all replicas
+SAMPLES = 10_000  # go through the model at once, over all replicas
+OUTPUTS = 2**24  # numbers of which the losses are taken at once: that goes through vmap, which is slow to start
 
 
 class Evaluation:
@@ -118,16 +120,25 @@ class Evaluation:
         """The loss (and whether the class is right) of each of some samples, [replicas, samples]."""
         each = vmap(vmap(lambda output, target: self.problem.loss(output[None], target[None])), (0, None))
         columns: dict[str, list[Tensor]] = {}
-        size = max(1, SAMPLES // len(x))
-        for first in range(some.start, some.stop, size):
-            index = slice(first, min(first + size, some.stop))
-            inputs, targets = self.problem.ready(self.problem.pick(data, index))
-            output = self.outputs(x, inputs)
+        for output, targets in self.gathered(x, data, some):
             columns.setdefault("loss", []).append(each(output, targets).double())
             right = correct(output, targets)
             if right is not None:
                 columns.setdefault("accuracy", []).append(right.double())
         return {name: torch.cat(parts, dim=-1) for name, parts in columns.items()}
+
+    def gathered(self, x: Tensor, data: Batch, some: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs and targets of many samples that went through the model few at a time."""
+        outputs: list[Tensor] = []
+        targets: list[Tensor] = []
+        size = max(1, SAMPLES // len(x))
+        for first in range(some.start, some.stop, size):
+            inputs, target = self.problem.ready(self.problem.pick(data, slice(first, min(first + size, some.stop))))
+            outputs.append(self.outputs(x, inputs))
+            targets.append(target)
+            if first + size >= some.stop or sum(v.numel() for v in outputs) >= OUTPUTS:
+                yield torch.cat(outputs, dim=1), torch.cat(targets)
+                outputs, targets = [], []
 
 
 def _some(part: slice) -> tuple[slice, float]:

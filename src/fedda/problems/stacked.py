@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ..checks import one_line
+from ..recording import recorded
 
 logger = logging.getLogger(__name__)
 Objective = Callable[..., Tensor]  # (x [d], inputs [b, ...], targets [b, ...]) -> loss []
@@ -20,15 +21,13 @@ Objective = Callable[..., Tensor]  # (x [d], inputs [b, ...], targets [b, ...]) 
 class StackedGradient:
     """grad(objective) over a leading axis of every argument.
 
-    `vmap(grad(...))` is traced once for each shape into plain tensor operations: on small models its dispatch costs
+    `vmap(grad(...))` is recorded once for each shape as plain tensor operations: on small models its dispatch costs
     more than the arithmetic. What vmap cannot take is done in a loop, which is said once.
     """
 
     def __init__(self, objective: Objective):
         self.objective = objective
-        batched = vmap(grad(objective))
-        # A plain function of three arguments: tracing reads the signature, which vmap copies from the method.
-        self.stacked: Callable[..., Tensor] = lambda x, inputs, targets: batched(x, inputs, targets)
+        self.stacked: Callable[..., Tensor] = vmap(grad(objective))
         self.traced: dict[Any, Callable[..., Tensor]] = {}
         self.said = False
 
@@ -48,12 +47,9 @@ class StackedGradient:
                 warnings.warn(f"{words}: {one_line(why)}", stacklevel=2)
             return self.loop
         try:
-            from torch.fx.experimental.proxy_tensor import make_fx
-
-            graph = make_fx(self.stacked)(x, *data)
-            return simplified(graph)
-        except Exception as why:  # a module that tracing cannot take still runs under vmap, only slower
-            logger.info("not traced, so slower: %s", why)
+            return simplified(recorded(self.stacked, x, *data))
+        except Exception as why:  # a module that cannot be recorded still runs under vmap, only slower
+            logger.info("not recorded, so slower: %s", why)
             return self.stacked
 
     def loop(self, x: Tensor, *data: Tensor) -> Tensor:
@@ -95,7 +91,7 @@ def simplified(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def _twin(node: torch.fx.Node, seen: dict[Any, torch.fx.Node]) -> torch.fx.Node:
     """An earlier node with the same result, or the node itself."""
     source: Any = node.args[0] if node.args else None
-    if node.target in RESHAPES and node.meta["val"].shape == source.meta["val"].shape:
+    if node.target in RESHAPES and node.meta["kind"].shape == source.meta["kind"].shape:
         return source
     if node.target is aten.mul.Scalar and node.args[1] == 1:
         return source
@@ -107,7 +103,7 @@ def _twin(node: torch.fx.Node, seen: dict[Any, torch.fx.Node]) -> torch.fx.Node:
 
 def _constant(node: torch.fx.Node, constants: dict[torch.fx.Node, Tensor]) -> Tensor | None:
     """The result of a node that depends on no input: shapes are fixed in a trace."""
-    like = node.meta["val"] if isinstance(node.meta.get("val"), Tensor) else None
+    like = node.meta.get("kind")
     if like is None:
         return None
     if node.target in FILLS:

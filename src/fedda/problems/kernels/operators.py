@@ -19,12 +19,14 @@ library.define("draw(Tensor key, Tensor ids, Tensor offsets, Tensor sizes, int b
 @torch.library.impl(library, "gradients", "CompositeExplicitAutograd")
 def gradients(x: Tensor, inputs: Tensor, targets: Tensor, mean: Tensor | None, std: Tensor | None, plan: int) -> Tensor:
     scale = None if mean is None or std is None else (mean, std)
-    return Pass(PLANS[plan], x.contiguous(), inputs.contiguous(), scale).gradients(targets.contiguous())
+    with torch.cuda.device_of(x):  # Triton launches on the current one
+        return Pass(PLANS[plan], x.contiguous(), inputs.contiguous(), scale).gradients(targets.contiguous())
 
 
 @torch.library.impl(library, "draw", "CompositeExplicitAutograd")
 def draw(key: Tensor, ids: Tensor, offsets: Tensor, sizes: Tensor, batch: int) -> Tensor:
-    return draws.drawn(key.contiguous(), ids.contiguous(), offsets, sizes, batch)
+    with torch.cuda.device_of(key):
+        return draws.drawn(key.contiguous(), ids.contiguous(), offsets, sizes, batch)
 
 
 class Kernels:
@@ -49,4 +51,5 @@ class Kernels:
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The outputs [groups, samples, classes] at x [groups, d] on inputs [samples, ...], which all share."""
         parts = (some[None].contiguous() for some in inputs.split(self.plan.samples(len(x))))
-        return torch.cat([Pass(self.plan, x.contiguous(), part, None).outputs() for part in parts], dim=1)
+        with torch.cuda.device_of(x):
+            return torch.cat([Pass(self.plan, x.contiguous(), part, None).outputs() for part in parts], dim=1)

@@ -1,0 +1,90 @@
+"""A recorded function does on other numbers what the function itself does."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+from fedda.recording import recorded
+
+
+def some(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_what_comes_in_and_what_is_held():
+    held = some(4)
+
+    def function(x, y):
+        a, b = torch.split(x * held, 2)
+        return [torch.cat([b, a]) + y, torch.where(y > 0, y, held), held]
+
+    module = recorded(function, some(4, seed=1), some(4, seed=2))
+    for seed in range(3):
+        held.copy_(some(4, seed=10 + seed))  # in place: the recording reads what is there now
+        new = some(4, seed=20 + seed), some(4, seed=30 + seed)
+        assert same(module(*new), function(*new))
+    assert module(*new)[2] is held
+
+
+def test_tensors_that_are_gone_are_not_taken_for_new_ones():
+    """A tensor made in the loop is freed in it, and the next one has its place and its id."""
+
+    def function(x):
+        for i in range(200):
+            x = x + (x * float(i)).sin() / 100 + torch.tensor(float(i), dtype=torch.float64)
+        return x
+
+    module = recorded(function, some(3))
+    assert torch.equal(module(some(3, seed=1)), function(some(3, seed=1)))
+
+
+def test_what_is_changed_in_place_and_seen_through_views():
+    def function(x):
+        y = x.clone()
+        top = y[:2]
+        top.mul_(3)
+        y[1:, 0] += 1
+        rows = torch.zeros(4, 3, dtype=x.dtype)
+        rows[torch.tensor([3, 1, 0, 2])] = y
+        torch._foreach_add_([y, rows], 2.0)
+        return [y, top, rows]
+
+    x = some(4, 3)
+    module = recorded(function, some(4, 3, seed=1))
+    assert same(module(x), function(x)) and torch.equal(x, some(4, 3))
+    assert same(module(x), function(x))  # nothing of the first time is left
+
+
+def test_gradients_of_a_stack():
+    net = torch.nn.Sequential(
+        torch.nn.Conv1d(2, 3, 3), torch.nn.BatchNorm1d(3, track_running_stats=False), torch.nn.ReLU()
+    )
+    net = net.double()
+
+    def loss(w, x):
+        return torch.func.functional_call(net, {"0.weight": w}, (x,)).square().mean()
+
+    each = vmap(grad(loss))
+    module = recorded(each, some(5, 3, 2, 3), some(5, 4, 2, 8))
+    new = some(5, 3, 2, 3, seed=1), some(5, 4, 2, 8, seed=2)
+    assert torch.equal(module(*new), each(*new))
+
+
+@pytest.mark.parametrize("look", [lambda x: x.sum().item(), lambda x: bool((x > 0).all()), lambda x: torch.equal(x, x)])
+def test_a_number_that_is_looked_at_is_refused(look):
+    with pytest.raises(ValueError, match="looks at a number"):
+        recorded(lambda x: x * look(x), some(3))
+
+
+def test_no_compiler_is_imported():
+    text = "import sys, torch; from fedda.recording import recorded; recorded(lambda x: [x + 1], torch.ones(2)); "
+    text += "print('torch._dynamo' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
