@@ -1,5 +1,6 @@
 """Wrappers round a cohort: against NumPy, against liars, through every engine, across resumes, over a wire."""
 
+import json
 import math
 import sys
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import fedda
+from commands import Quiet, tiny
 from conftest import NAMES, STABLE, close, digits, last, quadratic, stable
 from fedda import registry, rng
 from fedda.aggregation import (  # fmt: skip
@@ -40,6 +42,10 @@ from fedda.aggregation.wrapper import followed
 from fedda.core import Algorithm, on_client
 from fedda.engines import Distributed, Sequential, Vectorised
 from fedda.engines.simulated import Members
+from fedda.experiments import run
+from fedda.experiments.choose import choose, resumed
+from fedda.experiments.config import checked
+from fedda.experiments.sweep import Sweep, search
 from ranks import fine, spawn
 
 INF = float("inf")
@@ -846,10 +852,81 @@ def test_norms_by_reply_must_fit_the_task():
     fedda.train(stable("scaffold"), problem, rounds=1, aggregation=[Clip((1.0, 1.0))])
 
 
+def test_what_no_round_could_do_is_refused_before_the_first():
+    """FedAvg asks nobody at the start."""
+    with pytest.raises(ValueError, match=r"Clip: norm has 2 numbers but the task 'local' has 1 replies"):
+        fedda.Run(stable("fedavg"), quadratic(), aggregation=[Clip((1.0, 1.0))])
+    with pytest.raises(ValueError, match=r"Noise: norm has no entry for the task 'statistics', only for 'local'"):
+        fedda.Run(stable("mime"), quadratic(), aggregation=[Noise(1.0, norm={"local": 1.0})])
+    with pytest.raises(ValueError, match=r"which replies of Own.local are moved copies"):
+        fedda.Run(Own(), quadratic(), aggregation=[Clip(1.0)])
+
+
 def test_every_wrapper_has_a_name():
     built: dict[str, Any] = {"clip": {"norm": 1.0}, "noise": {"multiplier": 1.0, "norm": 1.0}}
     kinds = {type(make(entry.name, **built.get(entry.name, {}))) for entry in fedda.aggregation.aggregations}
     assert kinds == {Clip, Float16, Median, Noise, TopK, Trimmed}
+
+
+# -- experiment files ------------------------------------------------------------------------------------------------------
+FILES = {
+    "clip": [{"name": "clip", "norm": 0.2}],
+    "median": [{"name": "median"}],
+    "trimmed": [{"name": "clip", "norm": 0.5, "where": "client"}, {"name": "trimmed", "share": 0.25}],
+    "noise": [{"name": "noise", "multiplier": 0.1, "norm": 0.5}, {"name": "float16"}],
+    "topk": [{"name": "topk", "share": 0.3}, {"name": "float16"}],
+}
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+@pytest.mark.parametrize("what", FILES)
+def test_an_experiment_s_rows_are_those_of_train(what, engine, tmp_path):
+    table = checked(tiny(aggregation=FILES[what], cohort=3), "tiny")
+    run(table, tmp_path / "run", Quiet(), engine)
+    about = json.loads((tmp_path / "run" / "environment.json").read_text())
+    how = Vectorised(path=about["path"], precision=about["precision"]) if engine == "vectorised" else Sequential()
+    problem = fedda.load("breast-cancer", clients=4, model="logistic", batch=4)
+    expected = []
+    for label in table.algorithms:
+        history = fedda.train(
+            table.build(label), problem, rounds=6, every=2, cohort=3, seed=[0, 1], engine=how,
+            aggregation=[make(**own) for own in FILES[what]],
+        ).history  # fmt: skip
+        expected += [{"algorithm": label, **row} for row in history]
+    found = rows_of(tmp_path / "run")
+    assert [row | {"seconds": old["seconds"]} for row, old in zip(found, expected, strict=True)] == expected
+    run(checked(tiny(cohort=3), "tiny"), tmp_path / "plain", Quiet(), engine)
+    assert all(
+        a["train_loss"] != b["train_loss"] for a, b in zip(found[2:8], rows_of(tmp_path / "plain")[2:8], strict=True)
+    )
+
+
+def test_a_sweep_s_points_go_through_the_wrappers(tmp_path):
+    table = checked(tiny(aggregation=FILES["topk"], algorithms={"fedavg": {"lr": 0.1}}), "tiny")
+    search(Sweep(table, ["fedavg.lr=0.1,0.2"]), tmp_path / "sweep", Quiet())
+    problem = table.problem.build(validation=True)
+    for point, lr in enumerate((0.1, 0.2)):
+        alone = fedda.train(
+            fedda.make("fedavg", lr=lr), problem, rounds=6, every=2, seed=[0, 1], aggregation=table.wrappers()
+        ).history
+        own = [row for row in rows_of(tmp_path / "sweep") if row["point"] == point]
+        assert [row["bytes_up"] for row in own] == [row["bytes_up"] for row in alone]
+        np.testing.assert_allclose([r["train_loss"] for r in own], [r["train_loss"] for r in alone], rtol=1e-5)
+
+
+def test_wrappers_that_do_not_fit_an_algorithm_leave_nothing(tmp_path):
+    both = {"first": 1.0, "local": [1.0, 1.0]}  # good for FedDA, whose clients reply z and nu
+    wanted = checked(tiny(aggregation=[{"name": "clip", "norm": both}]), "tiny")
+    with pytest.raises(ValueError, match=r"^tiny: fedavg: Clip: norm has 2 numbers but the task 'local' has 1 replies"):
+        run(wanted, tmp_path / "run", Quiet())
+    assert not list(tmp_path.iterdir())
+    run(choose(wanted, algorithms="fedda-mvr"), tmp_path / "run", Quiet())
+    with pytest.raises(ValueError, match="was run with another 'aggregation'"):
+        resumed(choose(wanted, algorithms="fedda-mvr", words=["aggregation="]), tmp_path / "run", None)
 
 
 if __name__ == "__main__":  # a rank

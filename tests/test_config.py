@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from commands import Quiet, tiny
 from fedda import registry
+from fedda.aggregation import Clip, Median, TopK
 from fedda.experiments import Experiment, builtin, config, find, run
 from fedda.experiments.choose import choose
 from fedda.experiments.toml import dumps
@@ -66,6 +67,48 @@ def test_nested_words_survive_the_file(name):
     assert given.completed().build(name) == given.build(name)
 
 
+def test_wrappers_survive_the_file():
+    """With their defaults; a file that has none is written as before there were any."""
+    given = experiment(aggregation=[CLIP | {"norm": {"local": [1, 0.5]}}, {"name": "topk"}, {"name": "median"}])
+    full = given.completed()
+    assert full == full.completed() == config.parse(full.toml(), "config.toml")
+    assert full.aggregation[0] == {"name": "clip", "norm": {"local": [1, 0.5]}, "where": "server"}
+    assert full.aggregation[1:] == [{"name": "topk", "share": 0.1}, {"name": "median"}]
+    assert given.wrappers() == full.wrappers() == (Clip({"local": [1, 0.5]}), TopK(0.1), Median())
+    for words in ({}, {"aggregation": []}):
+        own = experiment(algorithms={"fedavg": {"lr": 0.1}}, **words)
+        assert own.aggregation is None and own.wrappers() == () and own.completed().toml() == WITHOUT
+
+
+WITHOUT = """\
+name = "tiny"
+title = ""
+figure = ""
+setting = ""
+rounds = 6
+every = 2
+cohort = 4
+seeds = [0, 1]
+weights = "uniform"
+detail = false
+
+[problem]
+data = "breast-cancer"
+clients = 4
+partition = "iid"
+model = "logistic"
+batch = 4
+seed = 0
+resplit = false
+
+[algorithms.fedavg]
+name = "fedavg"
+lr = 0.1
+steps = 5
+server_lr = 1.0
+"""
+
+
 def test_the_options_of_the_problem_are_completed():
     full = experiment(problem={"data": "digits", "model": "mlp", "partition": "dirichlet"}).completed()
     words = full.problem.model_dump()
@@ -89,6 +132,7 @@ def test_the_command_line_changes_an_experiment():
 
 
 PROBLEM = tiny()["problem"]
+CLIP = {"name": "clip", "norm": 1.0}
 MISTAKES = {
     "unknown key": (tiny(round=5), ["no key 'round'", "did you mean 'rounds'?"]),
     "missing key": ({k: v for k, v in tiny().items() if k != "rounds"}, ["'rounds' is missing"]),
@@ -106,6 +150,18 @@ MISTAKES = {
     "seeds repeated": (tiny(seeds=[1, 1]), ["seeds must be distinct", "got [1, 1]"]),
     "a negative seed": (tiny(seeds=[-1]), ["seeds must be", "got [-1]"]),
     "a huge seed": (tiny(seeds=[2**63]), ["seeds must be"]),
+    "aggregation": (tiny(aggregation="clip"), ["aggregation must be a list of tables with a name", "got 'clip'"]),
+    "one wrapper": (tiny(aggregation=CLIP), ["aggregation must be a list of tables with a name", "got {'name': 'clip'"]),
+    "a bare wrapper": (tiny(aggregation=["clip"]), ["aggregation must be a list of tables with a name"]),
+    "a wrapper without name": (tiny(aggregation=[{"norm": 1.0}]), ["aggregation must be a list of tables with a name"]),
+    "wrapper": (tiny(aggregation=[{"name": "tpk"}]), ["aggregation: unknown aggregation 'tpk'; did you mean 'topk'?"]),
+    "option of a wrapper": (tiny(aggregation=[CLIP | {"nrm": 2.0}]), ["aggregation: clip: no parameter 'nrm'; did you mean 'norm'?"]),
+    "option that is missing": (tiny(aggregation=[{"name": "clip"}]), ["aggregation: clip: norm is missing"]),
+    "share": (tiny(aggregation=[{"name": "topk", "share": 2}]), ["aggregation: TopK: share must be in (0, 1], got 2"]),
+    "norm": (tiny(aggregation=[CLIP | {"norm": {"local": {"z": 1.0}}}]), ["Clip: norm must be a number > 0", "got {'z': 1.0}"]),
+    "norm without end": (tiny(aggregation=[CLIP | {"norm": 10**400}]), ["Clip: norm must be a number > 0"]),
+    "two means": (tiny(aggregation=[{"name": "median"}, {"name": "trimmed"}]), ["tiny: aggregation can put one thing in the place of the mean, got Median and Trimmed"]),
+    "a clip too late": (tiny(aggregation=[{"name": "topk"}, CLIP | {"where": "client"}]), ["tiny: aggregation must have Clip, which acts on the client, before TopK"]),
     "weights": (tiny(weights="equal"), ["weights must be 'uniform' or 'samples', got 'equal'"]),
     "name": (tiny(name="../up"), ["name must be a plain name", "'../up'"]),
     "empty name": (tiny(name=""), ["name must be a plain name"]),
@@ -177,6 +233,7 @@ def test_what_is_no_toml(text):
 BASES = [
     tiny(problem={"data": "digits", "clients": 4, "partition": "dirichlet", "alpha": 0.5, "batch": 4}),
     tiny(algorithms={"a": {"name": "fedda-2-1", "prox": {"kind": "l1", "gamma": 0.01}}, "fedavg": {}}),
+    tiny(aggregation=[CLIP, {"name": "topk", "share": 0.5}]),
     tiny(figure="cifar10", setting="paper", algorithms={"fedavg": {"preset": "cifar10", "group": "I = 5"}}),
 ]
 VALUES = st.one_of(
@@ -284,6 +341,9 @@ def test_what_is_no_longer_the_file_s_own_is_not_called_so():
         ({"words": ["every=1"]}, "paper"),
         ({"words": ["fedavg.lr=0.3"]}, "changed"),
         ({"words": ["problem.batch=8"]}, "changed"),
+        ({"words": ['aggregation=[{name = "topk"}]']}, "changed"),
+        ({"words": ["aggregation=[]"]}, "paper"),
+        ({"words": ["aggregation="]}, "paper"),
         ({"data": "digits"}, "changed"),
         ({"algorithms": "fedavg,stem"}, "changed"),
         ({"words": ["fedavg.lr=0.3", "setting=mine"]}, "mine"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from inspect import Parameter
 
 from . import registry
+from .aggregation import aggregations
 from .costs import Cost, cost
 from .experiments import builtin, find
 from .presets import PRESETS
@@ -17,6 +18,7 @@ REGISTRIES = {
     "models": registry.models,
     "prox": registry.proxes,
     "engines": registry.engines,
+    "aggregation": aggregations,
 }
 KINDS = ("experiments", "algorithms", "words", "presets", *list(REGISTRIES)[1:])
 # How the parts of a cost are headed, for one client and one round of I local steps.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import checks, rng
-from .aggregation import Aggregated, Wrapper, checked, residuals
+from .aggregation import Aggregated, Wrapper, checked, refuse_unfit, residuals
 from .aggregation.compression import bytes_of
 from .arguments import checked_seeds, made_engine, refuse_shapes, usable_device
 from .core import Algorithm, Client, Cohort, Problem, on_client, place
@@ -72,6 +72,7 @@ class Run:
         self.noise = noise  # a seed for the noise alone, where the run's own is no secret
         self.key = rng.key(seeds if noise is None else torch.full_like(seeds, noise), rng.NOISE)
         start = self._first_point(x0) if state is None else state["server.x"].to(like.device)
+        refuse_unfit(self.aggregation, self.algorithm, start)
         memory = (*algorithm.memory, *residuals(self.aggregation, self.algorithm, start))
         self.simulation = Simulation(self.problem, how, seeds, weights, memory)
         self.world = self.simulation.world

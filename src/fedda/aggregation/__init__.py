@@ -12,7 +12,7 @@ from typing import Any
 
 from .centres import moved
 from .clip import Clip
-from .cohort import Aggregated, checked, client_side, residuals, server_side
+from .cohort import Aggregated, checked, client_side, refuse_unfit, residuals, server_side
 from .compression import Compression, Float16, TopK, packed, unpacked
 from .noise import Noise
 from .registered import aggregations
@@ -21,7 +21,8 @@ from .wrapper import Exchange, Wrapper
 
 __all__ = [
     "Aggregated", "Clip", "Compression", "Exchange", "Float16", "Median", "Noise", "TopK", "Trimmed", "Wrapper",
-    "aggregations", "checked", "client_side", "make", "moved", "packed", "residuals", "server_side", "unpacked",
+    "aggregations", "checked", "client_side", "completed", "make", "moved", "packed", "refuse_unfit", "residuals",
+    "server_side", "unpacked",
 ]  # fmt: skip
 
 
@@ -36,3 +37,12 @@ def make(name: str, **words: Any) -> Wrapper:
     """
     made: Wrapper = aggregations.find(name)(**words)
     return made
+
+
+def completed(name: str, **words: Any) -> dict[str, Any]:
+    """What `make` takes, with every default.
+
+    >>> completed("clip", norm=2.0)
+    {'name': 'clip', 'norm': 2.0, 'where': 'server'}
+    """
+    return {"name": name} | aggregations.find(name).complete(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,9 @@ class Clip(Wrapper):
         name = task.__name__
         return followed(task, lambda replies, *_: tuple(clipped("Clip", self.norm, name, replies)))
 
+    def fits(self, task: str, replies: int) -> None:
+        norms("Clip", self.norm, task, replies)
+
     def combine(self, replies: list[Tensor], weights: Tensor, exchange: Exchange) -> tuple[list[Tensor], Tensor]:
         return clipped("Clip", self.norm, exchange.task, replies), weights
 
@@ -87,12 +91,12 @@ def norms(owner: str, norm: Norm, task: str, replies: int) -> list[float]:
 
 def check_norm(owner: str, norm: Any, most: float = math.inf) -> None:
     """Refuse what is not a length (below infinity, where noise is to be as large)."""
-    inside = norm.values() if isinstance(norm, Mapping) else norm
-    if isinstance(inside, Sequence | type({}.values())) and not isinstance(inside, str) and len(inside):
-        for entry in inside:
-            check_norm(owner, entry, most)
-        return
-    good = isinstance(norm, int | float) and not isinstance(norm, bool) and 0 < norm <= most
-    if not good:
-        words = "a number > 0" if most == math.inf else "a finite number > 0"
-        raise ValueError(f"{owner}: norm must be {words}, one for each reply, or a table by task, got {shown(norm)}")
+    for entry in norm.values() if isinstance(norm, Mapping) and norm else [norm]:
+        several = isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry)
+        for one in entry if several else [entry]:
+            real = isinstance(one, int | float) and not isinstance(one, bool)
+            # A whole number may be too large for any tensor.
+            if not (real and 0 < one <= most and (one == math.inf or one <= sys.float_info.max)):
+                words = "a number > 0" if most == math.inf else "a finite number > 0"
+                form = "one for each reply, or a table by task"
+                raise ValueError(f"{owner}: norm must be {words}, {form}, got {shown(one)}")

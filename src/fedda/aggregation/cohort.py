@@ -78,6 +78,19 @@ def relative(wrappers: Sequence[Wrapper]) -> bool:
     return any(wrapper.relative for wrapper in wrappers)
 
 
+def refuse_unfit(wrappers: Sequence[Wrapper], algorithm: Algorithm, x: Tensor) -> None:
+    """Refuse wrappers that can do nothing with a task of the algorithm, before it is asked."""
+
+    def look(task: ClientTask, replies: int) -> None:
+        if relative(wrappers):
+            centres.moved_replies(task)
+        for wrapper in wrappers:
+            wrapper.fits(task.__name__, replies)
+
+    if wrappers:
+        foreseen(algorithm, x, look)
+
+
 def residuals(wrappers: Sequence[Wrapper], algorithm: Algorithm, x: Tensor) -> tuple[str, ...]:
     """The names of what wrappers keep in the memory of clients, for the replies of a round that are as long as x."""
     if not any(wrapper.remembers("local", 1) for wrapper in wrappers):

@@ -4,7 +4,7 @@ are all zero."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,8 +33,13 @@ class Asked(NamedTuple):
         return tuple(shape[-1] for shape in self.up)
 
 
-def foreseen(algorithm: Algorithm, x: Tensor) -> tuple[list[Asked], list[Asked]]:
-    """The exchanges of the start, and those of a round.
+Look = Callable[[ClientTask, int], None]  # a task and how many replies it has
+
+
+def foreseen(
+    algorithm: Algorithm, x: Tensor, look: Look = lambda task, replies: None
+) -> tuple[list[Asked], list[Asked]]:
+    """The exchanges of the start, and those of a round; `look` sees every task.
 
     >>> import fedda
     >>> foreseen(fedda.make("fedda-mvr"), torch.zeros(1, 3))
@@ -42,7 +47,7 @@ def foreseen(algorithm: Algorithm, x: Tensor) -> tuple[list[Asked], list[Asked]]
      [Asked(task='local', down=((1, 3), (1, 3), (1, 3), (1, 1)), up=((1, 3), (1, 3)))])
     """
     client = Still(x, algorithm.memory)
-    start, round = StillCohort(client), StillCohort(client)
+    start, round = StillCohort(client, look), StillCohort(client, look)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will warn
         algorithm.round(algorithm.init(x, start), round)
@@ -69,8 +74,8 @@ class StillCohort:
 
     size = population = 1
 
-    def __init__(self, client: Still):
-        self.client = client
+    def __init__(self, client: Still, look: Look = lambda task, replies: None):
+        self.client, self.look = client, look
         self.asked: list[Asked] = []
 
     @property
@@ -79,6 +84,7 @@ class StillCohort:
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         replies = task(self.client, *down)
+        self.look(task, len(replies))
         self.asked.append(Asked(task.__name__, *(tuple(tuple(v.shape) for v in side) for side in (down, replies))))
         return replies
 

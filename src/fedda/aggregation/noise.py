@@ -56,6 +56,9 @@ class Noise(Wrapper):
         name = task.__name__
         return followed(task, lambda replies, *_: tuple(clipped("Noise", self.norm, name, replies)))
 
+    def fits(self, task: str, replies: int) -> None:
+        norms("Noise", self.norm, task, replies)
+
     def combine(self, replies: list[Tensor], weights: Tensor, exchange: Exchange) -> tuple[list[Tensor], Tensor]:
         task, size, key = exchange
         found = []

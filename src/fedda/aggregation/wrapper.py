@@ -51,6 +51,9 @@ class Wrapper(Protocol):
         0 for who was not heard (the reply is then zeros), to others of the same form; one row where it reduces."""
         return replies, weights
 
+    def fits(self, task: str, replies: int) -> None:
+        """Refuse (ValueError) a task with so many replies that it can do nothing with: asked before the first round."""
+
     def remembers(self, task: str, replies: int) -> tuple[str, ...]:
         """The names of what the client part keeps in `client.memory` between rounds, each as long as the model."""
         return ()

@@ -18,7 +18,7 @@ def list_(what: Annotated[str, typer.Argument()] = "all", plugin: Plugins = None
     """List what there is, all of it or one kind.
 
     WHAT is experiments, algorithms (with what they cost), words (of the algorithms), presets, data, partitions, models,
-    prox or engines.
+    prox, engines or aggregation.
     """
     load_plugins(plugin)
     kinds = listing.KINDS

@@ -156,6 +156,8 @@ def show(wanted: Experiment, known: planning.Profile, asked: planning.Size, line
     source = "measured between two local processes" if known.link.local else "as given"
     wire = f"{1e6 * known.link.latency:.3g} µs a step, {8 * known.link.bandwidth / 1e9:.3g} Gbit/s"
     print(f"between processes: {wire}, {source}")
+    if wanted.aggregation:
+        print("not in these figures: aggregation, its work, its messages and what clients keep for it")
     if known.shared and max(line["processes"] for line in lines) > known.cores:
         print(f"processes share the {known.cores} cores of this CPU: more of them take turns")
     if not all(line["fits"] for line in lines):

@@ -53,9 +53,9 @@ def choose(
         _set(table, text)
     _drop_options(table["problem"], before["problem"])
     # The paper's values with one of them changed are not the paper's, and must not be called so.
-    other = any(table[key] != before[key] for key in ("problem", "algorithms"))
+    other = any((table.get(key) or None) != before[key] for key in ("problem", "algorithms", "aggregation"))
     other = other or not set(table["algorithms"]) <= set(experiment.algorithms)
-    if other and table["setting"] == before["setting"] != "":
+    if other and table.get("setting") == before["setting"] != "":
         table["setting"] = "changed"
     return checked(table, "command line")
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from .. import checks
+from .. import aggregation, checks
+from ..aggregation import Wrapper
 from ..core import Algorithm
 from ..data import known
 from ..problems import Neural, load, options_of
@@ -69,6 +70,7 @@ class Experiment(BaseModel):
     cohort: int | None = Field(None, ge=1)
     seeds: list[int] = [0]
     weights: Literal["uniform", "samples"] = "uniform"
+    aggregation: list[dict[str, Any]] | None = None  # wrappers round every cohort, in this order
     detail: bool = False
     problem: ProblemTable
     algorithms: dict[str, dict[str, Any]]
@@ -86,6 +88,15 @@ class Experiment(BaseModel):
         if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < SEED for seed in seeds):
             raise ValueError("must be distinct whole numbers >= 0, at least one")
         return seeds
+
+    @field_validator("aggregation", mode="before")
+    @classmethod
+    def _named(cls, tables: Any) -> Any:
+        if tables in (None, []):
+            return None
+        if not isinstance(tables, list) or not all(isinstance(t, dict) and type(t.get("name")) is str for t in tables):
+            raise ValueError("must be a list of tables with a name, such as [{name = 'clip', norm = 1.0}]")
+        return tables
 
     @model_validator(mode="after")
     def _fits(self) -> Experiment:
@@ -106,8 +117,15 @@ class Experiment(BaseModel):
         with owned(f"algorithms.{label}"):
             return make(name, **words)
 
+    def wrappers(self) -> tuple[Wrapper, ...]:
+        """What is done to replies on their way to the mean."""
+        with owned(self.name), owned("aggregation"):
+            made = [aggregation.make(**table) for table in self.aggregation or ()]
+        return aggregation.checked(made, self.name)
+
     def completed(self) -> Experiment:
         """The same with every default, as it is read back from its file: what runs is what is written."""
+        self.wrappers()
         full = {}
         with owned(self.name):
             for label, words in self.algorithms.items():
@@ -119,6 +137,7 @@ class Experiment(BaseModel):
             table = self.model_dump() | {
                 "every": self.every or max(1, self.rounds // 100),
                 "cohort": self.cohort or problem["clients"],
+                "aggregation": [aggregation.completed(**own) for own in self.aggregation or ()],
                 "problem": problem,
                 "algorithms": full,
             }

@@ -89,9 +89,13 @@ def started(
     state: dict[str, Tensor] | None, ranks: Ranks, **how: Any,
 ) -> Run:  # fmt: skip
     """A run at its start or at its checkpoint; what is refused is said with the label."""
+    wrappers = experiment.wrappers()
     kind = partial(Spread, ranks.world) if ranks.shard == "replicas" and ranks.world.size > 1 else Run
     try:
-        return kind(algorithm, problem, experiment.cohort, seeds, weights=experiment.weights, state=state, **how)
+        return kind(
+            algorithm, problem, experiment.cohort, seeds, weights=experiment.weights, aggregation=wrappers,
+            state=state, **how,
+        )  # fmt: skip
     except (ValueError, Diverged) as why:
         raise ValueError(f"{experiment.name}: {label}: {why}") from None
     except KeyError as why:

@@ -117,6 +117,9 @@ def facts(config: dict[str, Any]) -> Iterator[str]:
         yield f"{problem['clients']} clients"
     if "cohort" in config:
         yield f"cohort of {config['cohort']}"
+    tables = config.get("aggregation")
+    if isinstance(tables, list):
+        yield f"aggregation {', '.join(str(own.get('name')) for own in tables if isinstance(own, dict))}"
     if "rounds" in config:
         yield f"{config['rounds']} rounds"
     seeds = config.get("seeds")

@@ -35,7 +35,10 @@ def trial(experiment: Experiment, algorithm: FedDA, advice: Advice, problem: Any
     """Train both for the experiment's rounds: {who: {metric: mean over its seeds}} after the last."""
     results: dict[str, dict[str, float]] = {}
     for who, made in ((advice.own.who, algorithm), (advice.proposed.who, advice.algorithm(algorithm))):
-        run = Run(made, problem, experiment.cohort, experiment.seeds, weights=experiment.weights, force=True)
+        run = Run(
+            made, problem, experiment.cohort, experiment.seeds, weights=experiment.weights, force=True,
+            aggregation=experiment.wrappers(),
+        )  # fmt: skip
         for _ in range(experiment.rounds):
             run.advance()
         ends = run.evaluate()

@@ -57,10 +57,12 @@ class Source:
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
-        """What two runs must have in common to be compared: the rounds, the cohort, the weights, the whole problem."""
+        """What two runs must have in common to be compared: the rounds, the cohort, how replies are averaged, the
+        whole problem."""
         config, problem = self.run.config, _table(self.run.config.get("problem"))
         cohort = config.get("cohort") or problem.get("clients")
-        return {"rounds": self.rounds, "cohort": cohort, "weights": config.get("weights", "uniform")} | dict(problem)
+        how = {"weights": config.get("weights", "uniform"), "aggregation": config.get("aggregation")}
+        return {"rounds": self.rounds, "cohort": cohort} | how | dict(problem)
 
     def differs(self, other: Source, partition: bool = True) -> list[str]:
         """The conditions in which two runs differ, with those of the partition or without."""
