@@ -14,7 +14,8 @@ import math
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from operator import getitem
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from ..compiling import side_by_side
 from ..recording import Kind
 
 aten = torch.ops.aten
@@ -45,7 +47,8 @@ TEXT: dict[Any, str] = {
     aten.pow.Tensor_Scalar: "{0} * {0}",  # squares only
 }
 DOUBLE = {aten.div.Tensor: "{0} / {1}", aten.sqrt.default: "tl.sqrt({0})"}  # exact as they are
-KERNELS: list[Callable[..., list[Tensor]]] = []
+HOW = {"num_warps": 4, "enable_fp_fusion": False}
+KERNELS: list[Fused] = []
 
 
 library = torch.library.Library("fedda", "FRAGMENT")  # see problems/kernels/operators.py
@@ -60,6 +63,7 @@ def launch(inputs: list[Tensor], kernel: int) -> list[Tensor]:
 def fused(module: GraphModule) -> GraphModule:
     """The same round with runs of element-wise operations as one kernel each."""
     cluster: list[Node] = []
+    before = len(KERNELS)
     for node in list(module.graph.nodes):
         if elementwise(node):
             if not fits(cluster, node):
@@ -71,7 +75,15 @@ def fused(module: GraphModule) -> GraphModule:
             cluster = []
     module.graph.eliminate_dead_code()
     module.recompile()
+    compile_all(KERNELS[before:])
     return module
+
+
+def compile_all(kernels: Sequence[Fused]) -> None:
+    if any(k.device.type == "cuda" for k in kernels):
+        with torch.cuda.device(kernels[0].device), side_by_side():
+            for k in kernels:
+                k.function.warmup(*k.dtypes, *(dtype for *_, dtype in k.results), grid=k.grid, **HOW)
 
 
 def elementwise(node: Node) -> bool:
@@ -124,7 +136,7 @@ def replace(graph: Graph, cluster: list[Node], before: Node) -> None:
     domain = torch.broadcast_shapes(*(node.meta["kind"].shape for node in cluster))
     text = source_text(cluster, sources, results, (1,) * (3 - len(domain)) + tuple(domain))
     made = tuple((tuple(v.shape), v.strides, v.dtype) for v in (r.meta["kind"] for r in results))
-    number = kernel(text, made, tuple(domain))
+    number = kernel(text, tuple(s.meta["kind"].dtype for s in sources), made, tuple(domain), device_of(cluster))
     with graph.inserting_before(before):
         out = graph.call_function(torch.ops.fedda.fused.default, (sources, number))
         for i, node in enumerate(results):
@@ -199,9 +211,34 @@ def place(array: Kind) -> str:
     return " + ".join(f"{axis} * {stride}" for axis, stride in zip("rcd", strides, strict=True) if stride) or "0"
 
 
+def device_of(cluster: list[Node]) -> torch.device:
+    found: torch.device = cluster[0].meta["kind"].device
+    return found
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A kernel on arrays of `dtypes`, with results of (shape, strides, dtype)."""
+
+    function: Any
+    dtypes: tuple[torch.dtype, ...]
+    results: tuple[tuple[Any, ...], ...]
+    grid: tuple[int, ...]
+    device: torch.device
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        outputs = [torch.empty_strided(*size, dtype=dtype, device=self.device) for *size, dtype in self.results]
+        with torch.cuda.device_of(outputs[0]):  # Triton launches on the current one
+            self.function[self.grid](*inputs, *outputs, **HOW)
+        return outputs
+
+
 @cache
-def kernel(text: str, results: tuple[tuple[Any, ...], ...], domain: tuple[int, ...]) -> int:
-    """The number of a kernel with results of (shape, strides, dtype); Triton reads its text from a file."""
+def kernel(
+    text: str, dtypes: tuple[torch.dtype, ...], results: tuple[tuple[Any, ...], ...], domain: tuple[int, ...],
+    device: torch.device,
+) -> int:  # fmt: skip
+    """The number of a kernel; Triton reads its text from a file."""
     name = "fused_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     file = folder() / f"{name}.py"
     file.write_text(text, encoding="utf-8")
@@ -210,15 +247,7 @@ def kernel(text: str, results: tuple[tuple[Any, ...], ...], domain: tuple[int, .
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     grid = (blocks(domain) * math.prod(domain[:-1]),)  # one axis: the others hold no more than 65,535
-
-    def run(*inputs: Tensor) -> list[Tensor]:
-        device = inputs[0].device
-        outputs = [torch.empty_strided(*size, dtype=dtype, device=device) for *size, dtype in results]
-        with torch.cuda.device_of(inputs[0]):  # Triton launches on the current one
-            module.fused[grid](*inputs, *outputs, num_warps=4, enable_fp_fusion=False)
-        return outputs
-
-    KERNELS.append(run)
+    KERNELS.append(Fused(module.fused, dtypes, results, grid, device))
     return len(KERNELS) - 1
 
 

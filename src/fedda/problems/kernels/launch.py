@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from ...compiling import side_by_side
 
 # Rows of a program's block and how it is launched: the best of those tried on an H200.
 LAUNCH: dict[str, dict[str, Any]] = {
@@ -27,6 +30,32 @@ LAUNCH: dict[str, dict[str, Any]] = {
     "first_gradient": {"rows": 32, "at_once": 528, "block_us": 0.5, "share_us": 0.005, "num_warps": 4, "num_stages": 2},
     "classify": {"rows": 128, "num_warps": 4},
 }
+COMPILED: set[Any] = set()  # kinds of passes whose kernels are there
+
+
+class Compiling:
+    """Whether kernels are compiled now and not run."""
+
+    now = False
+
+
+def on(kernel: Any, *grid: int) -> Callable[..., Any]:
+    """Launches a kernel on a grid, or has it compiled for its arguments."""
+    return partial(kernel.warmup, grid=grid) if Compiling.now else kernel[grid]
+
+
+def compiled(key: Any, like: Tensor, passed: Callable[[], Tensor]) -> Tensor:
+    """What a pass gives; its kernels are compiled together before the first one of its kind, whose `key` says it."""
+    with torch.cuda.device_of(like):  # Triton launches on the current one
+        if like.is_cuda and (key, like.device) not in COMPILED:
+            Compiling.now = True
+            try:
+                with side_by_side():
+                    passed()
+            finally:
+                Compiling.now = False
+            COMPILED.add((key, like.device))
+        return passed()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import draws
+from .launch import compiled
 from .passes import Pass
 from .plan import Plan
 
@@ -19,8 +20,9 @@ library.define("draw(Tensor key, Tensor ids, Tensor offsets, Tensor sizes, int b
 @torch.library.impl(library, "gradients", "CompositeExplicitAutograd")
 def gradients(x: Tensor, inputs: Tensor, targets: Tensor, mean: Tensor | None, std: Tensor | None, plan: int) -> Tensor:
     scale = None if mean is None or std is None else (mean, std)
-    with torch.cuda.device_of(x):  # Triton launches on the current one
-        return Pass(PLANS[plan], x.contiguous(), inputs.contiguous(), scale).gradients(targets.contiguous())
+    x, inputs, targets = x.contiguous(), inputs.contiguous(), targets.contiguous()
+    key = plan, x.shape, inputs.shape, inputs.dtype, targets.dtype, scale is None
+    return compiled(key, x, lambda: Pass(PLANS[plan], x, inputs, scale).gradients(targets))
 
 
 @torch.library.impl(library, "draw", "CompositeExplicitAutograd")
@@ -50,6 +52,10 @@ class Kernels:
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The outputs [groups, samples, classes] at x [groups, d] on inputs [samples, ...], which all share."""
-        parts = (some[None].contiguous() for some in inputs.split(self.plan.samples(len(x))))
-        with torch.cuda.device_of(x):
-            return torch.cat([Pass(self.plan, x.contiguous(), part, None).outputs() for part in parts], dim=1)
+        x = x.contiguous()
+
+        def of(part: Tensor) -> Tensor:
+            key = self.number, x.shape, part.shape, part.dtype
+            return compiled(key, x, lambda: Pass(self.plan, x, part, None).outputs())
+
+        return torch.cat([of(some[None].contiguous()) for some in inputs.split(self.plan.samples(len(x)))], dim=1)

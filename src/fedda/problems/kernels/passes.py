@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import ahead, back
-from .launch import aside, cdiv, divided, in_waves, join, launch, power
+from .launch import aside, cdiv, divided, in_waves, join, launch, on, power
 from .plan import Dense, Layer, Plan
 
 
@@ -49,7 +49,7 @@ class Pass:
         p = self.empty(self.parts, self.batches, m, kp)
         mean, std = scale if scale is not None else (inputs, inputs)
         rows, how = launch("patches")
-        ahead.patches[cdiv(m, rows), self.batches](
+        on(ahead.patches, cdiv(m, rows), self.batches)(
             inputs, mean, std, p, p[0].numel(), self.batch, layer.channels, layer.height, layer.width, layer.kernel,
             layer.pad, *layer.out, kp, m, rows, layer.pool, scale is not None, self.parts, **how,
         )  # fmt: skip
@@ -61,7 +61,7 @@ class Pass:
         y, where, flat, last = self._places(layer)
         rows, how = launch("first")
         blocks = how.pop("blocks")
-        ahead.first[cdiv(m, rows * blocks), self.groups](
+        on(ahead.first, cdiv(m, rows * blocks), self.groups)(
             p, p[0].numel(), self.x, self.d, layer.weight, layer.bias or 0, y, y[0].numel(), where, flat, self.batch, m,
             self.batches, layer.channels * layer.kernel**2, kp, layer.filters, *layer.out, blocks, rows, layer.pool,
             layer.bias is not None, last, self.parts, **how,
@@ -71,7 +71,7 @@ class Pass:
         t = layer.kernel**2
         wt = self.empty(self.parts, self.groups, t, layer.filters, layer.channels)
         rows, how = launch("lay_out")
-        ahead.lay_out[cdiv(layer.filters, rows), self.groups](
+        on(ahead.lay_out, cdiv(layer.filters, rows), self.groups)(
             self.x, self.d, layer.weight, wt, wt[0].numel(), layer.filters, layer.channels, t, power(t), rows,
             self.parts, **how,
         )  # fmt: skip
@@ -82,7 +82,7 @@ class Pass:
         y, where, flat, last = self._places(layer)
         rows, how = launch("forward")
         blocks = cdiv(layer.rows(self.batch), rows)
-        ahead.forward[blocks, self.groups](
+        on(ahead.forward, blocks, self.groups)(
             x, x[0].numel(), wt, wt[0].numel(), self.x, self.d, layer.bias or 0, y, y[0].numel(), where, flat,
             self.batch, layer.height, layer.width, layer.channels, layer.filters, layer.kernel, layer.pad, rows,
             layer.pool, layer.bias is not None, last, self.parts, **in_waves(how, blocks * self.groups),
@@ -123,7 +123,7 @@ class Pass:
         rows, how = launch("classify")
         if max(self.batch, last.outputs) > 32:
             rows = 32  # larger blocks of larger matrices would not fit in a multiprocessor's memory
-        back.classify[(self.groups,)](
+        on(back.classify, self.groups)(
             kept[-1], x, self.d, last.weight, last.bias or 0, targets, out, d, self.batch, self.batches, last.inputs,
             rows, power(self.batch), last.outputs, power(last.outputs), last.bias is not None, **how,
         )  # fmt: skip
@@ -151,7 +151,7 @@ class Pass:
         (h, w), y = layer.result, self.results[-1]
         d = self._gradient_of(layer, dense)
         n = self.batch * h * w
-        back.flat_gradient[cdiv(n, 32), self.groups](
+        on(back.flat_gradient, cdiv(n, 32), self.groups)(
             flat, y, y[0].numel(), self.where[-1], d, d[0].numel(), self.batch, n, *layer.out, layer.filters, h * w, 32,
             layer.pool, dense, self.parts,
         )  # fmt: skip
@@ -162,7 +162,7 @@ class Pass:
         d = self._gradient_of(lower, dense=i > 1)
         rows, how = launch("backward")
         blocks = cdiv(self.batch * layer.height * layer.width, rows)
-        back.backward[blocks, self.groups](
+        on(back.backward, blocks, self.groups)(
             dy, dy[0].numel(), wt, wt[0].numel(), y, y[0].numel(), self.where[i - 1], d, d[0].numel(), self.batch,
             layer.height, layer.width, layer.channels, layer.filters, layer.kernel, layer.pad, rows, *lower.out,
             lower.pool, i > 1, self.parts, **in_waves(how, blocks * self.groups),
@@ -176,7 +176,7 @@ class Pass:
         shares, share = divided(m, rows, triples * self.groups, how)
         dw = self.empty(shares, self.groups, k * k, layer.filters, layer.channels, dtype=torch.float32)
         db = self.empty(shares, self.groups, layer.filters, dtype=torch.float32)
-        back.weight_gradient[triples, shares, self.groups](
+        on(back.weight_gradient, triples, shares, self.groups)(
             x, x[0].numel(), dy, dy[0].numel(), dw, db, m, self.groups, layer.height, layer.width, layer.channels,
             layer.filters, k, layer.pad, share, rows, self.parts, **how,
         )  # fmt: skip
@@ -189,7 +189,7 @@ class Pass:
         rows, how = launch("first_gradient")
         shares, share = divided(n, rows, self.groups, how)
         dw = self.empty(shares, self.groups, layer.filters, kp, dtype=torch.float32)
-        back.first_gradient[shares, self.groups](
+        on(back.first_gradient, shares, self.groups)(
             p, p[0].numel(), dy, dy[0].numel(), self.where[0], dw, p.shape[2], n, self.batches, self.groups, kp,
             layer.filters, share, rows, layer.pool, self.parts, **how,
         )  # fmt: skip
@@ -198,7 +198,7 @@ class Pass:
     def _collect(
         self, layer: Layer, dw: Tensor, db: Tensor, c: int, cp: int, taps: int, apart: int, shares: int
     ) -> None:
-        back.collect[layer.filters, self.groups](
+        on(back.collect, layer.filters, self.groups)(
             dw, db, self.out, self.d, layer.weight, layer.bias or 0, self.groups, layer.filters, c, cp, taps,
             power(taps, 1), apart, shares, layer.bias is not None, num_warps=1 if taps == 1 else 4,
         )  # fmt: skip
