@@ -1,6 +1,9 @@
 """The Triton kernels against autograd in float64: on a GPU where there is one, else in Triton's interpreter."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -262,3 +265,16 @@ def test_draws_have_the_same_bits_as_rng():
     )
     got = torch.ops.fedda.draw(*(v.to(DEVICE) for v in (keys, ids, offsets, sizes)), 10).cpu()
     assert torch.equal(got, expected)
+
+
+def test_the_kernels_of_a_pass_are_compiled_side_by_side_and_found_again(tmp_path):
+    """For an H200, by the compiler itself: in the interpreter nothing is compiled."""
+    words = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    script = Path(__file__).parent / "hopper.py"
+    found = subprocess.run(
+        [sys.executable, script], env=os.environ | words, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    compiled, more = map(int, found.stdout.split())
+    assert compiled > 10 and more == 0
+    assert len(list(tmp_path.rglob("*.cubin"))) == compiled

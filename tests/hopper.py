@@ -1,0 +1,54 @@
+"""Compiles the kernels of the paper's CNN for an H200 that need not be there, and prints how many there are.
+
+Run by tests/test_kernels.py. Triton is given a driver that names the device and nothing else.
+"""
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver, jit
+
+from fedda.compiling import side_by_side
+from fedda.problems.chain import Chain
+from fedda.problems.kernels import ahead, back, plan_of
+from fedda.problems.kernels.launch import Compiling
+from fedda.problems.kernels.passes import Pass
+from fedda.problems.models import cnn
+
+
+class Elsewhere:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def there():
+    """How many kernels are compiled."""
+    functions = [f for module in (ahead, back) for f in vars(module).values() if isinstance(f, jit.JITFunction)]
+    return sum(len(kernels) for f in functions for kernels, *_ in f.device_caches.values())
+
+
+def main():
+    driver.set_active(Elsewhere())
+    shape, (model, loss) = (3, 32, 32), cnn((3, 32, 32), 10)
+    plan = plan_of(Chain.of(model, loss, shape), shape, "tf32")
+    x = torch.zeros(20, sum(p.numel() for p in model.parameters()))
+    inputs, targets = torch.zeros(10, 16, *shape, dtype=torch.uint8), torch.zeros(10, 16, dtype=torch.long)
+
+    def passed():
+        Pass(plan, x, inputs, (torch.zeros(3), torch.ones(3))).gradients(targets)
+
+    Compiling.now = True
+    with side_by_side():
+        passed()
+    first = there()
+    passed()
+    print(first, there() - first)
+
+
+if __name__ == "__main__":
+    main()
