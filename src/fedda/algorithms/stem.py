@@ -4,6 +4,7 @@ Near-Optimal Sample and Communication Complexities for Federated Learning, NeurI
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -46,7 +47,7 @@ class Stem(Algorithm):
     def rate(self) -> Schedule:
         return cube_root(self.lr, self.w)
 
-    @property
+    @cached_property  # made once: it looks at its numbers, which a recorded round must not
     def estimator(self) -> Mvr:
         return Mvr.default(self.c, self.rate)
 

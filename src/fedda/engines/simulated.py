@@ -99,7 +99,7 @@ class SimulatedCohort:
         self.simulation.expected[self.drawn] = self.draws - self.drawn
         members.remember(finite[..., None])
         weight = (self.simulation.weights[ids] * finite)[..., None]
-        if ids.device.type == "cpu" and bool(finite.all()):  # on a GPU the question would cost more than the answer
+        if rng.near(ids) and bool(finite.all()):  # on a GPU the question would cost more than the answer
             return full, weight
         return [torch.where(finite[..., None], reply, 0) for reply in full], weight
 
