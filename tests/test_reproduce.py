@@ -29,7 +29,7 @@ from fedda.experiments.reproduce.pool import entries
 from fedda.experiments.reproduce.results import Results
 from fedda.experiments.reproduce.tables import as_good, recommended, value
 from fedda.experiments.reproduce.work import Clock, Reproduction
-from fedda.locks import alone
+from fedda.files import alone
 from fedda.report import read
 
 ROOT = Path(__file__).parent.parent

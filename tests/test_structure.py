@@ -19,7 +19,7 @@ BASE = {"checks", "registry", "rng"}
 # Who may import whom; `report` reads files only.
 ALLOWED = {
     "checks": set(),
-    "locks": set(),
+    "files": set(),
     "compiling": set(),
     "recording": set(),
     "rng": set(),
@@ -40,14 +40,14 @@ ALLOWED = {
     "report": set(),
     "progress": set(),
     "experiments": BASE
-    | {"aggregation", "core", "algorithms", "engines", "data", "locks", "presets", "problems", "report", "rules"}
+    | {"aggregation", "core", "algorithms", "engines", "data", "files", "presets", "problems", "report", "rules"}
     | {"running", "__init__"},
     "listing": BASE | {"aggregation", "costs", "presets", "problems", "experiments"},
     "bench": BASE | {"core", "engines", "problems", "running", "report", "__init__"},
     "plan": BASE | {"bench", "core", "engines", "experiments", "problems", "running"},
     "theory": BASE
     | {"core", "algorithms", "engines", "experiments", "problems", "report", "rules", "running", "__init__"},
-    "deploy": BASE | {"aggregation", "core", "engines", "locks", "problems", "running", "__init__"},
+    "deploy": BASE | {"aggregation", "core", "engines", "files", "problems", "running", "__init__"},
     "cli": BASE
     | {"arguments", "bench", "data", "listing", "plugins", "problems", "experiments", "report", "progress", "__init__"}
     | {"deploy", "engines", "plan", "theory"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..locks import taken
+from ..files import json_lines, taken
 
 FACTS = ("plan", "run", "names", "noise", "stamp", "rejected", "rows")  # what a checkpoint says besides its tensors
 
@@ -45,7 +44,7 @@ class Checkpoint:
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         with open(self.rows, "ab") as file:
-            file.write("".join(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n" for row in rows).encode())
+            file.write(json_lines(rows))
 
     def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         length = self.rows.stat().st_size if self.rows.exists() else 0
@@ -76,8 +75,3 @@ class Checkpoint:
         with suppress(FileNotFoundError):
             os.truncate(self.rows, facts["rows"])
         return tensors, facts
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no word for what is not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,7 +7,6 @@ files were then. A run that is killed at any moment goes on from it; rows writte
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import zlib
@@ -20,7 +19,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..locks import taken
+from ..files import json_lines, taken
 
 ROWS = ("metrics.jsonl", "timings.jsonl")
 SWEEP = ("sweep.toml", "sweep.json", "best.toml")
@@ -138,9 +137,8 @@ class Folder:
         self.note_failures()
 
     def append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        text = "".join(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n" for row in rows)
         with _named(self.path / name), open(self.path / name, "ab") as file:
-            file.write(text.encode())
+            file.write(json_lines(rows))
 
     def save(self, label: str, tensors: dict[str, Tensor], **facts: Any) -> None:
         """A checkpoint of one algorithm: its tensors, and where it stands."""
@@ -254,8 +252,3 @@ def _named(path: Path) -> Iterator[None]:
     except OSError as why:
         why.filename = str(path)
         raise
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

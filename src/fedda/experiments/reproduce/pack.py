@@ -13,7 +13,7 @@ from fedda.report.picture import picture
 from fedda.report.plots import draw
 from fedda.report.read import read, toml
 
-from ...locks import alone
+from ...files import alone
 from ..config import Experiment
 from .estimate import times
 from .parts import Plan, plan

@@ -34,9 +34,9 @@ all, `fedda reproduce cifar10 variants --device cuda --minutes 9.5` two of them 
 command goes on where the last one stopped. Runs that figures share are run once. Several processes of that command at
 a time, with `--no-pack`, share what is left; on one GPU NVIDIA's MPS lets them run side by side. `fedda reproduce
 --no-run` packs what is there into `results/`, `fedda reproduce --docs` writes this page from it, and `fedda claims
-results` prints the verdicts. `fedda reproduce FIGURE --smoke` repeats a figure in small on a CPU and compares its curves with kept
-ones ([experiments](experiments.md)). PathMNIST itself is `fedda data fetch pathmnist` and `fedda run pathmnist`;
-colon histology stands in for it here and is another data set."""
+results` prints the verdicts. `fedda reproduce FIGURE --smoke` repeats a figure in small on a CPU and compares its
+curves with kept ones ([experiments](experiments.md)). PathMNIST itself is `fedda data fetch pathmnist` and `fedda
+run pathmnist`; colon histology stands in for it here and is another data set."""
 
 
 def page(folder: Path, to: str) -> str:

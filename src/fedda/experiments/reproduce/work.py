@@ -20,7 +20,7 @@ from typing import Any
 
 from fedda.report.files import replace
 
-from ...locks import alone
+from ...files import alone
 from ..config import Experiment
 from ..folder import Folder
 from ..jobs import MEMORY, Progress, Stopped

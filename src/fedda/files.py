@@ -1,12 +1,15 @@
-"""What one process holds at a time."""
+"""Files of runs: taken by one process at a time, rows in them as lines of JSON."""
 
 from __future__ import annotations
 
 import fcntl
+import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def taken(handle: int, wait: bool = False) -> bool:
@@ -40,3 +43,16 @@ def alone(path: Path, wait: bool = False) -> Iterator[bool]:
         yield taken(handle, wait)
     finally:
         os.close(handle)
+
+
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Rows as they are kept; JSON has no word for what is not finite.
+
+    >>> json_lines([{"round": 1, "train_loss": math.nan}])
+    b'{"round": 1, "train_loss": null}\\n'
+    """
+
+    def known(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return "".join(json.dumps({k: known(v) for k, v in row.items()}) + "\n" for row in rows).encode()
