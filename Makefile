@@ -19,17 +19,14 @@ demo: $(READY)
 	$(BIN)/fedda run breast-cancer --out $(OUT)/breast-cancer --overwrite --no-summary
 	$(BIN)/fedda report $(OUT)/digits $(OUT)/breast-cancer
 
-# Two processes, a file of tests in one of them.
-TESTS := -m pytest -n 2 --dist loadfile
-
 test: $(READY)
-	$(BIN)/python $(TESTS)
+	sh tests/all.sh $(BIN)/python
 
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python $(TESTS)
+	sh tests/all.sh $(BIN)/python
 
 format: $(READY)
 	$(BIN)/ruff format .

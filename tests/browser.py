@@ -128,7 +128,7 @@ class Browser:
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, content, {"Content-Type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             problem = json.load(error)["value"]
@@ -136,7 +136,7 @@ class Browser:
 
     def _stop(self) -> None:
         self.driver.terminate()
-        self.driver.wait(10)
+        self.driver.wait(60)
         if self.driver.stdout:
             self.driver.stdout.close()
         self.profile.cleanup()

@@ -12,6 +12,7 @@ from fedda.cli import app as cli
 from fedda.experiments.toml import dumps
 
 SOURCE = Path(__file__).parents[1] / "src"
+UNHURRIED = Path(__file__).parent / "unhurried.py"
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(SOURCE),
     "OMP_NUM_THREADS": "1",
@@ -52,14 +53,14 @@ def command(*words):
 
 def fedda(*words, **how):
     """Run to the end in a process of its own."""
-    how = {"capture_output": True, "text": True, "timeout": 120, "env": ENVIRONMENT} | how
+    how = {"capture_output": True, "text": True, "timeout": 600, "env": ENVIRONMENT} | how
     return subprocess.run(command(*words), **how)
 
 
 def begin(*words, **how):
-    """Start a process of its own."""
+    """Start a process of its own, one that can be met in a round."""
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENVIRONMENT} | how
-    return subprocess.Popen(command(*words), **how)
+    return subprocess.Popen([sys.executable, str(UNHURRIED), *map(str, words)], **how)
 
 
 def is_one_line(stderr, *fragments):

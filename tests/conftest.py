@@ -1,7 +1,9 @@
 """Shared problems and settings for the tests."""
 
 import os
+import signal
 
+import hypothesis
 import pytest
 import torch
 
@@ -12,6 +14,24 @@ if "FEDDA_TEST_PLUGIN" in os.environ:  # the shared table of properties on an al
     plugins.load(os.environ["FEDDA_TEST_PLUGIN"])
 
 torch.set_num_threads(1)  # small tensors: a second thread only waits
+os.environ["OMP_NUM_THREADS"] = "1"  # nor in the processes that tests start, whose last bits would depend on it
+# What is started in the background (`make test &` in a script) ignores SIGINT, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# The same cases in every run, and none of them too slow.
+hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("fixed")
+
+# The files that take longest, to be begun first: at the end two processes have little left to wait for.
+LONGEST = ["test_docs.py", "test_federation.py", "test_distributed.py", "test_resume.py"]
+
+
+def pytest_configure():
+    """On a fresh machine matplotlib first makes a list of fonts; where that takes long it says so on stderr."""
+    import matplotlib.font_manager  # noqa: F401
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(autouse=True)

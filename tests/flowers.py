@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from commands import ENVIRONMENT
@@ -55,7 +56,8 @@ class Namespace:
         if self.prefix:
             pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout.split()
             for pid in map(int, pids):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it ended by itself: those that it worked for are gone
+                    os.kill(pid, signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", self.name], check=True)
 
 
@@ -92,13 +94,13 @@ class Flowers:
         words += ["--port", free_port(), "--node-config", about, *more]
         self.nodes[k] = self.start("flower-supernode", f"node{k}.log", *words)
 
-    def wait_for(self, log, *fragments, seconds=60):
+    def wait_for(self, log, *fragments, seconds=300):
         deadline = time.monotonic() + seconds
         while not any(fragment in log.read_text(errors="replace") for fragment in fragments):
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
 
-    def command(self, *words, seconds=60):
+    def command(self, *words, seconds=300):
         command = [*self.network.prefix, str(TOOLS / "flwr"), *map(str, words)]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=seconds)
 
@@ -110,7 +112,7 @@ class Flowers:
         assert done.returncode == 0 and json.loads(done.stdout)["success"], done.stdout + done.stderr
         return Path(config["out"])
 
-    def ended(self, out, seconds=600):
+    def ended(self, out, seconds=1200):
         """Wait for a run's report."""
         deadline = time.monotonic() + seconds
         while not (out / "report.json").exists():

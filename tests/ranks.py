@@ -1,6 +1,7 @@
 """Real processes joined by gloo, for tests: `spawn` starts a program on so many ranks and waits for all of them."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -11,12 +12,18 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.joi
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port for a process that binds it in some seconds: below those that the kernel deals out, which others have by then."""
+    drawn = random.SystemRandom()
+    while True:
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", drawn.randrange(15_000, 32_000)))
+            except OSError:  # taken
+                continue
+            return s.getsockname()[1]
 
 
-def spawn(world, *command, seconds=120, **environment):
+def spawn(world, *command, seconds=600, **environment):
     """Exit codes and outputs of all ranks."""
     port = str(free_port())
     processes = [

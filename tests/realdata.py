@@ -37,8 +37,9 @@ def folder(name):
             for file in FILES[name]:  # whole, or not there: other processes may be at it
                 if not (place / file).exists():
                     os.rename(aside / file, place / file)
-        except FileExistsError:
-            pass
+        except OSError:  # another process was faster
+            if not all((place / file).exists() for file in FILES[name]):
+                raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return place

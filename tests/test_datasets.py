@@ -565,7 +565,7 @@ def test_two_processes_at_once(place):
         )
         for _ in range(2)
     ]
-    sums = {process.communicate(timeout=60)[0] for process in both}
+    sums = {process.communicate(timeout=600)[0] for process in both}
     assert sums == {f"{int(open_dataset('pathmnist').x.sum())}\n".encode()} and len(parsed(place)) == 1
 
 

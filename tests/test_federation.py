@@ -18,7 +18,7 @@ from flowers import PROJECT, Flowers
 from ranks import free_port
 
 NODES = 3
-SINS = ["well", "raises", "nan", "misshapen", "huge", "stale", "exits", "hangs", "well"]
+SINS = ["well", "raises", "nan", "misshapen", "huge", "stale", "hangs", "exits", "well"]
 PACKAGE = "siteapp"
 TASK = """
 import os, signal, time
@@ -42,20 +42,24 @@ from fedda.deploy import Site, client_app
 from fedda.deploy.wire import packed
 from .task import *
 
-# What client 1 does in which exchange, where the run asks for it: one sin after the other.
+# What client 1 does with one message after the other, where the run asks for it. It is counted, not told by the round: a
+# node has one message at a time, and notices after a minute that the process of one has ended, so it misses rounds.
 SINS = {sins}
+SEEN = Path(os.environ["FEDDA_TEST_SAMPLES"]) / "seen"
 
 def sinful(site, message, context):
     words = message.content["words"]
     if context.node_config["partition-id"] != 1 or words["task"] != "local":
         return site.answer(message, context)
-    sin = SINS[words["stamp"]]
+    number = int(SEEN.read_text()) if SEEN.exists() else 0
+    SEEN.write_text(str(number + 1))
+    sin = SINS[number] if number < len(SINS) else "well"
     if sin == "raises":
         raise OSError("the disk is full")
     if sin == "exits":
         os._exit(3)
     if sin == "hangs":
-        time.sleep(600)
+        time.sleep(75)  # longer than a round
     reply = site.answer(message, context)
     if sin == "well":
         return reply
@@ -206,25 +210,36 @@ def test_five_algorithms_as_simulated_though_a_server_is_killed(flowers, app, sa
             torch.testing.assert_close(state[f"server.{field}"], value, rtol=1e-12, atol=1e-12)
 
 
-def test_every_sin_of_a_client_and_a_killed_node_are_survived_and_counted(flowers, app, tmp_path):
-    how = {"rounds": len(SINS), "timeout": 25.0, "sins": True, "words": json.dumps(RUNS["fedavg"])}
+def seen(samples):
+    """How many messages client 1 has begun with."""
+    try:
+        return int((samples / "seen").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def test_every_sin_of_a_client_and_a_killed_node_are_survived_and_counted(flowers, app, samples, tmp_path):
+    rounds = len(SINS) + 3  # some are missed
+    # Time enough for the others on a busy machine, where a process at a site starts in ten seconds and more.
+    how = {"rounds": rounds, "timeout": 60.0, "sins": True, "words": json.dumps(RUNS["fedavg"])}
     out = flowers.submit(app, out=tmp_path / "out", **how)
-    wait_until(flowers, lambda: rounds_done(out) >= SINS.index("hangs"))
+    wait_until(flowers, lambda: seen(samples) > SINS.index("hangs"))
     flowers.kill(flowers.nodes[2])  # in the round in which client 1 hangs: it takes its time anyway
     report = flowers.ended(out)
     rejected = report["rejected"]
+    assert seen(samples) > len(SINS), report  # all of them, and well again
     for kind in ("not finite", "malformed", "too large", "stale"):
         assert rejected[kind] == 1, report
     assert rejected["failed"] + rejected["late"] >= 4  # raised, exited, hung; and the node that was killed
     state = load_file(out / "state.safetensors")
-    assert int(state["round"]) == len(SINS) and float(state["server.x"].abs().max()) < 10
-    assert state["federation.base"].tolist()[:2] == [len(SINS) - 1] * 2  # client 1 is heard again
+    assert int(state["round"]) == rounds and float(state["server.x"].abs().max()) < 10
+    assert state["federation.base"].tolist()[:2] == [rounds - 1] * 2  # client 1 is heard again
     rejoin(flowers, 2)
     how = {"rounds": 1, "min_replies": NODES, "words": json.dumps(RUNS["fedavg"])}
     assert flowers.ended(flowers.submit(app, out=tmp_path / "again", **how))["rejected"] == {}
 
 
-def rejoin(flowers, k, seconds=240):
+def rejoin(flowers, k, seconds=900):
     """Start a node until it is let in: its key is taken until Flower has noticed that it was killed, about a minute."""
     before, deadline = activated(flowers), time.monotonic() + seconds
     while activated(flowers) == before:
@@ -234,7 +249,7 @@ def rejoin(flowers, k, seconds=240):
         time.sleep(1)
 
 
-def wait_until(flowers, true, seconds=600):
+def wait_until(flowers, true, seconds=1200):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, flowers.logs()
@@ -265,7 +280,7 @@ def test_strangers_are_kept_out(flowers, tmp_path):
     try:
         for name, process in strangers.items():
             log = flowers.place / f"{name}.log"
-            wait_until(flowers, lambda p=process, log=log: p.poll() is not None or refused(log), 60)
+            wait_until(flowers, lambda p=process, log=log: p.poll() is not None or refused(log), 600)
         time.sleep(2)
         assert activated(flowers) == before
     finally:

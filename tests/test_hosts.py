@@ -85,7 +85,7 @@ def test_two_hosts_as_one_process(hosts, tools, alone, tmp_path):
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         processes.append(subprocess.Popen(words, cwd=tmp_path / f"host{i}", env=environment, **how))
     for process in processes:
-        printed, _ = process.communicate(timeout=120)
+        printed, _ = process.communicate(timeout=600)
         assert process.returncode == 0, printed
     close(tmp_path / "host0" / "runs" / "hosts", alone, 2e-5)
     assert json.loads((tmp_path / "host0/runs/hosts/environment.json").read_text())["processes"] == 2
@@ -100,7 +100,7 @@ def test_a_slurm_job(hosts, tools, alone, tmp_path):
         env=ENVIRONMENT | tools | slurm,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     close(tmp_path / "runs" / "slurm", alone, 2e-5)

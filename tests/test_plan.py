@@ -243,8 +243,11 @@ def test_the_command_measures_saves_and_plans_again(experiment, tmp_path, fedda_
     assert "cohorts of" not in stderr
     assert json.loads((tmp_path / "b.json").read_text())["plan"] == lines
     network = ("--link", 100, "--latency", 20, "--profile", "new/plan.json", "--set", "problem.hidden=2")
-    code, stdout, stderr = fedda_inside(*words, *few, *network, "--out", "c.json")
-    assert code == 0 and "20 µs a step, 100 Gbit/s, as given" in stdout
+    assert "aggregation" not in stdout
+    wrapped = ("--set", 'aggregation=[{name = "median"}]')
+    code, stdout, stderr = fedda_inside(*words, *few, *network, *wrapped, "--out", "c.json")
+    assert code == 0 and "not in these figures: aggregation" in stdout
+    assert "20 µs a step, 100 Gbit/s, as given" in stdout
     told = json.loads((tmp_path / "c.json").read_text())
     assert told["profile"]["link"] == {"latency": 2e-5, "bandwidth": 12.5e9, "local": False}
     assert told["plan"][0]["seconds_per_round"] == lines[0]["seconds_per_round"]  # alone there is nothing to send

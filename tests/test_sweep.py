@@ -220,7 +220,7 @@ def test_lower_is_better_for_a_loss(tmp_path):
 
 # -- stopping, going on, mistakes --------------------------------------------------------------------------------------
 def test_a_killed_sweep_goes_on_to_the_same_rows(tmp_path):
-    file = write(tmp_path / "tiny.toml", rounds=400, every=20)
+    file = write(tmp_path / "tiny.toml", rounds=200, every=20)
     words = ("sweep", file, "--grid", "*.lr=x0.1,x0.5,x1", "--save-seconds", "0")
     whole = run_fedda(*words, "--out", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
