@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
-from ..rules.estimators import Mvr
+from ..rules.estimators import default_c, weight
 from ..rules.schedules import Schedule, cube_root
 
 
@@ -54,13 +53,9 @@ class MimeMvr(Algorithm):
     def rate(self) -> Schedule:
         return cube_root(self.lr, self.w)
 
-    @cached_property  # made once: it looks at its numbers, which a recorded round must not
-    def estimator(self) -> Mvr:
-        return Mvr.default(self.c, self.rate)
-
     def alpha(self, t: Tensor) -> Any:
         """The weight of the step that led to x; 1 at first, where there is no history."""
-        a = self.estimator.weight(self.rate((t - self.steps).clamp(min=0)))
+        a = weight(default_c(self.c, self.rate), self.rate((t - self.steps).clamp(min=0)))
         return torch.where(t == 0, torch.ones_like(torch.as_tensor(a)), torch.as_tensor(a))
 
     def init(self, x: Tensor, clients: Cohort) -> Any:

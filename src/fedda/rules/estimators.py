@@ -70,12 +70,10 @@ class Mvr:
 
     @classmethod
     def default(cls, c: Any, rate: Callable[[Tensor], Any]) -> Mvr:
-        """With c as given, or 0.5 / eta_0^2: the first weight is then a half."""
-        return cls(0.5 / rate(torch.zeros((), dtype=torch.float64)) ** 2 if c is None else c)
+        return cls(default_c(c, rate))
 
     def weight(self, eta: Any) -> Any:
-        a = self.c * eta**2
-        return a.clamp(max=1) if isinstance(a, Tensor) else min(1.0, a)
+        return weight(self.c, eta)
 
     def warn(self, eta: Any) -> None:
         """Say it when c eta^2 > 1: unclipped, 1 - a would turn negative and the estimate oscillate."""
@@ -89,3 +87,14 @@ class Mvr:
     def __call__(self, nu: Tensor, x: Tensor, x_prev: Tensor, eta: Any, client: Gradients) -> Tensor:
         g, g_prev = client.gradients(x, x_prev)
         return g + (1 - self.weight(eta)) * (nu - g_prev)
+
+
+def default_c(c: Any, rate: Callable[[Tensor], Any]) -> Any:
+    """c as given, or 0.5 / eta_0^2: the first weight is then a half."""
+    return 0.5 / rate(torch.zeros((), dtype=torch.float64)) ** 2 if c is None else c
+
+
+def weight(c: Any, eta: Any) -> Any:
+    """a = min(1, c eta^2)."""
+    a = c * eta**2
+    return a.clamp(max=1) if isinstance(a, Tensor) else min(1.0, a)
