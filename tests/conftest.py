@@ -21,7 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
-# The files that take longest, to be begun first: at the end two processes have little left to wait for.
+# The files that take longest, to be begun first: at the end the processes have little left to wait for.
 LONGEST = ["test_docs.py", "test_federation.py", "test_distributed.py", "test_resume.py"]
 
 
