@@ -796,6 +796,9 @@ def test_constant_predictors_are_known_by_their_accuracy():
     assert method(0.1, 2.303).constant and method(0.05, 4.0).constant
     assert not method(0.1, 2.303, spread=1e-2).constant  # seeds that differ have learnt something
     assert not method(0.7, 0.1).constant and not method(1.0, 1e-4).constant  # alike, but better than one class
+    assert (
+        not method(0.77, 0.6, spread=1e-4).constant and not method(0.9995, 0.002, spread=1e-5).constant
+    )  # close seeds
     assert not Method("a", {}, 5, lost="diverged").constant
 
 

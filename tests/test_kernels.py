@@ -267,6 +267,18 @@ def test_draws_have_the_same_bits_as_rng():
     assert torch.equal(got, expected)
 
 
+def test_an_interrupted_compilation_leaves_nothing_behind():
+    from triton.runtime._async_compile import active_mode
+
+    from fedda.compiling import side_by_side
+
+    with pytest.raises(KeyboardInterrupt), side_by_side():
+        active_mode.get().submit("key", lambda: (_ for _ in ()).throw(KeyboardInterrupt), print)
+    assert active_mode.get() is None
+    with side_by_side():
+        pass
+
+
 def test_the_kernels_of_a_pass_are_compiled_side_by_side_and_found_again(tmp_path):
     """For an H200, by the compiler itself: in the interpreter nothing is compiled."""
     words = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}

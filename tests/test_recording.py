@@ -86,6 +86,26 @@ def test_a_number_that_is_looked_at_is_refused(look):
         recorded(lambda x: x * look(x), some(3))
 
 
+def test_what_processes_send_is_recorded(tmp_path):
+    """An all-reduce gives back what it has changed and something to wait for, and says neither."""
+    text = f"""
+import torch, torch.distributed as dist
+from fedda.recording import recorded
+dist.init_process_group("gloo", init_method="file://{tmp_path}/met", rank=0, world_size=1)
+def step(x):
+    y = x * 2
+    dist.all_reduce(y)
+    return [y + 1]
+module = recorded(step, torch.ones(3))
+module.graph.eliminate_dead_code()
+module.recompile()
+print(module(torch.full((3,), 5.0))[0].tolist(), "allreduce_" in module.code)
+dist.destroy_process_group()
+"""
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[11.0, 11.0, 11.0] True"
+
+
 class Replayed:
     """What a CUDA graph of a step does, on a CPU."""
 

@@ -27,7 +27,7 @@ from fedda.experiments.reproduce.pack import pack
 from fedda.experiments.reproduce.page import page
 from fedda.experiments.reproduce.pool import entries
 from fedda.experiments.reproduce.results import Results
-from fedda.experiments.reproduce.tables import as_good, recommended, value
+from fedda.experiments.reproduce.tables import as_good, best_of, recommended, value
 from fedda.experiments.reproduce.work import Clock, Reproduction
 from fedda.files import alone
 from fedda.report import read
@@ -328,6 +328,35 @@ def test_what_another_process_has_is_left_to_it(tmp_path):
     assert reproduction.go([wanted.parts[0]]) and first.done
 
 
+def test_what_ended_before_it_had_a_folder_is_packed_around(made, tmp_path):
+    """Stopped while its kernels were compiled: there is its time, and nothing else."""
+    wanted, place, _ = made
+    shutil.copytree(place, tmp_path / "work")
+    (gone,) = (e for e in entries(wanted.pilot("alpha"), tmp_path / "work") if e.label.endswith("weight"))
+    shutil.rmtree(gone.place)
+    pack(tmp_path / "work", tmp_path / "results")
+    times = {row["name"]: row for row in json.loads((tmp_path / "results" / "times.json").read_text())}
+    assert times[gone.place.name]["rounds_seconds"] == 0.0 and not times[gone.place.name]["done"]
+
+
+def test_a_sweep_that_ran_out_of_memory_is_not_over(tmp_path, monkeypatch):
+    wanted = mini(tmp_path)
+    full, short = work.search, {"done": False}
+
+    def search(*args, **how):
+        found = full(*args, **how)
+        if not short["done"]:
+            found["algorithms"]["fedavg"]["points"][0]["note"] = "out of memory"
+        return found
+
+    monkeypatch.setattr(work, "search", search)
+    reproduction = doing(wanted, tmp_path / "work")
+    assert not reproduction.go(wanted.chosen(["sweep", "tuned"])) and not (tmp_path / "work" / "runs").exists()
+    assert reproduction.why == "there was too little memory for some"
+    short["done"] = True
+    assert doing(wanted, tmp_path / "work").go(wanted.chosen(["sweep"]))
+
+
 def test_a_part_may_have_rounds_and_a_precision_of_its_own(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text(MINI.replace('name = "main"', 'name = "main"\nrounds = 4\nprecision = "half"', 1))
@@ -437,6 +466,10 @@ def test_a_table_marks_all_that_cannot_be_told_from_the_best_and_says_when_a_met
     found = {"a": [0.90, 0.91, 0.92], "b": [0.89, 0.90, 0.93], "c": [0.5, 0.5, 0.51]}
     table = {k: Method(k, {"test_accuracy": over(v)}, 3) for k, v in found.items()}
     assert [k for k, m in table.items() if as_good(table, m, table["a"], "test_accuracy")] == ["a", "b"]
+    found = {"empty": [0.0, 0.0, 0.0], "dense": [0.85, 0.86, 0.87], "sparse": [0.08, 0.09, 0.08]}
+    table = {k: Method(k, {"density": over(v), "nonzero": over(v)}, 3) for k, v in found.items()}
+    best = best_of(list(table.values()), "density")
+    assert [k for k, m in table.items() if as_good(table, m, best, "density")] == ["sparse"]
     rows = [
         {"round": r, "seed": s, "test_accuracy": None if r + s > 5 else 0.5} for r in (0, 2, 4, 6) for s in (0, 1, 2)
     ]

@@ -20,5 +20,11 @@ def side_by_side() -> Iterator[None]:
     if not hasattr(triton, "AsyncCompileMode"):
         yield
         return
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
-        yield
+    from triton.runtime._async_compile import active_mode
+
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        try:
+            with triton.AsyncCompileMode(pool, ignore_errors=True):
+                yield
+        finally:
+            active_mode.set(None)  # which Triton leaves to the next one, if it is interrupted

@@ -62,19 +62,28 @@ class Recorder(Mode):
             self.nodes[v] = self.known(self.graph.placeholder(f"input{i}"), v)
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.data_dependent_output in op.tags:
+            raise ValueError(f"{op} looks at a number")
         kwargs = kwargs or {}
         out = op(*args, **kwargs)
-        several = isinstance(out, list | tuple)
-        values = {i: v for i, v in enumerate(out if several else (out,)) if v is not None}
-        if not all(isinstance(v, Tensor) for v in values.values()):
-            raise ValueError(f"{op} looks at a number")
-        node = self.graph.call_function(op, *tree_map_only(Tensor, self.node, (tuple(args), dict(kwargs))))
-        for i, v in values.items():
-            self.nodes[v] = self.known(self.graph.call_function(getitem, (node, i)) if several else node, v)
+        known = tree_map_only((Tensor, torch.ScriptObject), self.node, (tuple(args), dict(kwargs)))
+        self.remember(self.graph.call_function(op, *known), out)
         return out
 
-    def node(self, v: Tensor) -> Node:
-        """Where a tensor comes from; one that nothing here has made is held."""
+    def remember(self, node: Node, out: Any) -> None:
+        """The tensors of a result, which may be a list in a list: an all-reduce gives back what it has changed."""
+        if isinstance(out, Tensor):
+            self.nodes[out] = self.known(node, out)
+        elif isinstance(out, list | tuple):
+            for i, v in enumerate(out):
+                if isinstance(v, Tensor | list | tuple):
+                    self.remember(self.graph.call_function(getitem, (node, i)), v)
+
+    def node(self, v: Any) -> Node:
+        """Where a tensor comes from; one that nothing here has made is held, as is a group of processes."""
+        if not isinstance(v, Tensor):
+            setattr(self.held, name := f"group{len(self.graph.nodes)}", v)
+            return self.graph.get_attr(name)
         if v not in self.nodes:
             name = f"held{len(self.held._buffers)}"
             self.held.register_buffer(name, v)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from ..checks import one_line
@@ -56,9 +57,10 @@ def captured(
             body(quick)
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(graph), Aside(device):
+        with torch.cuda.device(device), torch.cuda.graph(graph, stream=torch.cuda.Stream(device)), Aside(device):
             body(quick)
-        graph.step = quick  # type: ignore[attr-defined]  # it holds what the graph reads
+        # A graph holds no tensor. What else the round reads, the run has.
+        graph.reads = list(quick.buffers()) if isinstance(quick, GraphModule) else []  # type: ignore[attr-defined]
         put_back()
         graph.replay()
         if not all(_like(*three) for three in zip((*state, *kept), expected, before, strict=True)):

@@ -15,7 +15,8 @@ from ..tail import mean, tail
 METRICS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
 # Taken seed by seed: both halves of a gap come from the same model.
 GAPS = {"loss_gap": ("test_loss", "train_loss"), "accuracy_gap": ("train_accuracy", "test_accuracy")}
-ALIKE = 1e-3
+EMPTY = 1e-3  # of the weights
+ALIKE = 1e-6  # accuracies of predictors of one class
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,17 @@ class Method:
     def constant(self) -> bool:
         """Whether it ended as a constant predictor: with next to no weights, or as accurate in every seed as one class
         is frequent, in training and in test, with no less loss than that class's surprise."""
-        if "nonzero" in self.values and self.values["nonzero"].mean < ALIKE:
+        if "nonzero" in self.values and self.values["nonzero"].mean < EMPTY:
             return True
         both = [self.values[m] for m in ("train_accuracy", "test_accuracy") if m in self.values]
         if not both or self.seeds < 2:
             return False
         share = both[0].mean
         loss = self.values.get("train_loss")
-        surprised = loss is not None and 0 < share < 1 and loss.mean > -math.log(share) - ALIKE
-        empty = "density" in self.values and self.values["density"].mean < ALIKE
-        return (surprised or empty) and all(max(v.last.values()) - min(v.last.values()) < ALIKE for v in both)
+        surprised = loss is not None and 0 < share < 1 and loss.mean > -math.log(share) - EMPTY
+        empty = "density" in self.values and self.values["density"].mean < EMPTY
+        apart = max((max(v.last.values()) - min(v.last.values()) for v in both if v.last), default=math.inf)
+        return (surprised and apart < ALIKE) or (empty and apart < EMPTY)
 
 
 def known(rows: Iterable[Row]) -> list[str]:

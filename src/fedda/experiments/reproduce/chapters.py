@@ -49,7 +49,7 @@ def tuning(found: Results) -> str:
 
 
 def _searched(label: str, own: dict[str, Any]) -> list[str]:
-    cells, chosen = [], "none: every point diverged or was refused"
+    cells, chosen = [], "none: every point diverged"
     for i, point in enumerate(own["points"]):
         text = ", ".join(f"{word} {plain(v)}" for word, v in point["values"].items())
         came = point["note"].split(":")[0] if point["value"] is None else plain(point["value"])

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import Experiment, read
 from .parts import Part, Plan
-from .pool import DONE, Entry, entries
+from .pool import DONE, Entry, entries, winners
 
 # Measured on one H200: the paper's CNN on CIFAR-10, 10 clients, batch 16, five seeds as replicas; seconds a local step
 # with one gradient, and with two.
@@ -65,7 +65,7 @@ def _line(plan: Plan, part: Part, work: Path, seen: set[Any], known: Speeds) -> 
         points = len(plan.sweeps[name]["rates"])
         for entry in entries(asked.experiment, work):
             line.runs += 1
-            done = (work / "sweeps" / name / DONE).is_file()
+            done = winners(work, name) is not None
             _add(line, entry, points * len(whole.seeds), done, known)
     for experiment, settled in _experiments(plan, part, work):
         for entry in entries(experiment, work):
@@ -81,9 +81,8 @@ def _experiments(plan: Plan, part: Part, work: Path) -> list[tuple[Experiment, b
     """The experiments of a part, and whether their values are known: tuned ones are when the sweep is over."""
     found = [(plan.pilot(name), True) for name in part.pilots]
     for name in part.figures:
-        best = work / "sweeps" / part.sweep / "best.toml" if part.sweep else None
-        there = best is None or best.is_file()
-        found.append((plan.figure(part, name, best if there else None), there))
+        best = winners(work, part.sweep) if part.sweep else None
+        found.append((plan.figure(part, name, best), best is not None or not part.sweep))
     return found
 
 

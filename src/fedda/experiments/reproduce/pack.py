@@ -17,7 +17,7 @@ from ...files import alone
 from ..config import Experiment
 from .estimate import times
 from .parts import Plan, plan
-from .pool import DONE, Entry, entries
+from .pool import Entry, entries, spent, winners
 
 DIGITS = 6  # of a kept number: float32 has seven
 DPI = 100  # of a kept picture
@@ -30,23 +30,23 @@ def pack(work: Path, out: Path) -> list[str]:
     `out` holds SETTING/FIGURE, pilots/NAME and sweeps/NAME, `parts.toml` and `times.json`; what somebody else put
     there (`theory/`) stays.
     """
-    with alone(work / "locks" / "pack", wait=True):
-        return _pack(work, out)
-
-
-def _pack(work: Path, out: Path) -> list[str]:
     wanted = plan(work / "parts.toml")
+    with alone(work / "locks" / "pack", wait=True):
+        return _pack(wanted, work, out)
+
+
+def _pack(wanted: Plan, work: Path, out: Path) -> list[str]:
     rows = times(work)
     written = []
     for part, name in wanted.figures():
-        best = work / "sweeps" / part.sweep / "best.toml" if part.sweep else None
-        if best is None or best.is_file():
+        best = winners(work, part.sweep) if part.sweep else None
+        if best or not part.sweep:
             experiment = wanted.figure(part, name, best)
             written += _runs(experiment, work, out / part.setting / experiment.name, rows)
     for name in wanted.pilots:
         written += _runs(wanted.pilot(name), work, out / "pilots" / name, rows, pictures=False)
     for name in wanted.sweeps:
-        if (work / "sweeps" / name / DONE).is_file():
+        if winners(work, name):
             written += _sweep(name, work, out / "sweeps" / name, rows)
     if written:
         replace(out / "parts.toml", wanted.text)
@@ -127,8 +127,8 @@ def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
     of: dict[str, Entry] = {}
     experiments = [wanted.pilot(name) for name in wanted.pilots]
     for part, name in wanted.figures():
-        best = work / "sweeps" / part.sweep / "best.toml" if part.sweep else None
-        if best is None or best.is_file():
+        best = winners(work, part.sweep) if part.sweep else None
+        if best or not part.sweep:
             experiments.append(wanted.figure(part, name, best))
     for experiment in experiments:
         of |= {entry.place.name: entry for entry in entries(experiment, work)}
@@ -147,11 +147,5 @@ def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
             asked, searched = wanted.sweeps[own["name"]], wanted.searched(own["name"])
             steps = sum(entry.steps for entry in entries(searched, work))
             own |= {"steps": steps, "seeds": len(asked["rates"]) * len(asked["seeds"])}
-            own["rounds_seconds"] = _spent(work / "sweeps" / own["name"] / "timings.jsonl")
+            own["rounds_seconds"] = spent(work / "sweeps" / own["name"])
     return json.dumps(list(found.values()), indent=1) + "\n"
-
-
-def _spent(timings: Path) -> float:
-    """Seconds in rounds of all the programs of a sweep."""
-    last = {row["algorithm"]: row["seconds"] for row in map(json.loads, timings.read_text().splitlines())}
-    return float(sum(last.values()))

@@ -63,8 +63,7 @@ class Entry:
     @property
     def seconds(self) -> float:
         """Seconds spent in rounds, evaluations left out."""
-        lines = (self.place / "timings.jsonl").read_text(encoding="utf-8").splitlines()
-        return float(json.loads(lines[-1])["seconds"]) if lines else 0.0
+        return spent(self.place)
 
     @property
     def failure(self) -> str:
@@ -77,6 +76,20 @@ class Entry:
     @property
     def environment(self) -> dict[str, Any]:
         return dict(json.loads((self.place / "environment.json").read_bytes()))
+
+
+def spent(place: Path) -> float:
+    """Seconds in rounds of all that a folder has run; none where the run ended before there was a folder."""
+    file = place / "timings.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    last = {row["algorithm"]: row["seconds"] for row in map(json.loads, filter(str.strip, lines))}
+    return float(sum(last.values()))
+
+
+def winners(work: Path, sweep: str) -> Path | None:
+    """The file of a sweep's winners, once it is over."""
+    place = work / "sweeps" / sweep
+    return place / "best.toml" if (place / DONE).is_file() else None
 
 
 def entries(experiment: Experiment, work: Path) -> list[Entry]:

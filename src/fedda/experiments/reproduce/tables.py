@@ -9,13 +9,12 @@ from fedda.report import style
 from fedda.report.curves import number
 from fedda.report.format import count, size, spread
 
-from ..claims.compare import INCONCLUSIVE, LOWER, compare
+from ..claims.compare import INCONCLUSIVE, LOWER, SPARSE, compare
 from ..claims.runs import ALIASES, Source
 from ..claims.values import Method
 from .results import methods
 
 FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
-SPARSE = ("density", "nonzero")
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -51,22 +50,23 @@ def _alive(method: Method, metric: str) -> int:
 
 def shown(run: Source) -> list[str]:
     """The metrics of a run that a table shows: sparsity where there is any."""
-    return [*FOUR, *(m for m in SPARSE if m in run.run.metrics)]
+    return [*FOUR, *(m for m in ("density", "nonzero") if m in run.run.metrics)]
 
 
 def final(run: Source) -> str:
     """What every method of a run came to; in bold the best of each column and what cannot be told from it."""
     found, columns = methods(run), shown(run)
     table = {m.label: m for m in found}
-    best = {m: _best(found, m) for m in columns}
+    best = {m: best_of(found, m) for m in columns}
     cell = {(m.label, c): value(m, c) for m in found for c in columns}
     cell |= {(m, c): f"**{text}**" for (m, c), text in cell.items() if as_good(table, table[m], best[c], c)}
     rows = [[m.label, *(cell[m.label, c] for c in columns), str(m.seeds)] for m in found]
     return markdown(["method", *(style.metric(c).name.lower() for c in columns), "seeds"], rows)
 
 
-def _best(found: Sequence[Method], metric: str) -> Method | None:
-    alive = [m for m in found if metric in m.values]
+def best_of(found: Sequence[Method], metric: str) -> Method | None:
+    # A network that is empty has no density to speak of, as in a verdict.
+    alive = [m for m in found if metric in m.values and not (metric in SPARSE and m.constant)]
     sign = -1 if metric in LOWER else 1
     return max(alive, key=lambda m: sign * m.values[metric].mean, default=None)
 
@@ -87,7 +87,7 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
             steps = method.words.get("steps")
             found.setdefault(f"{key} ({steps})" if " (" in method.label else key, method)
     table = {m.label: m for m in found.values()}
-    best = _best(list(table.values()), "test_accuracy")
+    best = best_of(list(table.values()), "test_accuracy")
     if best is None:
         return "none trained", "–", "none", "every method diverged"
     equal = [m for m in table.values() if as_good(table, m, best, "test_accuracy")]

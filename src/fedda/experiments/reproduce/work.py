@@ -27,7 +27,7 @@ from ..jobs import MEMORY, Progress, Stopped
 from ..runner import built, run
 from ..sweep import search
 from .parts import Part, Plan
-from .pool import DONE, Entry, entries
+from .pool import DONE, Entry, entries, winners
 
 TIMES = "times.jsonl"
 SAVE_SECONDS = 60.0
@@ -131,17 +131,13 @@ class Reproduction:
 
     def waits(self, part: Part) -> bool:
         """Whether the figures of a part have no tuned values yet."""
-        return bool(part.sweep) and not self.best(part).is_file()
-
-    def best(self, part: Part) -> Path:
-        return self.work / "sweeps" / part.sweep / "best.toml"
+        return bool(part.sweep) and winners(self.work, part.sweep) is None
 
     def tasks(self, part: Part) -> Iterator[Task]:
         """What is left of a part; figures of tuned values wait for their sweep."""
         for name in part.sweeps:
-            done = (self.work / "sweeps" / name / DONE).is_file
-            if not done():
-                yield Task("sweep", name, done, partial(self.sweep, part, name))
+            if winners(self.work, name) is None:
+                yield Task("sweep", name, partial(self.swept, name), partial(self.sweep, part, name))
         for experiment in self.experiments(part):
             for entry in entries(experiment, self.work):
                 if not entry.done:
@@ -152,7 +148,7 @@ class Reproduction:
             yield self.plan.pilot(name)
         if not self.waits(part):
             for name in part.figures:
-                yield self.plan.figure(part, name, self.best(part) if part.sweep else None)
+                yield self.plan.figure(part, name, winners(self.work, part.sweep) if part.sweep else None)
 
     def run(self, part: Part, entry: Entry, clock: Clock) -> None:
         problem = self.problem(entry.experiment, validation=False)
@@ -171,11 +167,16 @@ class Reproduction:
         problem = self.problem(wanted.experiment, validation=True)
         begun = Folder(place).holds_run
         with self.timed(part.name, name, "sweep"):
-            search(
+            found = search(
                 wanted, place, clock, device=self.device, resume=begun, overwrite=not begun, save_seconds=SAVE_SECONDS,
                 precision="auto" if begun else part.precision or self.precision, problem=problem,
             )  # fmt: skip
-        (place / DONE).write_text("{}\n", encoding="utf-8")
+        notes = [point["note"] for own in found["algorithms"].values() for point in own["points"]]
+        if "out of memory" not in notes:  # as above
+            (place / DONE).write_text("{}\n", encoding="utf-8")
+
+    def swept(self, name: str) -> bool:
+        return winners(self.work, name) is not None
 
     def problem(self, experiment: Any, validation: bool) -> Any:
         key = json.dumps([experiment.problem.model_dump(), validation])
