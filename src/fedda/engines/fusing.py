@@ -137,7 +137,9 @@ def replace(graph: Graph, cluster: list[Node], before: Node) -> None:
     domain = torch.broadcast_shapes(*(node.meta["kind"].shape for node in cluster))
     text = source_text(cluster, sources, results, (1,) * (3 - len(domain)) + tuple(domain))
     made = tuple((tuple(v.shape), v.strides, v.dtype) for v in (r.meta["kind"] for r in results))
-    number = kernel(text, tuple(s.meta["kind"].dtype for s in sources), made, tuple(domain), device_of(cluster))
+    number = kernel(
+        text, tuple(s.meta["kind"].dtype for s in sources), made, tuple(domain), cluster[0].meta["kind"].device
+    )
     with graph.inserting_before(before):
         out = graph.call_function(torch.ops.fedda.fused.default, (sources, number))
         for i, node in enumerate(results):
@@ -210,11 +212,6 @@ def place(array: Kind) -> str:
     own = [s if n > 1 else 0 for s, n in zip(array.strides, array.shape, strict=True)]
     strides = [0] * (3 - len(own)) + own
     return " + ".join(f"{axis} * {stride}" for axis, stride in zip("rcd", strides, strict=True) if stride) or "0"
-
-
-def device_of(cluster: list[Node]) -> torch.device:
-    found: torch.device = cluster[0].meta["kind"].device
-    return found
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def findings(run: Source, ours: list[str], metric: str) -> Iterator[str]:
             continue
         sign = -1 if metric in LOWER else 1
         ordered = sorted(alive, key=lambda m: -sign * m.values[metric].mean)
-        best, second = ordered[0], (*ordered, None, None)[1]
+        best, second = ordered[0], (*ordered, None)[1]
         better = compare(table, best.label, us.label, metric).verdict
         if best is us and second and compare(table, us.label, second.label, metric).verdict != SUPPORTED:
             words = f"ours, {_reading(us.label)}, cannot be told from {_reading(second.label)}"

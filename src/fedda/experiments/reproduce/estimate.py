@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import Experiment, read
 from .parts import Part, Plan
-from .pool import DONE, Entry, entries, winners
+from .pool import DONE, Entry, entries, experiments, winners
 
 # Measured on one H200: the paper's CNN on CIFAR-10, 10 clients, batch 16, five seeds as replicas; seconds a local step
 # with one gradient, and with two.
@@ -67,7 +67,7 @@ def _line(plan: Plan, part: Part, work: Path, seen: set[Any], known: Speeds) -> 
             line.runs += 1
             done = winners(work, name) is not None
             _add(line, entry, points * len(whole.seeds), done, known)
-    for experiment, settled in _experiments(plan, part, work):
+    for experiment, settled in experiments(plan, part, work):
         for entry in entries(experiment, work):
             key = entry.place.name if settled else (part.setting, entry.place.name)
             if key not in seen:
@@ -75,15 +75,6 @@ def _line(plan: Plan, part: Part, work: Path, seen: set[Any], known: Speeds) -> 
                 line.runs += 1
                 _add(line, entry, len(experiment.seeds), settled and entry.done, known)
     return line
-
-
-def _experiments(plan: Plan, part: Part, work: Path) -> list[tuple[Experiment, bool]]:
-    """The experiments of a part, and whether their values are known: tuned ones are when the sweep is over."""
-    found = [(plan.pilot(name), True) for name in part.pilots]
-    for name in part.figures:
-        best = winners(work, part.sweep) if part.sweep else None
-        found.append((plan.figure(part, name, best), best is not None or not part.sweep))
-    return found
 
 
 def _add(line: Line, entry: Entry, replicas: int, done: bool, known: Speeds) -> None:

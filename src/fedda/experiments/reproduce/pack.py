@@ -17,7 +17,7 @@ from ...files import alone
 from ..config import Experiment
 from .estimate import times
 from .parts import Plan, plan
-from .pool import Entry, entries, spent, winners
+from .pool import Entry, entries, experiments, spent, winners
 
 DIGITS = 6  # of a kept number: float32 has seven
 DPI = 100  # of a kept picture
@@ -38,13 +38,11 @@ def pack(work: Path, out: Path) -> list[str]:
 def _pack(wanted: Plan, work: Path, out: Path) -> list[str]:
     rows = times(work)
     written = []
-    for part, name in wanted.figures():
-        best = winners(work, part.sweep) if part.sweep else None
-        if best or not part.sweep:
-            experiment = wanted.figure(part, name, best)
-            written += _runs(experiment, work, out / part.setting / experiment.name, rows)
-    for name in wanted.pilots:
-        written += _runs(wanted.pilot(name), work, out / "pilots" / name, rows, pictures=False)
+    for part in wanted.parts:
+        for experiment, known in experiments(wanted, part, work):
+            if known:
+                place = out / ("pilots" if part.pilots else part.setting) / experiment.name
+                written += _runs(experiment, work, place, rows, pictures=not part.pilots)
     for name in wanted.sweeps:
         if winners(work, name):
             written += _sweep(name, work, out / "sweeps" / name, rows)
@@ -125,13 +123,10 @@ def environment(facts: list[dict[str, Any]], names: list[str], rows: list[dict[s
 def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
     """Every run and sweep with its steps and seconds, under the part that ran it."""
     of: dict[str, Entry] = {}
-    experiments = [wanted.pilot(name) for name in wanted.pilots]
-    for part, name in wanted.figures():
-        best = winners(work, part.sweep) if part.sweep else None
-        if best or not part.sweep:
-            experiments.append(wanted.figure(part, name, best))
-    for experiment in experiments:
-        of |= {entry.place.name: entry for entry in entries(experiment, work)}
+    for part in wanted.parts:
+        for experiment, known in experiments(wanted, part, work):
+            if known:
+                of |= {entry.place.name: entry for entry in entries(experiment, work)}
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         own = found.setdefault(f"{row['kind']} {row['name']}", {k: row[k] for k in ("part", "kind", "name")})

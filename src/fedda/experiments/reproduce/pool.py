@@ -17,7 +17,7 @@ from fedda.report.curves import Row
 from fedda.report.files import slug
 
 from ..config import Experiment
-from .parts import canonical
+from .parts import Part, Plan, canonical
 
 DONE = "done.json"
 
@@ -90,6 +90,14 @@ def winners(work: Path, sweep: str) -> Path | None:
     """The file of a sweep's winners, once it is over."""
     place = work / "sweeps" / sweep
     return place / "best.toml" if (place / DONE).is_file() else None
+
+
+def experiments(plan: Plan, part: Part, work: Path) -> list[tuple[Experiment, bool]]:
+    """The pilots and figures of a part, and whether their values are known: tuned ones are when the sweep is over."""
+    best = winners(work, part.sweep) if part.sweep else None
+    known = best is not None or not part.sweep
+    pilots = [(plan.pilot(name), True) for name in part.pilots]
+    return pilots + [(plan.figure(part, name, best), known) for name in part.figures]
 
 
 def entries(experiment: Experiment, work: Path) -> list[Entry]:

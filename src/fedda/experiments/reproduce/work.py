@@ -21,13 +21,12 @@ from typing import Any
 from fedda.report.files import replace
 
 from ...files import alone
-from ..config import Experiment
 from ..folder import Folder
 from ..jobs import MEMORY, Progress, Stopped
 from ..runner import built, run
 from ..sweep import search
 from .parts import Part, Plan
-from .pool import DONE, Entry, entries, winners
+from .pool import DONE, Entry, entries, experiments, winners
 
 TIMES = "times.jsonl"
 SAVE_SECONDS = 60.0
@@ -138,17 +137,10 @@ class Reproduction:
         for name in part.sweeps:
             if winners(self.work, name) is None:
                 yield Task("sweep", name, partial(self.swept, name), partial(self.sweep, part, name))
-        for experiment in self.experiments(part):
-            for entry in entries(experiment, self.work):
+        for experiment, known in experiments(self.plan, part, self.work):
+            for entry in entries(experiment, self.work) if known else ():
                 if not entry.done:
                     yield Task("run", entry.place.name, partial(getattr, entry, "done"), partial(self.run, part, entry))
-
-    def experiments(self, part: Part) -> Iterator[Experiment]:
-        for name in part.pilots:
-            yield self.plan.pilot(name)
-        if not self.waits(part):
-            for name in part.figures:
-                yield self.plan.figure(part, name, winners(self.work, part.sweep) if part.sweep else None)
 
     def run(self, part: Part, entry: Entry, clock: Clock) -> None:
         problem = self.problem(entry.experiment, validation=False)
