@@ -1,9 +1,12 @@
 """The figures of one GPU in docs/performance.md, in the paper's CIFAR-10 task on random images, which changes no time.
 
-python benchmarks/gpu.py [speed] [loop] [run] [pfl] [memory] [population]
+python benchmarks/gpu.py [start] [speed] [loop] [run] [pfl] [memory] [population]
 """
 
+import os
+import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -11,6 +14,7 @@ from pfl_cifar10 import simple_cnn
 
 import fedda
 from fedda.bench import loop
+from fedda.bench.measure import HAND_WRITTEN, rounding
 from fedda.bench.timing import timed
 from fedda.engines import Vectorised
 from fedda.problems import models
@@ -62,8 +66,12 @@ def speed():
 
 def plain():
     problem = images()
-    by_hand, draws = loop.FedAvg(problem, 0.05), loop.Draws(problem, 10, 5)
-    print(f"plain loop, fedavg: {clock(lambda: by_hand.round(draws.round()), 2)[0]:.2f} ms/step", flush=True)
+    for name in ALGORITHMS:
+        algorithm, draws = fedda.make(name), loop.Draws(problem, 10, 5)
+        by_hand = HAND_WRITTEN[name](problem, algorithm, draws)
+        with rounding("tf32"):
+            ms = clock(lambda by_hand=by_hand, draws=draws: by_hand.round(draws.round()), 2)[0]
+        print(f"plain loop, {name}: {ms:.2f} ms/step", flush=True)
 
 
 def whole():
@@ -103,8 +111,30 @@ def population():
         print(f"100 of {clients:,} clients: {5 * clock(run.advance, 20)[0]:.3f} ms/round", flush=True)
 
 
+def start():
+    """In processes of their own: nothing compiled before, and all of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = os.environ | {"FEDDA_DATA": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
+        for word in ("cold", "warm"):
+            for part in ("first", "run") if word == "warm" else ("first",):
+                began = time.perf_counter()
+                said = subprocess.run([sys.executable, __file__, part], env=kept, capture_output=True, text=True)
+                took = time.perf_counter() - began
+                print(f"{word}, a process of {part}: {took:.2f} s\n{said.stdout}{said.stderr}", flush=True)
+
+
+def first():
+    problem = images()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    fedda.Run(fedda.make("fedda-mvr"), problem, force=True).advance()
+    torch.cuda.synchronize()
+    print(f"a run made, and its first round: {time.perf_counter() - began:.2f} s", flush=True)
+
+
 if __name__ == "__main__":
-    parts = {"speed": speed, "loop": plain, "run": whole, "pfl": pfl, "memory": memory, "population": population}
+    parts = {"start": start, "speed": speed, "loop": plain, "run": whole, "pfl": pfl, "memory": memory}
+    parts |= {"population": population}
     print(torch.cuda.get_device_name(), torch.__version__)
     for word in sys.argv[1:] or parts:
-        parts[word]()
+        (parts | {"first": first})[word]()
