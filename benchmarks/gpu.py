@@ -96,6 +96,7 @@ def pfl():
 
 def memory():
     torch.cuda.set_per_process_memory_fraction(8e9 / torch.cuda.get_device_properties(0).total_memory)
+    torch.cuda.empty_cache()  # of the parts before
     problem = images(clients=1000, test=1000)
     for name in ALGORITHMS:
         torch.cuda.reset_peak_memory_stats()

@@ -63,6 +63,19 @@ def test_every_operation_and_every_way_to_broadcast(dtype):
     assert got[-1].data_ptr() == x0.data_ptr()  # what the step only passes on is not copied
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_division_by_numbers_whose_inverse_is_not_exact(dtype):
+    """As Adam's corrections divide: on a GPU PyTorch multiplies by an inverse instead, and rounds it in its own way."""
+    a = numbers(3000, dtype=dtype, positive=True)
+    divisors = [1 - beta**n for beta in (0.9, 0.999) for n in range(1, 6)] + [3.0, 7.7, -1e-3]
+
+    def step():
+        return [(a + 1) / by + 1 for by in divisors]
+
+    for got, expected in zip(fusing.fused(recorded(step))(), step(), strict=True):
+        assert torch.equal(got, expected)
+
+
 def test_what_is_overwritten_in_between_is_read_before():
     a, b = numbers(4000, dtype=torch.float64), numbers(4000, dtype=torch.float64)
     kept = a.clone()

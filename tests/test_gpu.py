@@ -170,10 +170,12 @@ def test_kernels_are_taken_by_default_and_repeat_to_the_bit():
 
 @pytest.mark.parametrize("path", ["kernels", "chain", "traced", "loop"])
 def test_every_path_takes_the_same_step(path):
+    """PyTorch's own in full precision: in TF32 its convolutions may switch a maximum in a pool, as above."""
+    precision, bound = ("tf32", 0.05) if path == "kernels" else ("float32", 1e-3)
     problem = images().to("cuda")
     truth = last(stable("fedavg"), problem, 1, cohort=4, engine="sequential").x
-    got = last(stable("fedavg"), problem, 1, cohort=4, engine=Vectorised(path=path)).x
-    assert float((got - truth).norm()) < 0.05 * float((truth - problem.point()).norm())
+    got = last(stable("fedavg"), problem, 1, cohort=4, engine=Vectorised(path=path, precision=precision)).x
+    assert float((got - truth).norm()) < bound * float((truth - problem.point()).norm())
 
 
 def test_chunks_and_replicas_of_the_kernels_agree():

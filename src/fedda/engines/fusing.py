@@ -95,6 +95,8 @@ def elementwise(node: Node) -> bool:
         return False
     if node.target is aten.pow.Tensor_Scalar and node.args[1] != 2:
         return False
+    if node.target is aten.div.Tensor and not isinstance(node.args[1], Node) and inverse(node) is None:
+        return False
     arrays: list[Any] = [a.meta.get("kind") for a in node.args if isinstance(a, Node)]
     numbers = [a for a in node.args if not isinstance(a, Node)]
     condition = node.target is aten.where.self
@@ -189,11 +191,21 @@ def expression(node: Node, names: dict[Node, str]) -> str:
     values = [names[a] if isinstance(a, Node) else literal(a, dtype) for a in node.args]
     cuda = node.meta["kind"].device.type == "cuda"
     if cuda and node.target is aten.div.Tensor and not isinstance(node.args[1], Node):
-        # There PyTorch multiplies by the inverse of a number.
-        inverse = 1.0 / node.args[1] if dtype == torch.float64 else single(1.0 / single(float(node.args[1])))  # type: ignore[operator, arg-type]
-        return f"{values[0]} * {literal(inverse, dtype)}"
+        return f"{values[0]} * {literal(inverse(node), dtype)}"
     texts = TEXT | DOUBLE if dtype == torch.float64 else TEXT
     return texts[node.target].format(*values)
+
+
+def inverse(node: Node) -> float | None:
+    """By what PyTorch multiplies on a GPU where it is to divide by a number, if that is sure: in single precision it
+    inverts the number before or after it is rounded."""
+    number = float(node.args[1])  # type: ignore[arg-type]
+    if number == 0:
+        return None
+    if node.meta["kind"].dtype == torch.float64:
+        return 1.0 / number
+    early, late = single(1.0 / single(number)), single(1.0 / number)
+    return early if early == late else None
 
 
 def literal(number: Any, dtype: torch.dtype) -> str:
