@@ -74,9 +74,9 @@ def plain():
         print(f"plain loop, {name}: {ms:.2f} ms/step", flush=True)
 
 
-def whole():
+def whole(names=ALGORITHMS):
     problem = images()
-    for name in reversed(ALGORITHMS):
+    for name in reversed(names):
         began = time.perf_counter()
         result = fedda.train(fedda.make(name), problem, rounds=4000, every=100, force=True)
         took, rounds = time.perf_counter() - began, result.history[-1]["seconds"]
@@ -117,7 +117,7 @@ def start():
     with tempfile.TemporaryDirectory() as folder:
         kept = os.environ | {"FEDDA_DATA": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
         for word in ("cold", "warm"):
-            for part in ("first", "run") if word == "warm" else ("first",):
+            for part in ("first", "long"):
                 began = time.perf_counter()
                 said = subprocess.run([sys.executable, __file__, part], env=kept, capture_output=True, text=True)
                 took = time.perf_counter() - began
@@ -133,9 +133,13 @@ def first():
     print(f"a run made, and its first round: {time.perf_counter() - began:.2f} s", flush=True)
 
 
+def long():
+    whole(("fedda-mvr",))
+
+
 if __name__ == "__main__":
     parts = {"start": start, "speed": speed, "loop": plain, "run": whole, "pfl": pfl, "memory": memory}
     parts |= {"population": population}
     print(torch.cuda.get_device_name(), torch.__version__)
     for word in sys.argv[1:] or parts:
-        (parts | {"first": first})[word]()
+        (parts | {"first": first, "long": long})[word]()

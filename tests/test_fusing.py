@@ -1,6 +1,8 @@
 """Fused vector updates have the bits of the operations they stand for."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -171,3 +173,18 @@ def test_a_round_of_every_algorithm(name, monkeypatch):
     for got, right in zip(module(), expected, strict=True):
         torch.testing.assert_close(got, right, **bound)
     assert calls(module, FUSED)
+
+
+def test_no_computer_algebra_is_imported_for_it():
+    """As some of PyTorch's Python does, for two seconds."""
+    program = """
+import sys, torch, fedda
+from fedda.engines import fusing
+from fedda.recording import recorded
+fusing.SMALL = 1
+a = torch.ones(4, 3000, device=sys.argv[1])
+fusing.fused(recorded(lambda: [(a * 2 + a[:1]) / 3]))()
+print("sympy" in sys.modules, len(fusing.KERNELS))
+"""
+    said = subprocess.run([sys.executable, "-c", program, DEVICE], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["False", "1"]

@@ -21,6 +21,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -95,8 +96,8 @@ def elementwise(node: Node) -> bool:
         return False
     if node.target is aten.pow.Tensor_Scalar and node.args[1] != 2:
         return False
-    if node.target is aten.div.Tensor and not isinstance(node.args[1], Node) and inverse(node) is None:
-        return False
+    if node.target is aten.div.Tensor and not isinstance(node.args[1], Node) and not node.args[1]:
+        return False  # by nothing
     arrays: list[Any] = [a.meta.get("kind") for a in node.args if isinstance(a, Node)]
     numbers = [a for a in node.args if not isinstance(a, Node)]
     condition = node.target is aten.where.self
@@ -113,8 +114,8 @@ def elementwise(node: Node) -> bool:
 def fits(cluster: list[Node], node: Node) -> bool:
     arrays = {a for member in (*cluster, node) for a in (member, *member.all_input_nodes)}
     try:
-        torch.broadcast_shapes(*(member.meta["kind"].shape for member in (*cluster, node)))
-    except RuntimeError:
+        np.broadcast_shapes(*(member.meta["kind"].shape for member in (*cluster, node)))
+    except ValueError:
         return False
     return len(arrays) <= MOST and all(m.meta["kind"].dtype == node.meta["kind"].dtype for m in cluster)
 
@@ -136,7 +137,7 @@ def replace(graph: Graph, cluster: list[Node], before: Node) -> None:
     if len(cluster) < 2 or not results:
         return
     sources = list(dict.fromkeys(s for node in cluster for s in node.all_input_nodes if s not in members))
-    domain = torch.broadcast_shapes(*(node.meta["kind"].shape for node in cluster))
+    domain = np.broadcast_shapes(*(node.meta["kind"].shape for node in cluster))
     text = source_text(cluster, sources, results, (1,) * (3 - len(domain)) + tuple(domain))
     made = tuple((tuple(v.shape), v.strides, v.dtype) for v in (r.meta["kind"] for r in results))
     number = kernel(
@@ -191,21 +192,14 @@ def expression(node: Node, names: dict[Node, str]) -> str:
     values = [names[a] if isinstance(a, Node) else literal(a, dtype) for a in node.args]
     cuda = node.meta["kind"].device.type == "cuda"
     if cuda and node.target is aten.div.Tensor and not isinstance(node.args[1], Node):
-        return f"{values[0]} * {literal(inverse(node), dtype)}"
+        return f"{values[0]} * {literal(inverse(node.args[1], dtype), dtype)}"
     texts = TEXT | DOUBLE if dtype == torch.float64 else TEXT
     return texts[node.target].format(*values)
 
 
-def inverse(node: Node) -> float | None:
-    """By what PyTorch multiplies on a GPU where it is to divide by a number, if that is sure: in single precision it
-    inverts the number before or after it is rounded."""
-    number = float(node.args[1])  # type: ignore[arg-type]
-    if number == 0:
-        return None
-    if node.meta["kind"].dtype == torch.float64:
-        return 1.0 / number
-    early, late = single(1.0 / single(number)), single(1.0 / number)
-    return early if early == late else None
+def inverse(number: Any, dtype: torch.dtype) -> float:
+    """By what PyTorch multiplies on a GPU where it is to divide by a number."""
+    return 1.0 / number if dtype == torch.float64 else single(1.0 / number)
 
 
 def literal(number: Any, dtype: torch.dtype) -> str:

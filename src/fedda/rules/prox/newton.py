@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,7 @@ def in_blocks(solve: Callable[..., Tensor], u: Tensor, *rest: Any, buffers: int 
     those of u, or 1, or missing. The buffers, float64 and as large as the block, are taken once for all blocks: on the
     CPU fresh memory costs more than the arithmetic.
     """
-    lead = torch.broadcast_shapes(u.shape[:-1], *(t.shape[:-1] for t in rest if isinstance(t, Tensor)))
+    lead = np.broadcast_shapes(u.shape[:-1], *(t.shape[:-1] for t in rest if isinstance(t, Tensor)))
     u = u.expand(*lead, u.shape[-1])
     room = min(u.numel(), max(_block(u), u.shape[-1]))
     work = torch.empty(buffers, room, dtype=torch.float64, device=u.device)
