@@ -323,6 +323,14 @@ def test_further_metrics_come_in_a_line_of_their_own(tmp_path):
     ]
 
 
+def test_a_run_that_diverged_does_not_make_sparsity_a_metric(tmp_path):
+    rows = [row | {"density": 0.5, "nonzero": 1.0} for row in synthetic(["a"], [0])]
+    rows[-1] |= {"density": None, "nonzero": None}
+    assert not {"density", "nonzero"} & set(report.read(folder(tmp_path / "run", rows)).metrics)
+    rows[0]["nonzero"] = 0.999
+    assert {"density", "nonzero"} <= set(report.read(folder(tmp_path / "zeros", rows)).metrics)
+
+
 def test_csv_holds_every_point(tmp_path):
     label = 'a, "b"\n=1+1'
     rows = synthetic(["fedavg", label], [0, 1, 2])

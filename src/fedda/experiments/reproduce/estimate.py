@@ -15,7 +15,7 @@ from .pool import DONE, Entry, entries, experiments, winners
 
 # Measured on one H200: the paper's CNN on CIFAR-10, 10 clients, batch 16, five seeds as replicas; seconds a local step
 # with one gradient, and with two.
-STEP = {"tf32": (0.2175e-3 * 3.11, 0.345e-3 * 3.71), "bf16": (0.1429e-3 * 2.76, 0.2179e-3 * 3.40)}
+STEP = {"tf32": (0.2168e-3 * 3.10, 0.3419e-3 * 3.72), "bf16": (0.1409e-3 * 2.79, 0.2159e-3 * 3.39)}
 TWICE = ("fedda-mvr", "fedda-1-2", "stem", "mime-mvr")  # methods with two gradients a step
 IMAGE = 20e-3 / 60_000  # seconds to evaluate one model on one image
 START = 1.0  # seconds until a run's rounds are captured
