@@ -485,8 +485,24 @@ def test_c12_who_diverges_ranks_last(tmp_path):
 def test_a_part_that_was_not_run_is_a_detail_and_counted(tmp_path, claim, figure, gone, missing):
     found = judged(runs(tmp_path, changed(paper(), {(figure, gone, None): None})))[claim]
     assert [d.comparison for d in found.details if d.verdict == U] == missing
-    assert found.verdict == P and f"{len(missing)} not run" in found.reason
-    assert {d.verdict for d in found.details} == {S, U}
+    assert found.verdict == P and f"{len(missing)} not run" in found.reason and found.in_part
+    # Who was not run would move the ranks of all others: in the two that take them, the figure decides nothing.
+    assert {d.verdict for d in found.details} == ({S, U, I} if claim == "C12" else {S, U})
+    assert not judged(runs(tmp_path / "whole", paper()))[claim].in_part
+
+
+def test_a_rank_holds_wherever_the_methods_that_were_not_run_would_stand(tmp_path):
+    """FedAvg is the fourth of eight; of six, with two that it may or may not beat, that is not known."""
+    world = changed(paper(), {("cifar10", "fedavg", "train_loss"): 0.32})
+    whole = judged(runs(tmp_path / "whole", {"cifar10": world["cifar10"]}))["C9"].details
+    for gone in ("local-amsgrad", "mime-mvr"):
+        del world["cifar10"][gone]
+    less = judged(runs(tmp_path / "less", {"cifar10": world["cifar10"]}))["C9"]
+    assert [d.verdict for d in whole if d.verdict != U] == [S]
+    assert [(d.comparison, d.verdict) for d in less.details if d.verdict != U] == [
+        ("cifar10: rank of fedavg among 6", I)
+    ]
+    assert "of 8" in less.reason
 
 
 def test_without_mime_is_not_a_part_that_is_missing(tmp_path):

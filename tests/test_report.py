@@ -331,6 +331,17 @@ def test_a_run_that_diverged_does_not_make_sparsity_a_metric(tmp_path):
     assert {"density", "nonzero"} <= set(report.read(folder(tmp_path / "zeros", rows)).metrics)
 
 
+def test_a_curve_that_ends_in_a_divergence_has_a_cross(tmp_path):
+    whole = synthetic(["a"], [0, 1])
+    broken = [row | ({"train_loss": None} if row["seed"] == 1 and row["round"] > 50 else {}) for row in whole]
+    drawn = []
+    for name, rows in (("whole", whole), ("broken", broken)):
+        shown = picture([report.read(folder(tmp_path / name, rows))])
+        drawn.append(plots.draw(shown, shown.axes[0], "svg").decode())
+    assert ["a seed diverged" in svg for svg in drawn] == [False, True]
+    assert [plots.lost(series.curves["train_loss"]) for series in shown.series] == [10]  # round 50
+
+
 def test_csv_holds_every_point(tmp_path):
     label = 'a, "b"\n=1+1'
     rows = synthetic(["fedavg", label], [0, 1, 2])

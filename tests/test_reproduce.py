@@ -19,9 +19,10 @@ import pytest
 from commands import Quiet, inside, is_one_line
 from fedda.experiments import claims, run
 from fedda.experiments.claims.values import Method, Value
+from fedda.experiments.config import find
 from fedda.experiments.grid import points
 from fedda.experiments.reproduce import plan, readme, work
-from fedda.experiments.reproduce.chapters import findings
+from fedda.experiments.reproduce.chapters import better_readings, findings
 from fedda.experiments.reproduce.estimate import lines
 from fedda.experiments.reproduce.pack import pack
 from fedda.experiments.reproduce.page import page
@@ -428,9 +429,12 @@ def test_what_was_not_run_is_said(made, tmp_path):
     text = page(results, "../results")
     femnist = text[text.index("### FEMNIST, 50 of") :]
     assert "**At the paper's values**: not run." in femnist[:100]
-    assert (
-        "data digits; not run: fedcm (10), fedda-2-1 (10), fedda-2-2 (10), fedcm (20)" in text
-    )  # the others are there
+    missing = "**not run: fedcm (10), fedda-2-1 (10), fedda-2-2 (10), fedcm (20)"  # the others are there
+    assert f"data digits, precision float32; {missing}" in text
+    found = Results(results)
+    whole = [name for (_, name), run in found.figures.items() if set(run.run.labels) == set(find(name).algorithms)]
+    part = len(found.figures) - len(whole)
+    assert part and f"\n{len(whole)} of {len(list(found.plan.figures()))} figures were run, and {part} in part" in text
     nothing = page(tmp_path / "nowhere", "../results")
     assert (
         "None of the 22 figures has been run yet" in nothing
@@ -443,7 +447,7 @@ def test_what_was_not_run_is_said(made, tmp_path):
 def test_pilots_say_what_was_found(made):
     _, _, results = made
     found = Results(results)
-    (line,) = findings(found.pilots["alpha"], ["history"], "train_loss")
+    ((name, against, line),) = findings(found.pilots["alpha"], ["history"], "train_loss")
     last = {
         label: [r["train_loss"] for r in found.pilots["alpha"].run.rows if r["algorithm"] == label and r["round"] == 6]
         for label in ("fedda-2-1: history", "fedda-2-1: weight")
@@ -454,9 +458,20 @@ def test_pilots_say_what_was_found(made):
     words = (
         "ours, history, has the best" if better else "weight has a better" if worse else "ours, history, cannot be told"
     )
-    assert words in line
-    (start,) = findings(found.pilots["start"], ["nu0"], "train_loss")
+    assert words in line and (name, against) == ("fedda-2-1", worse)
+    ((_, _, start),) = findings(found.pilots["start"], ["nu0"], "train_loss")
     assert start.startswith("fedda-1-2: ours, nu0")
+
+
+def test_a_pilot_that_speaks_against_a_reading_is_named_beside_the_figure(made):
+    """Whatever the pilot says of our reading, the figures on its data that hold the method are told when it is worse."""
+    found = Results(made[2])
+    figure = next(run for (setting, name), run in found.figures.items() if name == "cifar10-variants")
+    for ours in ("history", "weight"):
+        found.plan.pilots["alpha"]["ours"] = [ours]
+        ((name, against, line),) = findings(found.pilots["alpha"], [ours], "train_loss")
+        said = [told for told in better_readings(found, figure) if line in told]
+        assert len(said) == against and name == "fedda-2-1"
 
 
 def test_a_table_marks_all_that_cannot_be_told_from_the_best_and_says_when_a_method_diverged():
@@ -470,11 +485,17 @@ def test_a_table_marks_all_that_cannot_be_told_from_the_best_and_says_when_a_met
     table = {k: Method(k, {"density": over(v), "nonzero": over(v)}, 3) for k, v in found.items()}
     best = best_of(list(table.values()), "density")
     assert [k for k, m in table.items() if as_good(table, m, best, "density")] == ["sparse"]
+    whole = {
+        k: Method(k, {"density": over(v), "nonzero": over([1.0, 1.0, 1.0])}, 3)
+        for k, v in found.items()
+        if k != "empty"
+    }
+    assert best_of(list(whole.values()), "density") is None  # small weights, but none that is zero
     rows = [
         {"round": r, "seed": s, "test_accuracy": None if r + s > 5 else 0.5} for r in (0, 2, 4, 6) for s in (0, 1, 2)
     ]
     assert value(Method("d", {}, 3, "diverged in 2 of 3 seeds", rows=tuple(rows)), "test_accuracy") == (
-        "diverged in 2 of 3 seeds after round 2"
+        "diverged in 2 of 3 seeds, the first after round 2"
     )
 
 

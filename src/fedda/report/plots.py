@@ -92,6 +92,17 @@ def band(shown: Picture) -> str:
     return f"line: mean, band: ±1 standard deviation, over {number} seeds"
 
 
+def lost(curve: Curve) -> int | None:
+    """Give the index of the last point before a seed diverged, if one did and there is any.
+
+    >>> x = np.arange(3.0)
+    >>> lost(Curve(x, x, x, x, mean=np.array([1.0, 2.0, math.nan]), std=x, seeds=x))
+    1
+    """
+    there = np.flatnonzero(np.isfinite(curve.mean))
+    return int(there[-1]) if there.size and there[-1] < curve.mean.size - 1 else None
+
+
 def limits(curves: Sequence[Curve], shown: Metric) -> tuple[float, float, bool]:
     """Give bottom and top of the y axis and whether it is logarithmic (a loss over more than two decades).
 
@@ -146,6 +157,9 @@ def _panel(panel: Axes, shown: Picture, row: int, what: Metric, axis: Axis) -> N
         panel.plot(x, y, color=series.colour, linestyle=line, linewidth=1.5)
         if lone.any():
             panel.plot(x[lone], y[lone], color=series.colour, linestyle="", marker="o", markersize=4)
+        if (last := lost(curve)) is not None:
+            at = np.clip(curve.mean[last], low, high)
+            panel.plot(x[last], at, color=series.colour, marker="x", markersize=7, markeredgewidth=2, clip_on=False)
         if np.isfinite(curve.std).any():
             bottom, top = np.clip(curve.mean - curve.std, *outside), np.clip(curve.mean + curve.std, *outside)
             panel.fill_between(x, bottom, top, color=series.colour, alpha=0.16, linewidth=0)
@@ -169,6 +183,8 @@ def _legend(figure: Figure, shown: Picture, columns: int) -> int:
     room = max(1, 30 * columns // (9 + max(map(len, names), default=1)))
     deep = math.ceil(len(names) / room)
     notes = [band(shown)]
+    if any(lost(curve) is not None for series in shown.series for curve in series.curves.values()):
+        notes.append("×: a seed diverged")
     if len(shown.rows) > ROWS:
         notes.append(f"the first {ROWS} of {len(shown.rows)} rows")
     if len(shown.entries) > NAMES:

@@ -37,7 +37,14 @@ class Verdict:
     details: Sequence[Detail] = ()
     sources: Sequence[Source] = ()  # the runs that were looked at
     remarks: Sequence[str] = ()  # the short part of the reason: what qualifies the verdict
+    missing: Sequence[str] = ()  # figures that it is about and that no run tells of, and why
     apart: Sequence[tuple[Source, str]] = ()  # runs that could not be compared with these, and why
+
+    @property
+    def in_part(self) -> bool:
+        """Whether it rests on a part of what the claim is about: a figure, a method or a number of steps is missing."""
+        tested = self.verdict != NOT_TESTED
+        return tested and (bool(self.missing) or any(d.verdict == NOT_TESTED for d in self.details))
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def judge(claim: Claim, runs: Sequence[Source], theory: Theory, alone: bool = Fa
     remarks = [word for word in (*short, *(word for part in parts for word in part.remarks), *beside) if word]
     looked = list(dict.fromkeys(s for part in parts for s in part.choice.pool))
     apart = [pair for part in parts for pair in part.choice.apart]
-    return Verdict(claim, verdict, reason, stand_in, details, looked, remarks, apart)
+    return Verdict(claim, verdict, reason, stand_in, details, looked, remarks, whys, apart)
 
 
 def judge_case(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> Part:
@@ -90,6 +97,7 @@ def judge_case(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> Par
     table = tabulate(claim, case, choice.pool)
     found = KINDS[claim.kind](claim, table)
     home = next((method.figure for method in table.values()), case[0]) if claim.either else case[0]
+    home = next((s.name for s in choice.pool if s.stand_in and s.figure == home), home)
     prefix = f"{home}: " if len(claim.figures) > 1 else ""
     waiting = [s.unfinished for s in runs if s.figure in case and s.unfinished]
     remarks = list(about(claim, table, found, [*waiting, *(f"{s.name} {why}" for s, why in choice.apart)]))

@@ -25,17 +25,18 @@ from .values import METRICS, Value
 
 
 def rank(claim: Claim, table: Table) -> Judged:
-    """The method's rank is in the better half, also when every undecided comparison goes against it."""
+    """The method's rank is in the better half, also when every undecided comparison goes against it, and every method
+    that was not run."""
     (a,), (metric,) = claim.methods, claim.metrics
     there = [b for b in claim.against if worth(table, b, metric) is not None]
     found = [compare(table, a, b, metric) for b in there]
     ours = worth(table, a, metric)
     if ours is None or not found:
         return together([not_run(f"rank of {a}", metric)])
-    size = len(found) + 1
+    size, whole = len(found) + 1, len(claim.against) + 1
     best = 1 + sum(d.verdict == NOT_SUPPORTED for d in found)
-    worst = size - sum(d.verdict == SUPPORTED for d in found)
-    verdict = SUPPORTED if 2 * worst <= size else NOT_SUPPORTED if 2 * best > size else INCONCLUSIVE
+    worst = whole - sum(d.verdict == SUPPORTED for d in found)
+    verdict = SUPPORTED if 2 * worst <= whole else NOT_SUPPORTED if 2 * best > whole else INCONCLUSIVE
 
     def place(of: str) -> int:
         rivals = [worth(table, b, metric) for b in claim.against]
@@ -46,7 +47,7 @@ def rank(claim: Claim, table: Table) -> Judged:
     area = half - place("area") if math.isfinite(ours.area) else None
     line = Detail(f"rank of {a} among {size}", metric, verdict, at, half, half - at, None, area, seeds)
     missing = [not_run(f"{a} vs {b}", metric) for b in claim.against if b not in there]
-    return together([line, *missing], f"surely {best}" + (f" to {worst}" if worst > best else "") + f" of {size}")
+    return together([line, *missing], f"surely {best}" + (f" to {worst}" if worst > best else "") + f" of {whole}")
 
 
 def mean_rank(claim: Claim, table: Table) -> Judged:
@@ -69,8 +70,10 @@ def _mean_rank(claim: Claim, table: Table) -> Judged:
         if ours and theirs and last:
             d = Value.over(*({s: _apart(r, ours, theirs) for s, r in ranks.items()} for ranks in (last, areas)))
         a, b = (fmean(r[n] for r in last.values() for n in group) if d else None for group in (ours, theirs))
-        found.append(detail("mean rank, adaptive vs others", f"{side}_rank", d, a, b))
         missing = [name for name in (*claim.methods, *claim.against) if name not in table]
+        # Who was not run would move the ranks of all others.
+        open_ = INCONCLUSIVE if d and missing else ""
+        found.append(detail("mean rank, adaptive vs others", f"{side}_rank", d, a, b, open_))
         found += [not_run(f"rank of {name}", f"{side}_rank") for name in missing]
     return together(found)
 

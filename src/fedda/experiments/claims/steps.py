@@ -12,6 +12,7 @@ from fedda.report.format import size
 from .compare import (
     INCONCLUSIVE,
     NOT_SUPPORTED,
+    NOT_TESTED,
     SUPPORTED,
     Detail,
     Judged,
@@ -105,7 +106,8 @@ def gain(claim: Claim, table: Table) -> Judged:
 
 
 def traffic(claim: Claim, table: Table) -> Judged:
-    """Both send as much a round, up and down: counted, so that one seed is enough."""
+    """Both send as much a round, up and down: counted, so that one seed is enough, and one number of local steps, on
+    which it does not depend."""
     found, summary = [], ""
     for a, b in pairs(claim):
         sent = {m: (a_round(table.get(a), m), a_round(table.get(b), m)) for m in claim.metrics}
@@ -118,6 +120,7 @@ def traffic(claim: Claim, table: Table) -> Judged:
             seeds = min(table[a].seeds, table[b].seeds)
             found.append(Detail(f"{a} vs {b}", metric, verdict, ours, theirs, ours - theirs, 0.0, None, seeds))
         summary = summary or "; ".join(_line(claim, sent))
+    found = [d for d in found if d.verdict != NOT_TESTED] or found
     return Judged(together(found).verdict, found, summary=summary)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedda.report.format import count, duration, plain
 
 from ..claims.compare import LOWER, SUPPORTED, compare
-from ..claims.runs import Source
+from ..claims.runs import ALIASES, Source
 from ..claims.values import Method
 from ..config import find
 from .estimate import covered
@@ -25,7 +25,7 @@ STEM's c stays the paper's. An edge of the grid is marked: beyond it nothing was
 PILOTS = """Short runs of the possible readings ([deviations](deviations.md)); ours is the one that the presets
 take. Compared by the verdict rule: a difference counts from two standard errors on."""
 ADVICE = """By a rule, not by taste: of the methods whose test accuracy is not below the best one's by more than two
-standard errors, the one that sends the fewest bytes (then, takes the fewest gradients); with a penalty, the
+standard errors, the one that sends the fewest bytes (then, takes the fewest gradients); where some are sparse, the
 sparsest. Tuned values where they were run, else the paper's."""
 TIMES = """`In rounds` are the seconds of all runs in their rounds; `by the clock` is with captures, evaluations and
 checkpoints, and counts once what several processes did side by side. What parts share stands in the first that ran
@@ -76,16 +76,30 @@ def pilots(found: Results) -> str:
             for m in methods(run)
         ]
         lines += ["", f"{data}.", "", markdown(["reading", "", *(c.replace("_", " ") for c in columns)], rows)]
-        lines += ["", *(f"- {line}" for line in findings(run, asked["ours"], metric))]
+        lines += ["", *(f"- {line}" for _, _, line in findings(run, asked["ours"], metric))]
     return "\n".join(lines)
+
+
+def better_readings(found: Results, run: Source) -> Iterator[str]:
+    """What the pilots on the same data say against the readings that a figure was run with."""
+    there = {str(words["name"]) for words in run.run.config["algorithms"].values()}
+    there |= {ALIASES.get(name, name) for name in there}
+    for name, pilot in found.pilots.items():
+        asked = found.plan.pilots[name]
+        if pilot.data != run.data:
+            continue
+        for method, better, line in findings(pilot, asked["ours"], asked.get("metric", "train_loss")):
+            if better and method in there:
+                where = f"[pilot](#what-the-paper-leaves-open) of {pilot.rounds} rounds"
+                yield f"- A {where} speaks against a reading: {line}"
 
 
 def _reading(label: str) -> str:
     return label.partition(": ")[2]
 
 
-def findings(run: Source, ours: list[str], metric: str) -> Iterator[str]:
-    """Of each method: whether our reading is the best, as good as it, or worse."""
+def findings(run: Source, ours: list[str], metric: str) -> Iterator[tuple[str, bool, str]]:
+    """Of each method: its name, whether another reading is better than ours, and that in words."""
     by: dict[str, list[Method]] = {}
     for m in methods(run):
         by.setdefault(m.label.partition(": ")[0], []).append(m)
@@ -96,39 +110,43 @@ def findings(run: Source, ours: list[str], metric: str) -> Iterator[str]:
         lost = [f"{_reading(m.label)} {m.lost.split(' (')[0]}" for m in own if m.lost]
         what, beside = metric.replace("_", " "), f" ({', '.join(lost)})" if lost else ""
         if us is None or not alive:
-            yield f"{name}: nothing to compare{beside}."
+            yield name, False, f"{name}: nothing to compare{beside}."
             continue
         sign = -1 if metric in LOWER else 1
         ordered = sorted(alive, key=lambda m: -sign * m.values[metric].mean)
         best, second = ordered[0], (*ordered, None)[1]
-        better = compare(table, best.label, us.label, metric).verdict
+        worse = compare(table, best.label, us.label, metric).verdict == SUPPORTED
         if best is us and second and compare(table, us.label, second.label, metric).verdict != SUPPORTED:
             words = f"ours, {_reading(us.label)}, cannot be told from {_reading(second.label)}"
         elif best is us:
             words = f"ours, {_reading(us.label)}, has the best {what}"
-        elif better == SUPPORTED:
+        elif worse:
             both = f"{value(best, metric)} against {value(us, metric)}"
             words = f"{_reading(best.label)} has a better {what} than ours, {_reading(us.label)}: {both}"
         else:
             words = f"ours, {_reading(us.label)}, cannot be told from the best, {_reading(best.label)}"
-        yield f"{name}: {words}{beside}."
+        yield name, worse, f"{name}: {words}{beside}."
 
 
 def advice(found: Results) -> str:
     """Which method when, by a rule."""
     problems: dict[str, dict[str, list[Source]]] = {}
     titles: dict[str, str] = {}
+    absent: dict[str, list[str]] = {}
     for (setting, name), run in found.figures.items():
         config = run.run.config
         if any("group" in words for words in config["algorithms"].values()):
             continue  # an ablation of local steps is no choice between methods
         key = json.dumps([config["problem"], run.rounds], sort_keys=True)
+        gone = [label for label in find(name).algorithms if label not in run.run.labels]
         titles.setdefault(key, find(name).title)
+        absent.setdefault(key, []).extend(gone)
         problems.setdefault(key, {}).setdefault(setting, []).append(run)
     rows = []
     for key, by in problems.items():
         setting = "tuned" if "tuned" in by else next(iter(by))
-        rows.append([titles[key], SETTINGS.get(setting, setting), *recommended(by[setting])])
+        without = f" ({NOT_RUN}: {', '.join(dict.fromkeys(absent[key]))})" if absent[key] else ""
+        rows.append([titles[key] + without, SETTINGS.get(setting, setting), *recommended(by[setting])])
     heads = ["where", "values", "best test accuracy", "as good", "take", "because it"]
     return f"## Which method when\n\n{ADVICE}\n\n" + (markdown(heads, rows) if rows else f"{NOT_RUN.capitalize()}.")
 
@@ -140,16 +158,22 @@ def times(found: Results) -> str:
     lines += [TIMES, ""]
     parts: dict[str, list[dict[str, Any]]] = {}
     for row in found.times:
-        parts.setdefault(str(row["part"]), []).append(row)
+        if row.get("done", True):
+            parts.setdefault(str(row["part"]), []).append(row)
     rows = [[name, *_sums(own)] for name, own in parts.items()]
-    rows.append(["**all**", *_sums(found.times)])
+    begun = [row for row in found.times if not row.get("done", True)]
+    if begun:
+        rows.append([f"begun: {', '.join(dict.fromkeys(str(row['part']) for row in begun))}", *_sums(begun, "–")])
+    rows.append(["**all**", *_sums(found.times, _steps([row for own in parts.values() for row in own]))])
     lines.append(markdown(["part", "runs", "local steps, all seeds", "in rounds", "by the clock"], rows))
     return "\n".join(lines)
 
 
-def _sums(rows: list[dict[str, Any]]) -> list[str]:
-    def total(*words: str) -> float:
-        return math.fsum(math.prod(row.get(word, 0) for word in words) for row in rows)
-
+def _sums(rows: list[dict[str, Any]], steps: str = "") -> list[str]:
     clock = covered((began, wall) for row in rows for began, wall in row["spans"])
-    return [str(len(rows)), count(total("steps", "seeds")), duration(total("rounds_seconds")), duration(clock)]
+    inside = math.fsum(row.get("rounds_seconds", 0) for row in rows)
+    return [str(len(rows)), steps or _steps(rows), duration(inside), duration(clock)]
+
+
+def _steps(rows: list[dict[str, Any]]) -> str:
+    return count(math.fsum(row.get("steps", 0) * row.get("seeds", 0) for row in rows))

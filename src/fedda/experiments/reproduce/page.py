@@ -9,8 +9,9 @@ from fedda.report.claims import SIGNS
 
 from ..claims import Verdict, claims
 from ..claims.compare import NOT_TESTED, WORDS
+from ..claims.runs import Source
 from ..config import find
-from .chapters import NOT_RUN, SETTINGS, advice, pilots, times, tuning
+from .chapters import NOT_RUN, SETTINGS, advice, better_readings, pilots, times, tuning
 from .results import Results, owns
 from .tables import final, markdown
 
@@ -23,6 +24,7 @@ experiments are in [experiments](experiments.md). In bold are the best of a colu
 the rule of the verdicts. A verdict against the paper is a result like any other."""
 TO_RUN = """`fedda reproduce` runs them; `fedda theory --out results/theory` judges C26 to C30, which need
 none of them ([theory](theory.md) has a recorded answer)."""
+STAR = "\\* On a part of what the claim is about: the rest was not run."
 AGAIN = """## Run it again
 
 ```sh
@@ -51,7 +53,9 @@ def head(found: Results) -> str:
     wanted, there = len(list(found.plan.figures())), found.figures
     if not there:
         return f"{HEAD}\n\n**None of the {wanted} figures has been run yet.** {TO_RUN}"
-    facts = [run.run.environment for run in there.values()]
+    facts = [run.run.environment for run in (*there.values(), *found.pilots.values())]
+    whole = sum(not missing(name, run) for (_, name), run in there.items())
+    size = f"{whole} of {wanted} figures were run, and {len(there) - whole} in part"
 
     def of(word: str) -> list[str]:
         values = [v for one in facts for v in (one[word] if isinstance(one.get(word), list) else [one.get(word)])]
@@ -60,18 +64,32 @@ def head(found: Results) -> str:
     words = {"": "device", "torch ": "torch", "precision ": "precision", "commit ": "commits"}
     how = ", ".join(before + ", ".join(of(word)) for before, word in words.items())
     commands = "\n".join(f"- `{command}`" for command in of("commands"))
-    return f"{HEAD}\n\n{len(there)} of {wanted} figures were run: {how}, by\n\n{commands}"
+    return f"{HEAD}\n\n{size}: {how}, by\n\n{commands}"
+
+
+def missing(name: str, run: Source) -> list[str]:
+    """The methods of a figure that a run of it has not."""
+    return [label for label in find(name).algorithms if label not in run.run.labels]
 
 
 def verdict_table(found: Results) -> str:
     """Every claim with its verdict in both settings."""
-    rows = [[c.id, c.text, *(signed(_word(found, setting, c.id)) for setting in SETTINGS)] for c in claims()]
-    return markdown(["claim", "the paper says", *SETTINGS.values()], rows)
+    rows = [[c.id, c.text, *(_cell(found, setting, c.id) for setting in SETTINGS)] for c in claims()]
+    return markdown(["claim", "the paper says", *SETTINGS.values()], rows) + f"\n\n{STAR}"
 
 
 def _word(found: Results, setting: str, name: str) -> str:
     verdict = found.verdict(setting, name)
     return verdict.verdict if verdict else NOT_TESTED
+
+
+def _cell(found: Results, setting: str, name: str) -> str:
+    return signed(_word(found, setting, name)) + _star(found, setting, name)
+
+
+def _star(found: Results, setting: str, name: str) -> str:
+    verdict = found.verdict(setting, name)
+    return " \\*" if verdict and verdict.in_part else ""
 
 
 def signed(verdict: str) -> str:
@@ -84,11 +102,14 @@ def signed(verdict: str) -> str:
 
 
 def counted(found: Results) -> str:
-    """How many claims came out how, and which."""
+    """How many claims came out how; with tuned values, those that have any."""
     rows = []
     for word in WORDS:
-        own = [[c.id for c in claims() if _word(found, setting, c.id) == word] for setting in SETTINGS]
-        rows.append([signed(word), *(f"{len(ids)}" + (f": {', '.join(ids)}" if ids else "") for ids in own)])
+        own = [
+            sum(_word(found, setting, c.id) == word for c in claims() if setting == "paper" or c.kind != "theory")
+            for setting in SETTINGS
+        ]
+        rows.append([signed(word), *map(str, own)])
     return markdown(["verdict", *SETTINGS.values()], rows)
 
 
@@ -109,10 +130,11 @@ def _figure(found: Results, name: str, to: str, said: set[str]) -> str:
         lines += ["", f"**{words[0].upper()}{words[1:]}**" + ("" if run else f": {NOT_RUN}.")]
         if run:
             image = f"{to}/{part.setting}/{name}/curves-rounds"
-            missing = [label for label in experiment.algorithms if label not in run.run.labels]
-            size = f"{run.rounds} rounds, {run.seeds} seeds, data {run.data}"
-            lines += ["", f"{size}" + (f"; {NOT_RUN}: {', '.join(missing)}" if missing else "") + "."]
+            gone = missing(name, run)
+            size = f"{run.rounds} rounds, {run.seeds} seeds, data {run.data}, precision {_precision(run)}"
+            lines += ["", f"{size}" + (f"; **{NOT_RUN}: {', '.join(gone)}**" if gone else "") + "."]
             lines += ["", f"[![{experiment.title}, {words}]({image}.png)]({image}.svg)", "", final(run)]
+            lines += ["", *other] if part.setting == "paper" and (other := list(better_readings(found, run))) else []
     for claim in claims():
         if owns(claim, experiment.figure):
             lines += _claim(found, claim.id, claim.id in said)
@@ -120,25 +142,31 @@ def _figure(found: Results, name: str, to: str, said: set[str]) -> str:
     return "\n".join(lines)
 
 
+def _precision(run: Source) -> str:
+    words = run.run.environment.get("precision")
+    return " and ".join(map(str, words if isinstance(words, list) else [words]))
+
+
 def _claim(found: Results, name: str, said: bool) -> Iterator[str]:
     """A claim with its verdicts, and with their numbers where it stands first."""
     (claim,) = (c for c in claims() if c.id == name)
     if said:
-        words = ", ".join(f"{words}: {signed(_word(found, setting, name))}" for setting, words in SETTINGS.items())
+        words = ", ".join(f"{words}: {_cell(found, setting, name)}" for setting, words in SETTINGS.items())
         yield from ("", f"**{name}**, with its numbers above: {claim.text} ({words})")
         return
     yield from ("", f"**{name}** ({claim.where}): {claim.text}", "")
     for setting, words in SETTINGS.items():
         verdict = found.verdict(setting, name)
         if claim.kind != "theory":
-            yield f"- {words}: " + (_reason(verdict) if verdict else f"{signed(NOT_TESTED)}: {NOT_RUN}")
+            star = _star(found, setting, name)
+            yield f"- {words}: " + (_reason(verdict, star) if verdict else f"{signed(NOT_TESTED)}: {NOT_RUN}")
         elif setting == "paper":  # there are no values to tune
             yield f"- {_reason(verdict)}" if verdict else f"- {signed(NOT_TESTED)}: {NOT_RUN}"
 
 
-def _reason(v: Verdict) -> str:
+def _reason(v: Verdict, star: str = "") -> str:
     on = f"on {v.stand_in}: " if v.stand_in else ""
-    return f"**{signed(v.verdict)}**: {on}{v.reason}"
+    return f"**{signed(v.verdict)}{star}**: {on}{v.reason}"
 
 
 def theory(found: Results) -> str:

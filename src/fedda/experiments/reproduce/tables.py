@@ -32,7 +32,8 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def value(method: Method, metric: str) -> str:
     """A mean over seeds with its standard deviation, of the last 5 % of the rounds."""
     if method.lost:
-        return f"{method.lost.split(' (')[0]} after round {_alive(method, metric)}"
+        first = " the first" if " of " in method.lost else ""
+        return f"{method.lost.split(' (')[0]}{first and ','}{first} after round {_alive(method, metric)}"
     found = method.values.get(metric)
     if found is None:
         return "–"
@@ -57,30 +58,43 @@ def final(run: Source) -> str:
     """What every method of a run came to; in bold the best of each column and what cannot be told from it."""
     found, columns = methods(run), shown(run)
     table = {m.label: m for m in found}
-    best = {m: best_of(found, m) for m in columns}
+    best = {m: best_of(found, m) if len(found) > 1 else None for m in columns}
     cell = {(m.label, c): value(m, c) for m in found for c in columns}
     cell |= {(m, c): f"**{text}**" for (m, c), text in cell.items() if as_good(table, table[m], best[c], c)}
-    rows = [[m.label, *(cell[m.label, c] for c in columns), str(m.seeds)] for m in found]
+    rows = [[_name(m, columns), *(cell[m.label, c] for c in columns), str(m.seeds)] for m in found]
     return markdown(["method", *(style.metric(c).name.lower() for c in columns), "seeds"], rows)
 
 
+def _name(method: Method, columns: Sequence[str]) -> str:
+    """A method with what a reader of its numbers must know."""
+    notes = ["constant predictor"] if method.constant else []
+    if "density" in columns and not method.words.get("prox"):
+        notes.append("no penalty")
+    return method.label + (f" ({', '.join(notes)})" if notes else "")
+
+
 def best_of(found: Sequence[Method], metric: str) -> Method | None:
-    # A network that is empty has no density to speak of, as in a verdict.
-    alive = [m for m in found if metric in m.values and not (metric in SPARSE and m.constant)]
+    """The best of those that learned something; in sparsity, of those with zeros."""
+    alive = [m for m in found if metric in m.values and not m.constant]
+    if metric in SPARSE:
+        alive = [m for m in alive if sparse(m)]
     sign = -1 if metric in LOWER else 1
     return max(alive, key=lambda m: sign * m.values[metric].mean, default=None)
+
+
+def sparse(method: Method) -> bool:
+    """Whether some weights are exactly zero."""
+    return "nonzero" in method.values and method.values["nonzero"].mean < 1
 
 
 def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     """Of the runs of one problem: the most accurate method on test samples, those as good, the one to take, and why.
 
     As good is what does not lose to the best by more than two standard errors. To be taken is the one of these that
-    sends the fewest bytes, then takes the fewest gradients; where the problem has a penalty, the sparsest.
+    sends the fewest bytes, then takes the fewest gradients; where some of these are sparse, the sparsest.
     """
     found: dict[str, Method] = {}
-    sparse = False
     for run in runs:
-        sparse = sparse or "density" in run.run.metrics
         for method in methods(run):
             name = str(method.words.get("name", method.label))
             key = method.label if method.label.endswith("-l1") else ALIASES.get(name, name)
@@ -91,20 +105,21 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     if best is None:
         return "none trained", "–", "none", "every method diverged"
     equal = [m for m in table.values() if as_good(table, m, best, "test_accuracy")]
-    if sparse:
-        chosen = min(equal, key=lambda m: m.values["density"].mean)
-        why = f"the sparsest of them, density {value(chosen, 'density')}"
+    zeros = [m for m in equal if sparse(m)]
+    if zeros:
+        chosen = min(zeros, key=lambda m: m.values["density"].mean)
+        why = f"is the sparsest of them, density {value(chosen, 'density')}"
     else:
         chosen = min(equal, key=_cost)
         sent, gradients = _cost(chosen)
-        why = f"sends {size(sent)} and takes {count(gradients)} gradients, the least of them"
+        why = f"sends the fewest bytes of them, {size(sent)} ({count(gradients)} gradients)"
     others = ", ".join(m.label for m in equal if m is not best) or "no other"
     return f"{best.label}, {value(best, 'test_accuracy')}", others, chosen.label, why
 
 
 def as_good(table: dict[str, Method], method: Method, best: Method | None, metric: str) -> bool:
     """Whether it is the best, or does not lose to the best by the verdict rule."""
-    if best is None or metric not in method.values:
+    if best is None or metric not in method.values or method.constant:
         return False
     return method is best or compare(table, best.label, method.label, metric).verdict == INCONCLUSIVE
 
