@@ -48,6 +48,8 @@ def speed():
         for name in ALGORITHMS:
             one = None
             for seeds in (0, [0, 1, 2, 3, 4]):
+                run = engine = None  # of the one before, whose memory would count
+                torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
                 began, engine = time.perf_counter(), Vectorised(precision=precision)
                 run = fedda.Run(fedda.make(name), problem, seed=seeds, force=True, engine=engine)

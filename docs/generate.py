@@ -85,15 +85,14 @@ def figures(name):
 def h200():
     """Milliseconds of a step on a GPU, by algorithm and precision."""
     found = figures("h200")
-    heads = ("algorithm", "precision", "path", "ms a step", "five seeds", "peak memory")
+    heads = ("algorithm", "precision", "path", "ms a step", "five seeds")
     lines = [
         (
             NAMES[row["algorithm"]],
             f"`{row['precision']}`",
             f"`{row['path']}`",
             f"{row['ms_per_step']:.3g}",
-            given(row["five_seeds"], "{:.2f} x one"),
-            given(row["memory_gb"], "{:.2f} GB"),
+            f"{row['five_seeds']:.2f} x one",
         )
         for row in found["rows"]
     ]
@@ -125,26 +124,23 @@ def step_ms(name, precision="tf32"):
 
 
 def others():
-    """Further figures of the GPU; what has not been measured is left out."""
+    """Further figures of the GPU."""
     found = figures("h200")
     whole = "20,000 steps with 41 evaluations of 60,000 images"
     lines = [(f"{NAMES[name]}, {whole}", f"{value:g} s") for name, value in found["whole_runs_seconds"].items()]
     for name, gradients in (("fedavg", 10), ("fedda-mvr", 20)):
-        what = f"a plain PyTorch loop, {NAMES[name]}'s {gradients} gradients a step"
         own = found["plain_loop_ms_per_step"][name]
-        lines.append((what, f"{own:.3g} ms, {own / step_ms(name):.0f} times ours"))
-    seconds, many, first = (
-        found[k] for k in ("pfl_cifar10_seconds", "thousand_clients_in_8_gb", "first_round_seconds")
-    )
-    if seconds is not None:
-        lines.append(("pfl-research's CIFAR-10 workload, 1,500 rounds, without its dropout", f"{seconds:g} s"))
-    if many["peak_gb"] is not None:
-        lines.append((many["about"], f"{many['peak_gb']:g} GB at most, {short(many['ms_per_step'])} ms a step"))
+        times = f"{own:.3g} ms, {own / step_ms(name):.0f} times ours"
+        lines.append((f"a plain PyTorch loop, {NAMES[name]}'s {gradients} gradients a step", times))
+    seconds, many = found["pfl_cifar10_seconds"], found["thousand_clients_in_8_gb"]
+    lines.append(("pfl-research's CIFAR-10 workload, 1,500 rounds, without its dropout", f"{seconds:g} s"))
+    lines.append((many["about"], f"{many['peak_gb']:g} GB at most, {short(many['ms_per_step'])} ms a step"))
     about, *sizes = found["ms_per_round_by_population"].items()
-    lines += [(f"{about[1]}, out of {int(n):,}", f"{short(ms)} ms") for n, ms in sizes if ms is not None]
+    lines += [(f"{about[1]}, out of {int(n):,}", f"{short(ms)} ms") for n, ms in sizes]
     for kind, words in (("cold", "nothing compiled or measured yet"), ("warm", "kernels and choice of path kept")):
-        if first[kind] is not None:
-            lines.append((f"start-up and first round, {words}", f"{first[kind]:g} s"))
+        first, process = (found[f"{word}_seconds"][kind] for word in ("first_round", "process"))
+        what = f"a run made, and its first round, {words}"
+        lines.append((what, f"{first:g} s, the whole process {process:g} s"))
     return markdown(("what", "takes"), lines)
 
 
@@ -231,10 +227,6 @@ def advice():
         values = ", ".join(f"{word} {number(found['constants'][key], 3)}" for key, word in words)
         about.append(f"{name}: {values}; bound {number(found['bound'], 2)}")
     return markdown(heads, lines) + "\n\n" + "; ".join(about) + "."
-
-
-def given(value, words):
-    return "–" if value is None else words.format(value)
 
 
 def index():

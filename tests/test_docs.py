@@ -96,22 +96,6 @@ def generate():
     return module
 
 
-def test_figures_that_are_not_there_yet_have_their_places(generate, monkeypatch):
-    """Every null of h200.json may become a number, which the tables then show."""
-    found = json.loads((ROOT / "docs" / "performance" / "h200.json").read_text())
-    there = generate.others()
-
-    def measured(value):
-        if isinstance(value, dict):
-            return {key: measured(own) for key, own in value.items()}
-        return [measured(own) for own in value] if isinstance(value, list) else 7654.0 if value is None else value
-
-    filled = measured(found)
-    monkeypatch.setattr(generate, "figures", lambda name: filled)
-    assert "–" not in generate.h200() and "reported to us" not in generate.others()
-    assert "7654" in generate.others().replace(",", "") or generate.others() == there
-
-
 def test_generated_pages_are_up_to_date(generate):
     """To write them anew: python docs/generate.py"""
     wanted = dict(generate.pages())
