@@ -89,7 +89,7 @@ def test_a_number_that_is_looked_at_is_refused(look):
 def test_what_processes_send_is_recorded():
     """An all-reduce gives back what it has changed and something to wait for, and says neither."""
     text = """
-import torch, torch.distributed as dist
+import gc, torch, torch.distributed as dist
 from fedda.recording import recorded
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 def step(x):
@@ -100,6 +100,8 @@ module = recorded(step, torch.ones(3))
 module.graph.eliminate_dead_code()
 module.recompile()
 print(module(torch.full((3,), 5.0))[0].tolist(), "allreduce_" in module.code)
+del module, step
+gc.collect()  # a module is part of a cycle; it holds the group, whose threads must end before the process does
 dist.destroy_process_group()
 """
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)

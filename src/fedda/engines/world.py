@@ -6,6 +6,7 @@ asks which it is.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -184,7 +185,9 @@ class World(Alone):
         self.left.set()
         if self.listener is not None:
             self.listener.join()
-        self.host = None  # or gloo's threads would outlive the interpreter, and abort
+        # Or threads of a group would outlive the interpreter, and abort; a recorded round holds one, in a cycle.
+        self.host = None
+        gc.collect()
         if dist.is_initialized():
             dist.destroy_process_group()
 
