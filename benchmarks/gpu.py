@@ -121,7 +121,9 @@ def start():
         for word in ("cold", "warm"):
             for part in ("first", "long"):
                 began = time.perf_counter()
-                said = subprocess.run([sys.executable, __file__, part], env=kept, capture_output=True, text=True)
+                said = subprocess.run(
+                    [sys.executable, __file__, part], env=kept, capture_output=True, text=True, check=True
+                )
                 took = time.perf_counter() - began
                 print(f"{word}, a process of {part}: {took:.2f} s\n{said.stdout}{said.stderr}", flush=True)
 

@@ -525,6 +525,12 @@ def test_c21_is_counted_a_round_without_the_start(tmp_path):
     assert "verdict needs" not in found.reason
 
 
+def test_c21_needs_one_number_of_local_steps(tmp_path):
+    own = {k: v for k, v in paper()["cifar10-amsgrad"].items() if k.endswith("(5)")}
+    found = judged(runs(tmp_path, {"cifar10-amsgrad": own}))["C21"]
+    assert len(own) == len(found.details) == 2 and found.verdict == P and not found.in_part
+
+
 # ----------------------------------------------------------------------- divergence, failures, seeds, unfinished runs
 
 

@@ -27,6 +27,7 @@ from fedda.experiments.reproduce.estimate import lines
 from fedda.experiments.reproduce.pack import pack
 from fedda.experiments.reproduce.page import page
 from fedda.experiments.reproduce.pool import entries
+from fedda.experiments.reproduce.restore import restore
 from fedda.experiments.reproduce.results import Results
 from fedda.experiments.reproduce.tables import as_good, best_of, recommended, value
 from fedda.experiments.reproduce.work import Clock, Reproduction
@@ -444,6 +445,38 @@ def test_what_was_not_run_is_said(made, tmp_path):
     assert "SUPPORTED |" not in nothing.replace("✓ SUPPORTED | 0 |", "").replace("✗ NOT SUPPORTED | 0 |", "")
 
 
+def files(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_checkout_is_enough_to_go_on(made, tmp_path):
+    """What is kept counts as done in a new working folder, which packs to the same bytes, times and all."""
+    wanted, work, results = made
+    taken = restore(wanted, results, tmp_path / "work")
+    ran = {p.name for p in (work / "runs").iterdir()} | {p.name for p in (work / "sweeps").iterdir()}
+    assert set(taken) == ran and len(taken) == len(ran)
+    assert restore(wanted, results, tmp_path / "work") == []
+    before, now = (
+        {line.part: line for line in lines(wanted, list(wanted.parts), w)} for w in (work, tmp_path / "work")
+    )
+    assert {k: (v.runs, v.done) for k, v in now.items()} == {k: (v.runs, v.done) for k, v in before.items()}
+    pack(tmp_path / "work", tmp_path / "results")
+    assert files(tmp_path / "results") == files(results)
+
+
+def test_a_run_with_other_values_is_not_taken_and_what_is_begun_gives_way(made, tmp_path):
+    wanted, _, results = made
+    other = mini(tmp_path).__class__(**(vars(mini(tmp_path)) | {"seeds": (0, 1)}))
+    taken = restore(other, results, tmp_path / "other")
+    assert taken and not any(e.done for e in entries(other.figure(other.parts[0], "cifar10"), tmp_path / "other"))
+    first, *_ = entries(wanted.figure(wanted.parts[0], "cifar10"), tmp_path / "work")
+    first.place.mkdir(parents=True)
+    (first.place / "metrics.jsonl").write_text("half a li")
+    with alone(tmp_path / "work" / "locks" / f"run-{first.place.name}"):  # somebody is at it
+        assert first.place.name not in restore(wanted, results, tmp_path / "work") and not first.done
+    assert restore(wanted, results, tmp_path / "work") == [first.place.name] and first.done
+
+
 def test_pilots_say_what_was_found(made):
     _, _, results = made
     found = Results(results)
@@ -467,11 +500,13 @@ def test_a_pilot_that_speaks_against_a_reading_is_named_beside_the_figure(made):
     """Whatever the pilot says of our reading, the figures on its data that hold the method are told when it is worse."""
     found = Results(made[2])
     figure = next(run for (setting, name), run in found.figures.items() if name == "cifar10-variants")
-    for ours in ("history", "weight"):
-        found.plan.pilots["alpha"]["ours"] = [ours]
-        ((name, against, line),) = findings(found.pilots["alpha"], [ours], "train_loss")
-        said = [told for told in better_readings(found, figure) if line in told]
-        assert len(said) == against and name == "fedda-2-1"
+    told = {}
+    for ours in ("nu0", "zero"):
+        found.plan.pilots["start"]["ours"] = [ours]
+        ((name, against, line),) = findings(found.pilots["start"], [ours], "train_loss")
+        told[ours] = against
+        assert len([said for said in better_readings(found, figure) if line in said]) == against and name == "fedda-1-2"
+    assert told == {"nu0": False, "zero": True}
 
 
 def test_a_table_marks_all_that_cannot_be_told_from_the_best_and_says_when_a_method_diverged():

@@ -14,6 +14,7 @@ from ..experiments.reproduce import Part, Plan, estimate, plan, readme
 from ..experiments.reproduce import smoke as small
 from ..experiments.reproduce.pack import pack
 from ..experiments.reproduce.page import page
+from ..experiments.reproduce.restore import restore
 from ..experiments.reproduce.work import Reproduction, commit_here
 from ..progress import table, watcher
 from ..report.files import replace
@@ -66,6 +67,8 @@ def reproduce(
         return repeat(parts or [], keep)
     wanted = plan(file)
     chosen = wanted.chosen(parts or [])
+    if there := restore(wanted, out, work):
+        say(f"{len(there)} runs and sweeps taken from {out}")
     if shows_plan:
         return print_plan(estimate.lines(wanted, chosen, work, precision))
     left = go(wanted, chosen, work, device, precision, minutes, commit) if runs else ""

@@ -96,11 +96,11 @@ def elementwise(node: Node) -> bool:
         return False
     if node.target is aten.pow.Tensor_Scalar and node.args[1] != 2:
         return False
-    if node.target is aten.div.Tensor and not isinstance(node.args[1], Node) and not node.args[1]:
-        return False  # by nothing
     arrays: list[Any] = [a.meta.get("kind") for a in node.args if isinstance(a, Node)]
     numbers = [a for a in node.args if not isinstance(a, Node)]
     condition = node.target is aten.where.self
+    if node.target is aten.div.Tensor and any(inverse(n, value.dtype) is None for n in numbers):
+        return False
     if len(node.args) > 2 + condition:  # rsub has a third, alpha
         return False
     return all(isinstance(n, int | float) for n in numbers) and all(
@@ -197,9 +197,17 @@ def expression(node: Node, names: dict[Node, str]) -> str:
     return texts[node.target].format(*values)
 
 
-def inverse(number: Any, dtype: torch.dtype) -> float:
-    """By what PyTorch multiplies on a GPU where it is to divide by a number."""
-    return 1.0 / number if dtype == torch.float64 else single(1.0 / number)
+def inverse(number: Any, dtype: torch.dtype) -> float | None:
+    """By what PyTorch multiplies on a GPU where it is to divide by a number, if that is sure: in single precision it
+    inverts the number as it is (2.11), or, by older sources, when it has been rounded.
+
+    >>> inverse(3, torch.float32) == single(1 / 3), inverse(1 - 0.999, torch.float32), inverse(0, torch.float64)
+    (True, None, None)
+    """
+    if not number or dtype == torch.float64:
+        return 1.0 / number if number else None
+    exact, rounded = single(1.0 / number), single(1.0 / single(float(number)))
+    return exact if exact == rounded else None
 
 
 def literal(number: Any, dtype: torch.dtype) -> str:

@@ -42,7 +42,7 @@ def rank(claim: Claim, table: Table) -> Judged:
         rivals = [worth(table, b, metric) for b in claim.against]
         return 1 + sum(bool(getattr(rival, of) > getattr(ours, of)) for rival in rivals if rival is not None)
 
-    at, half = place("mean"), size / 2
+    at, half = place("mean"), whole / 2
     seeds = min(d.seeds or 0 for d in found)
     area = half - place("area") if math.isfinite(ours.area) else None
     line = Detail(f"rank of {a} among {size}", metric, verdict, at, half, half - at, None, area, seeds)

@@ -14,7 +14,7 @@ from ..claims.runs import ALIASES, Source
 from ..claims.values import Method
 from ..config import find
 from .estimate import covered
-from .results import Results, methods
+from .results import Results, methods, missing
 from .tables import markdown, recommended, shown, value
 
 SETTINGS = {"paper": "at the paper's values", "tuned": "tuned"}
@@ -90,7 +90,7 @@ def better_readings(found: Results, run: Source) -> Iterator[str]:
             continue
         for method, better, line in findings(pilot, asked["ours"], asked.get("metric", "train_loss")):
             if better and method in there:
-                where = f"[pilot](#what-the-paper-leaves-open) of {pilot.rounds} rounds"
+                where = f"[pilot](#what-the-paper-leaves-open) of {pilot.rounds} rounds on `{asked['experiment']}`"
                 yield f"- A {where} speaks against a reading: {line}"
 
 
@@ -106,11 +106,11 @@ def findings(run: Source, ours: list[str], metric: str) -> Iterator[tuple[str, b
     for name, own in by.items():
         table = {m.label: m for m in own}
         us = next((m for m in own if _reading(m.label) in ours), None)
-        alive = [m for m in own if metric in m.values]
+        alive = [m for m in own if metric in m.values and not m.constant]
         lost = [f"{_reading(m.label)} {m.lost.split(' (')[0]}" for m in own if m.lost]
         what, beside = metric.replace("_", " "), f" ({', '.join(lost)})" if lost else ""
         if us is None or not alive:
-            yield name, False, f"{name}: nothing to compare{beside}."
+            yield name, False, f"{name}: no reading learns anything{beside}."
             continue
         sign = -1 if metric in LOWER else 1
         ordered = sorted(alive, key=lambda m: -sign * m.values[metric].mean)
@@ -132,20 +132,20 @@ def advice(found: Results) -> str:
     """Which method when, by a rule."""
     problems: dict[str, dict[str, list[Source]]] = {}
     titles: dict[str, str] = {}
-    absent: dict[str, list[str]] = {}
+    absent: dict[tuple[str, str], list[str]] = {}
     for (setting, name), run in found.figures.items():
         config = run.run.config
         if any("group" in words for words in config["algorithms"].values()):
             continue  # an ablation of local steps is no choice between methods
         key = json.dumps([config["problem"], run.rounds], sort_keys=True)
-        gone = [label for label in find(name).algorithms if label not in run.run.labels]
         titles.setdefault(key, find(name).title)
-        absent.setdefault(key, []).extend(gone)
+        absent.setdefault((key, setting), []).extend(missing(name, run))
         problems.setdefault(key, {}).setdefault(setting, []).append(run)
     rows = []
     for key, by in problems.items():
         setting = "tuned" if "tuned" in by else next(iter(by))
-        without = f" ({NOT_RUN}: {', '.join(dict.fromkeys(absent[key]))})" if absent[key] else ""
+        gone = ", ".join(dict.fromkeys(absent[key, setting]))
+        without = f" ({NOT_RUN}: {gone})" if gone else ""
         rows.append([titles[key] + without, SETTINGS.get(setting, setting), *recommended(by[setting])])
     heads = ["where", "values", "best test accuracy", "as good", "take", "because it"]
     return f"## Which method when\n\n{ADVICE}\n\n" + (markdown(heads, rows) if rows else f"{NOT_RUN.capitalize()}.")

@@ -13,6 +13,7 @@ from ..config import Experiment, read
 from .parts import Part, Plan
 from .pool import DONE, Entry, entries, experiments, winners
 
+TIMES = "times.jsonl"
 # Measured on one H200: the paper's CNN on CIFAR-10, 10 clients, batch 16, five seeds as replicas; seconds a local step
 # with one gradient, and with two.
 STEP = {"tf32": (0.2168e-3 * 3.10, 0.3419e-3 * 3.72), "bf16": (0.1409e-3 * 2.79, 0.2159e-3 * 3.39)}
@@ -126,7 +127,7 @@ def kind(experiment: Experiment) -> str:
 
 def times(work: Path) -> list[dict[str, Any]]:
     """What was run by which command, and how long it took."""
-    file = work / "times.jsonl"
+    file = work / TIMES
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
 
 

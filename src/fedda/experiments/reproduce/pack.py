@@ -16,7 +16,7 @@ from fedda.report.read import read, toml
 from ...files import alone
 from ..config import Experiment
 from .estimate import times
-from .parts import Plan, plan
+from .parts import Part, Plan, plan
 from .pool import Entry, entries, experiments, spent, winners
 
 DIGITS = 6  # of a kept number: float32 has seven
@@ -41,7 +41,7 @@ def _pack(wanted: Plan, work: Path, out: Path) -> list[str]:
     for part in wanted.parts:
         for experiment, known in experiments(wanted, part, work):
             if known:
-                place = out / ("pilots" if part.pilots else part.setting) / experiment.name
+                place = kept_at(out, part, experiment)
                 written += _runs(experiment, work, place, rows, pictures=not part.pilots)
     for name in wanted.sweeps:
         if winners(work, name):
@@ -50,6 +50,10 @@ def _pack(wanted: Plan, work: Path, out: Path) -> list[str]:
         replace(out / "parts.toml", wanted.text)
         replace(out / "times.json", _times(wanted, work, rows))
     return written
+
+
+def kept_at(out: Path, part: Part, experiment: Experiment) -> Path:
+    return out / ("pilots" if part.pilots else part.setting) / experiment.name
 
 
 def _runs(
@@ -120,6 +124,10 @@ def environment(facts: list[dict[str, Any]], names: list[str], rows: list[dict[s
     return json.dumps(found, indent=1) + "\n"
 
 
+def without_command(facts: dict[str, Any]) -> dict[str, Any]:
+    return {word: value for word, value in facts.items() if word != "command"}
+
+
 def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
     """Every run and sweep with its steps and seconds, under the part that ran it."""
     of: dict[str, Entry] = {}
@@ -131,6 +139,8 @@ def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
     for row in rows:
         own = found.setdefault(f"{row['kind']} {row['name']}", {k: row[k] for k in ("part", "kind", "name")})
         own.setdefault("spans", []).append([row["began"], row["wall"]])
+        for word in ("command", "commit"):
+            own.setdefault(f"{word}s", []).append(row[word])
     for own in found.values():
         entry = of.get(own["name"])
         if own["kind"] == "run" and entry is not None:
@@ -138,9 +148,14 @@ def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
             data, seeds = entry.experiment.problem.data, len(entry.experiment.seeds)
             own |= {"data": data, "algorithm": algorithm, "steps": entry.steps, "seeds": seeds, "done": entry.done}
             own["rounds_seconds"] = entry.seconds
+            if entry.done:
+                own["environment"] = without_command(entry.environment)
         elif own["kind"] == "sweep" and own["name"] in wanted.sweeps:
             asked, searched = wanted.sweeps[own["name"]], wanted.searched(own["name"])
             steps = sum(entry.steps for entry in entries(searched, work))
             own |= {"steps": steps, "seeds": len(asked["rates"]) * len(asked["seeds"])}
-            own["rounds_seconds"] = spent(work / "sweeps" / own["name"])
-    return json.dumps(list(found.values()), indent=1) + "\n"
+            place = work / "sweeps" / own["name"]
+            own["rounds_seconds"] = spent(place)
+            if winners(work, own["name"]):
+                own["environment"] = without_command(json.loads((place / "environment.json").read_bytes()))
+    return "[\n" + ",\n".join(map(json.dumps, found.values())) + "\n]\n"

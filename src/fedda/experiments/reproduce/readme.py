@@ -39,11 +39,11 @@ def block(found: Results, to: str) -> str:
     alt = f"{find(name).title}, {SETTINGS[setting]}: mean and deviation over seeds"
     image = f"![{alt}]({to}/{setting}/{name}/curves-rounds.png)"
     best, others, _, _ = recommended([found.figures[setting, name]])
-    about = (
-        f"{find(name).title}, {SETTINGS[setting]}. Best in test accuracy: {best}; within two standard errors: {others}."
-    )
+    title = f"{find(name).title}, {SETTINGS[setting]}"
+    about = f"{title}. Best of these in test accuracy: {best}; within two standard errors: {others}."
     words = (
         "What came of the paper's 31 claims. [The page of the reproduction](docs/reproduction.md) has each of them with"
-        " its numbers, what was not run, and colon histology in place of PathMNIST:"
+        " its numbers, what was not run, and colon histology in place of PathMNIST. Five, on theory, have nothing to"
+        " tune:"
     )
     return f"{image}\n\n{about}\n\n{words}\n\n{counted(found)}"

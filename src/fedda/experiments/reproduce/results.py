@@ -14,6 +14,7 @@ from ..claims import Group, Verdict, verdicts
 from ..claims.runs import Source, source
 from ..claims.statements import Claim
 from ..claims.values import Method
+from ..config import find
 from .parts import Plan, plan
 
 
@@ -72,6 +73,11 @@ class Results:
 def methods(run: Source) -> list[Method]:
     """Every curve of a run with its values."""
     return [method for label in run.run.labels if (method := run.method(label, None)) is not None]
+
+
+def missing(name: str, run: Source) -> list[str]:
+    """The methods of a figure that a run of it has not."""
+    return [label for label in find(name).algorithms if label not in run.run.labels]
 
 
 def owns(claim: Claim, figure: str) -> bool:

@@ -103,7 +103,7 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     table = {m.label: m for m in found.values()}
     best = best_of(list(table.values()), "test_accuracy")
     if best is None:
-        return "none trained", "–", "none", "every method diverged"
+        return "none trained", "–", "none", "every method diverged or predicts a constant"
     equal = [m for m in table.values() if as_good(table, m, best, "test_accuracy")]
     zeros = [m for m in equal if sparse(m)]
     if zeros:

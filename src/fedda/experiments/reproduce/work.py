@@ -25,10 +25,10 @@ from ..folder import Folder
 from ..jobs import MEMORY, Progress, Stopped
 from ..runner import built, run
 from ..sweep import search
+from .estimate import TIMES
 from .parts import Part, Plan
 from .pool import DONE, Entry, entries, experiments, winners
 
-TIMES = "times.jsonl"
 SAVE_SECONDS = 60.0
 WAIT = 1.0  # seconds before a process that has nothing to do looks again
 
