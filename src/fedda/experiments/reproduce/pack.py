@@ -17,7 +17,7 @@ from ...files import alone
 from ..config import Experiment
 from .estimate import times
 from .parts import Part, Plan, plan
-from .pool import Entry, entries, experiments, spent, winners
+from .pool import entries, ready, spent, winners
 
 DIGITS = 6  # of a kept number: float32 has seven
 DPI = 100  # of a kept picture
@@ -38,11 +38,8 @@ def pack(work: Path, out: Path) -> list[str]:
 def _pack(wanted: Plan, work: Path, out: Path) -> list[str]:
     rows = times(work)
     written = []
-    for part in wanted.parts:
-        for experiment, known in experiments(wanted, part, work):
-            if known:
-                place = kept_at(out, part, experiment)
-                written += _runs(experiment, work, place, rows, pictures=not part.pilots)
+    for part, experiment in ready(wanted, work):
+        written += _runs(experiment, work, kept_at(out, part, experiment), rows, pictures=not part.pilots)
     for name in wanted.sweeps:
         if winners(work, name):
             written += _sweep(name, work, out / "sweeps" / name, rows)
@@ -115,7 +112,7 @@ def packed(rows: list[dict[str, Any]]) -> bytes:
 def environment(facts: list[dict[str, Any]], names: list[str], rows: list[dict[str, Any]]) -> str:
     """What the runs were made with: a fact that they share, or a list where they differ; every command and commit."""
     found: dict[str, Any] = {}
-    for word in dict.fromkeys(word for one in facts for word in one if word != "command"):
+    for word in dict.fromkeys(word for one in facts for word in without_command(one)):
         values = list(dict.fromkeys(one.get(word) for one in facts))
         found[word] = values[0] if len(values) == 1 else values
     own = [row for row in rows if row["name"] in names]
@@ -130,11 +127,7 @@ def without_command(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
     """Every run and sweep with its steps and seconds, under the part that ran it."""
-    of: dict[str, Entry] = {}
-    for part in wanted.parts:
-        for experiment, known in experiments(wanted, part, work):
-            if known:
-                of |= {entry.place.name: entry for entry in entries(experiment, work)}
+    of = {entry.place.name: entry for _, experiment in ready(wanted, work) for entry in entries(experiment, work)}
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         own = found.setdefault(f"{row['kind']} {row['name']}", {k: row[k] for k in ("part", "kind", "name")})

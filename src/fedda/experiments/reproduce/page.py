@@ -82,12 +82,12 @@ def _word(found: Results, setting: str, name: str) -> str:
 
 
 def _cell(found: Results, setting: str, name: str) -> str:
-    return signed(_word(found, setting, name)) + _star(found, setting, name)
-
-
-def _star(found: Results, setting: str, name: str) -> str:
     verdict = found.verdict(setting, name)
-    return " \\*" if verdict and verdict.in_part else ""
+    return _starred(verdict) if verdict else signed(NOT_TESTED)
+
+
+def _starred(v: Verdict) -> str:
+    return signed(v.verdict) + (" \\*" if v.in_part else "")
 
 
 def signed(verdict: str) -> str:
@@ -156,15 +156,14 @@ def _claim(found: Results, name: str, said: bool) -> Iterator[str]:
     for setting, words in SETTINGS.items():
         verdict = found.verdict(setting, name)
         if claim.kind != "theory":
-            star = _star(found, setting, name)
-            yield f"- {words}: " + (_reason(verdict, star) if verdict else f"{signed(NOT_TESTED)}: {NOT_RUN}")
+            yield f"- {words}: " + (_reason(verdict) if verdict else f"{signed(NOT_TESTED)}: {NOT_RUN}")
         elif setting == "paper":  # there are no values to tune
             yield f"- {_reason(verdict)}" if verdict else f"- {signed(NOT_TESTED)}: {NOT_RUN}"
 
 
-def _reason(v: Verdict, star: str = "") -> str:
+def _reason(v: Verdict) -> str:
     on = f"on {v.stand_in}: " if v.stand_in else ""
-    return f"**{signed(v.verdict)}{star}**: {on}{v.reason}"
+    return f"**{_starred(v)}**: {on}{v.reason}"
 
 
 def theory(found: Results) -> str:

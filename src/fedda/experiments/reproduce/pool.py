@@ -100,6 +100,12 @@ def experiments(plan: Plan, part: Part, work: Path) -> list[tuple[Experiment, bo
     return pilots + [(plan.figure(part, name, best), known) for name in part.figures]
 
 
+def ready(plan: Plan, work: Path) -> Iterator[tuple[Part, Experiment]]:
+    """The pilots and figures of all parts whose values are known."""
+    for part in plan.parts:
+        yield from ((part, experiment) for experiment, known in experiments(plan, part, work) if known)
+
+
 def entries(experiment: Experiment, work: Path) -> list[Entry]:
     """The runs that a completed experiment is made of, in the folder `work`.
 

@@ -16,7 +16,7 @@ from ..config import Experiment, read
 from .estimate import TIMES, times
 from .pack import SWEEP, kept_at
 from .parts import Plan
-from .pool import DONE, Entry, entries, experiments, winners
+from .pool import DONE, Entry, entries, ready, winners
 
 Rows = dict[str, dict[str, Any]]
 
@@ -31,10 +31,8 @@ def restore(wanted: Plan, out: Path, work: Path) -> list[str]:
     rows: Rows = {row["name"]: row for row in json.loads((out / "times.json").read_bytes())}
     with alone(work / "locks" / "restore", wait=True):
         found = [name for name in wanted.sweeps if _sweep(name, out, work, rows)]
-        for part in wanted.parts:
-            for experiment, known in experiments(wanted, part, work):
-                if known:
-                    found += _runs(experiment, kept_at(out, part, experiment), work, rows)
+        for part, experiment in ready(wanted, work):
+            found += _runs(experiment, kept_at(out, part, experiment), work, rows)
         _times(rows, work)
         if not (work / "parts.toml").is_file():
             replace(work / "parts.toml", wanted.text)
@@ -99,7 +97,7 @@ def _times(rows: Rows, work: Path) -> None:
         {k: row[k] for k in ("part", "kind", "name")} | {"began": b, "wall": w, "command": command, "commit": commit}
         for row in rows.values()
         if row["name"] not in known
-        for (b, w), command, commit in zip(row["spans"], row.get("commands", ()), row.get("commits", ()), strict=False)
+        for (b, w), command, commit in zip(row["spans"], row["commands"], row["commits"], strict=True)
     ]
     if more:
         replace(work / TIMES, json_lines([*more, *here]))
