@@ -15,6 +15,7 @@ from conftest import close, digits, last, quadratic, stable
 from fedda import registry, rng
 from fedda.engines import Vectorised
 from fedda.problems import measured, paths
+from fedda.problems.evaluation import Evaluation
 from fedda.problems.neural import flatten
 
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
@@ -544,6 +545,16 @@ def test_rows_are_refused_where_they_say_nothing(mapped):
     ):
         with pytest.raises(ValueError, match=words):
             fedda.problem(ours.model, nn.functional.cross_entropy, x=x, rows=rows, **how)
+
+
+def test_rounded_outputs_do_not_make_a_loss_no_mean(monkeypatch):
+    """In bfloat16 outputs are off by a hundredth, of a batch as of its samples: clients are still evaluated together."""
+    problem = fedda.problem(
+        nn.Linear(5, 3), nn.functional.cross_entropy, x=X, y=torch.arange(60) % 3, client=torch.arange(60) % 4
+    )
+    exact = Evaluation.outputs
+    monkeypatch.setattr(Evaluation, "outputs", lambda *a: exact(*a).bfloat16().float() * 1.01)
+    assert problem._evaluation.by_sample
 
 
 def test_a_loss_that_is_no_mean_is_shared_out_too():

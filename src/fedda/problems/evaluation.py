@@ -68,14 +68,15 @@ class Evaluation:
         # Of several processes each may hold its own clients' samples, but all hold the test set.
         source = problem.data if problem.test is None else problem.test
         spread = torch.linspace(0, len(source.y) - 1, 32, device=x.device).long()
+        inputs, targets = problem.ready(problem.pick(source, spread))
+        output = self.outputs(x[None], inputs)  # both from the same: how they are rounded is no matter of the loss
         close = 1e-4 if x.dtype == torch.float32 else 1e-8
-        for few in (spread, spread[::2], spread[1:20]):
-            data = problem.pick(source, few)
+        for few in (slice(None), slice(0, None, 2), slice(1, 20)):
             try:
-                each = self.samples(x[None], data, slice(0, len(few)))["loss"].mean()
-            except Exception:  # whatever the user's loss raises under vmap
+                each, whole = self.losses(output[:, few], targets[few]), problem.loss(output[0, few], targets[few])
+            except Exception:  # whatever the user's loss raises under vmap, or outputs that are no samples'
                 return False
-            if not torch.isclose(each, problem.objective(x, *problem.ready(data)).double(), rtol=close):
+            if not torch.isclose(each.mean(), whole.double(), rtol=close):
                 return False
         return True
 
@@ -118,14 +119,19 @@ class Evaluation:
 
     def samples(self, x: Tensor, data: Batch, some: slice) -> dict[str, Tensor]:
         """The loss (and whether the class is right) of each of some samples, [replicas, samples]."""
-        each = vmap(vmap(lambda output, target: self.problem.loss(output[None], target[None])), (0, None))
         columns: dict[str, list[Tensor]] = {}
         for output, targets in self.gathered(x, data, some):
-            columns.setdefault("loss", []).append(each(output, targets).double())
+            columns.setdefault("loss", []).append(self.losses(output, targets))
             right = correct(output, targets)
             if right is not None:
                 columns.setdefault("accuracy", []).append(right.double())
         return {name: torch.cat(parts, dim=-1) for name, parts in columns.items()}
+
+    def losses(self, output: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each sample, [replicas, samples]."""
+        each = vmap(vmap(lambda output, target: self.problem.loss(output[None], target[None])), (0, None))
+        found: Tensor = each(output, targets).double()
+        return found
 
     def gathered(self, x: Tensor, data: Batch, some: slice) -> Iterator[tuple[Tensor, Tensor]]:
         """Outputs and targets of many samples that went through the model few at a time."""
