@@ -14,6 +14,7 @@ from ..claims.runs import ALIASES, Source
 from ..claims.values import Method
 from ..config import find
 from .estimate import covered
+from .parts import Part
 from .results import Results, methods, missing
 from .tables import markdown, recommended, shown, value
 
@@ -21,7 +22,8 @@ SETTINGS = {"paper": "at the paper's values", "tuned": "tuned"}
 NOT_RUN = "not run"
 TUNING = """Every method has as many points, rounds and seeds as every other; the best is the best on a fifth of the
 training samples that no client trains on. Rates alone are tuned (and gamma, where there is a penalty): FedDA's and
-STEM's c stays the paper's. An edge of the grid is marked: beyond it nothing was tried."""
+STEM's c stays the paper's. An edge of the grid is marked: beyond it nothing was tried. A sweep sees its own rounds and
+seeds alone: what falls back or diverges later, or with another seed, it takes for good."""
 PILOTS = """Short runs of the possible readings ([deviations](deviations.md)); ours is the one that the presets
 take. Compared by the verdict rule: a difference counts from two standard errors on."""
 ADVICE = """By a rule, not by taste: of the methods whose test accuracy is not below the best one's by more than two
@@ -50,14 +52,34 @@ def tuning(found: Results) -> str:
 
 def _searched(label: str, own: dict[str, Any]) -> list[str]:
     cells, chosen = [], "none: every point diverged"
-    for i, point in enumerate(own["points"]):
+    for point in own["points"]:
         text = ", ".join(f"{word} {plain(v)}" for word, v in point["values"].items())
         came = point["note"].split(":")[0] if point["value"] is None else plain(point["value"])
         cells.append(f"{text}: {came}")
         if point["best"]:
-            edge = len(point["values"]) == 1 and i in (0, len(own["points"]) - 1)
-            chosen = f"**{text}**" + (" (edge)" if edge else "")
+            chosen = f"**{text}**" + (" (edge)" if _on_edge(point["values"], own["points"]) else "")
     return [label, "; ".join(cells), chosen]
+
+
+def _on_edge(values: dict[str, float], points: list[dict[str, Any]]) -> bool:
+    """Whether some value is the least or the greatest that was tried of it.
+
+    >>> _on_edge({"lr": 0.1, "gamma": 1.0}, [{"values": {"lr": v, "gamma": 1.0}} for v in (0.01, 0.1, 1.0)])
+    False
+    """
+    tried = {word: {point["values"][word] for point in points} for word in values}
+    return any(len(tried[word]) > 1 and v in (min(tried[word]), max(tried[word])) for word, v in values.items())
+
+
+def edges(found: Results, part: Part, name: str) -> Iterator[str]:
+    """Which methods of a tuned figure have values on an edge of what was tried."""
+    sweep = found.sweeps.get(part.sweep)
+    if sweep is None:
+        return
+    for label, own in found.plan.searched_as(part, name).items():
+        points = sweep["algorithms"][own]["points"]
+        if any(point["best"] and _on_edge(point["values"], points) for point in points):
+            yield label
 
 
 def pilots(found: Results) -> str:

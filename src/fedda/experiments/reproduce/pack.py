@@ -134,9 +134,11 @@ def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
         own.setdefault("spans", []).append([row["began"], row["wall"]])
         for word in ("command", "commit"):
             own.setdefault(f"{word}s", []).append(row[word])
+    # a run that is no longer asked for, because a value of it was changed, is no part of the results
+    found = {key: own for key, own in found.items() if own["kind"] != "run" or own["name"] in of}
     for own in found.values():
         entry = of.get(own["name"])
-        if own["kind"] == "run" and entry is not None:
+        if entry is not None:
             (algorithm,) = entry.experiment.algorithms
             data, seeds = entry.experiment.problem.data, len(entry.experiment.seeds)
             own |= {"data": data, "algorithm": algorithm, "steps": entry.steps, "seeds": seeds, "done": entry.done}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fedda.report import style
 from fedda.report.curves import number
@@ -14,6 +14,7 @@ from ..claims.runs import ALIASES, Source
 from ..claims.values import Method
 from .results import methods
 
+FALL = 0.05  # of test accuracy, from the best round to the end, is worth a word
 FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
@@ -63,6 +64,20 @@ def final(run: Source) -> str:
     cell |= {(m, c): f"**{text}**" for (m, c), text in cell.items() if as_good(table, table[m], best[c], c)}
     rows = [[_name(m, columns), *(cell[m.label, c] for c in columns), str(m.seeds)] for m in found]
     return markdown(["method", *(style.metric(c).name.lower() for c in columns), "seeds"], rows)
+
+
+def fallen(run: Source) -> Iterator[str]:
+    """Who was far better on test samples before the end, and when."""
+    for method in methods(run):
+        end, at = method.values.get("test_accuracy"), dict[int, list[float]]()
+        if end is None:
+            continue
+        for row in method.rows:
+            at.setdefault(row["round"], []).append(number(row.get("test_accuracy")))
+        was, best = max((math.fsum(values) / len(values), r) for r, values in at.items())
+        if was - end.mean > FALL:
+            then = f"its test accuracy was {100 * was:.1f} % at round {best}, and ends at {100 * end.mean:.1f} %"
+            yield f"- {method.label} falls back: {then}."
 
 
 def _name(method: Method, columns: Sequence[str]) -> str:
