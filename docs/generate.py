@@ -14,6 +14,7 @@ from fedda import listing, presets, registry
 from fedda.cli.bench import HEADS, facts, rows, short
 from fedda.costs import cost
 from fedda.report.format import plain as number
+from fedda.report.format import spread
 from fedda.theory.methods import CORRECTED
 from fedda.theory.methods import HEADS as HEADS_1
 
@@ -37,7 +38,8 @@ def pages():
     yield filled(ROOT / "README.md", algorithms=table(), fast=fast())
     yield filled(docs / "sweeps.md", rates=rates())
     yield filled(docs / "theory.md", verdicts=verdicts(), methods=methods(), advice=advice())
-    yield filled(docs / "performance.md", h200=h200(), bound=bound(), others=others(), cpu=cpu(), growth=growth())
+    on_gpu = {"precision": precision(), "h200": h200(), "bound": bound(), "others": others()}
+    yield filled(docs / "performance.md", **on_gpu, cpu=cpu(), growth=growth())
 
 
 def filled(path, **parts):
@@ -80,6 +82,20 @@ def rates():
 
 def figures(name):
     return json.loads((FIGURES / f"{name}.json").read_text())
+
+
+def precision():
+    """What runs come to in bfloat16 and in the default, by their seeds."""
+    found = figures("precision")
+    heads = ("run", "precision", "train loss", "test loss", "test accuracy")
+    lines = []
+    for row in found["rows"]:
+        run = f"{row['algorithm']}, {row['data']}, round {row['round']}"
+        for word in ("tf32", "bf16"):
+            loss = [spread(*row[word][metric], percent=False) for metric in ("train_loss", "test_loss")]
+            lines.append((run, f"`{word}`", *loss, spread(*row[word]["test_accuracy"], percent=True)))
+            run = ""
+    return markdown(heads, lines)
 
 
 def h200():

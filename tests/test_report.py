@@ -323,6 +323,14 @@ def test_further_metrics_come_in_a_line_of_their_own(tmp_path):
     ]
 
 
+def test_a_run_that_diverged_misses_no_constraint(tmp_path):
+    rows = [row | {"infeasible": 0.0} for row in synthetic(["a"], [0])]
+    rows[-1] |= {"infeasible": None}
+    assert "infeasible" not in report.read(folder(tmp_path / "run", rows)).metrics
+    rows[0]["infeasible"] = 1e-9
+    assert "infeasible" in report.read(folder(tmp_path / "missed", rows)).metrics
+
+
 def test_a_run_that_diverged_does_not_make_sparsity_a_metric(tmp_path):
     rows = [row | {"density": 0.5, "nonzero": 1.0} for row in synthetic(["a"], [0])]
     rows[-1] |= {"density": None, "nonzero": None}

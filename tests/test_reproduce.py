@@ -18,18 +18,19 @@ import pytest
 
 from commands import Quiet, inside, is_one_line
 from fedda.experiments import claims, run
+from fedda.experiments.claims.runs import source
 from fedda.experiments.claims.values import Method, Value
 from fedda.experiments.config import find
 from fedda.experiments.grid import points
 from fedda.experiments.reproduce import plan, readme, work
-from fedda.experiments.reproduce.chapters import better_readings, findings
-from fedda.experiments.reproduce.estimate import lines
-from fedda.experiments.reproduce.pack import pack
+from fedda.experiments.reproduce.chapters import better_readings, edges, findings
+from fedda.experiments.reproduce.estimate import TIMES, lines
+from fedda.experiments.reproduce.pack import pack, packed
 from fedda.experiments.reproduce.page import page
 from fedda.experiments.reproduce.pool import entries
 from fedda.experiments.reproduce.restore import restore
 from fedda.experiments.reproduce.results import Results
-from fedda.experiments.reproduce.tables import as_good, best_of, recommended, value
+from fedda.experiments.reproduce.tables import as_good, best_of, fallen, recommended, survivors, value
 from fedda.experiments.reproduce.work import Clock, Reproduction
 from fedda.files import alone
 from fedda.report import read
@@ -532,6 +533,59 @@ def test_a_table_marks_all_that_cannot_be_told_from_the_best_and_says_when_a_met
     assert value(Method("d", {}, 3, "diverged in 2 of 3 seeds", rows=tuple(rows)), "test_accuracy") == (
         "diverged in 2 of 3 seeds, the first after round 2"
     )
+
+
+def test_who_falls_back_or_survives_is_named(made, tmp_path):
+    """A run whose rows are made: 80 % at round 4 and 60 % at the end is a fall, 80 % and 76 % is none."""
+    place = tmp_path / "run"
+    shutil.copytree(made[2] / "paper" / "cifar10", place)
+    ends = {"fedavg": 0.6, "fedcm": 0.76}
+    rows = [
+        row | {"test_accuracy": {0: 0.1, 4: 0.8, 8: ends[row["algorithm"]]}.get(row["round"], 0.5)}
+        for row in rows_of(place / "metrics.jsonl.gz")
+        if row["algorithm"] in ends
+    ]
+    (place / "metrics.jsonl.gz").write_bytes(packed(rows))
+    assert list(fallen(source(place))) == [
+        "- fedavg falls back: its test accuracy was 80.0 % at round 4, and ends at 60.0 %."
+    ]
+    assert list(survivors(source(place))) == []
+    for row in rows:
+        if row["algorithm"] == "fedcm" and row["seed"] == 1 and row["round"] > 3:
+            row["test_accuracy"] = None
+    (place / "metrics.jsonl.gz").write_bytes(packed(rows))
+    assert list(survivors(source(place))) == [
+        "- fedcm: the 2 seeds that did not diverge end at a test accuracy of 76.0 ± 0.0 %."
+    ]
+
+
+def test_a_tuned_value_on_an_edge_is_named_beside_the_figure(made):
+    """Of two rates that were tried every winner is on an edge; of three, the middle one is not."""
+    found = Results(made[2])
+    part = next(part for part in found.plan.parts if part.name == "tuned")
+    own = found.sweeps["cifar10"]["algorithms"]
+    chosen = [label for label in own if any(point["best"] for point in own[label]["points"])]
+    assert list(edges(found, part, "cifar10")) == chosen and len(chosen) > 4
+    assert f"beyond it: {', '.join(chosen)}." in page(made[2], "../results")
+    for label in own:
+        own[label]["points"] += [{"values": {w: v}, "best": False} for w in own[label]["words"] for v in (0.0, 1e9)]
+    assert list(edges(found, part, "cifar10")) == []
+
+
+def test_theory_has_nothing_to_tune(made, tmp_path):
+    shutil.copytree(made[2], tmp_path / "results")
+    shutil.copytree(ROOT / "results" / "theory", tmp_path / "results" / "theory")
+    rows = [line for line in page(tmp_path / "results", "../r").splitlines() if line.startswith("| C")]
+    assert [line[2:5] for line in rows if line.endswith("| nothing to tune |")] == ["C26", "C27", "C28", "C29", "C30"]
+
+
+def test_a_run_that_is_no_longer_asked_for_has_no_place_in_the_times(made, tmp_path):
+    _, work, results = made
+    shutil.copytree(work, tmp_path / "work")
+    with open(tmp_path / "work" / TIMES, "a", encoding="utf-8") as file:
+        file.write(json.dumps(json.loads((work / TIMES).read_text().splitlines()[0]) | {"name": "of-old"}) + "\n")
+    pack(tmp_path / "work", tmp_path / "results")
+    assert (tmp_path / "results" / "times.json").read_bytes() == (results / "times.json").read_bytes()
 
 
 def test_the_advice_follows_its_rule(made):

@@ -98,12 +98,13 @@ def _metrics(rows: list[Row]) -> list[str]:
         for key in row
         if ":" not in key and key not in COUNTERS | WATCHED and number(row[key]) == number(row[key])
     }
-    # Without an exact zero anywhere there is no sparsity to show; a run that diverged has no number.
+    # Without an exact zero anywhere there is no sparsity to show, nor a constraint that nobody misses; a run that
+    # diverged has no number.
     if not any(number(row.get("nonzero")) < 1.0 for row in rows):
         found -= {"density", "nonzero"}
     if all(row.get("objective") == row.get("train_loss") for row in rows if "objective" in row):
         found -= {"objective"}  # there is no penalty
-    if all(number(row.get("infeasible", 0.0)) == 0.0 for row in rows):
+    if not any(number(row.get("infeasible")) > 0.0 for row in rows):
         found -= {"infeasible"}
     return ordered(found)
 

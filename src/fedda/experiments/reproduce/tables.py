@@ -11,7 +11,7 @@ from fedda.report.format import count, size, spread
 
 from ..claims.compare import INCONCLUSIVE, LOWER, SPARSE, compare
 from ..claims.runs import ALIASES, Source
-from ..claims.values import Method
+from ..claims.values import Method, measure
 from .results import methods
 
 FALL = 0.05  # of test accuracy, from the best round to the end, is worth a word
@@ -64,6 +64,20 @@ def final(run: Source) -> str:
     cell |= {(m, c): f"**{text}**" for (m, c), text in cell.items() if as_good(table, table[m], best[c], c)}
     rows = [[_name(m, columns), *(cell[m.label, c] for c in columns), str(m.seeds)] for m in found]
     return markdown(["method", *(style.metric(c).name.lower() for c in columns), "seeds"], rows)
+
+
+def survivors(run: Source) -> Iterator[str]:
+    """Where some seeds diverged, what the others came to: a word, no result, for they were chosen by their success."""
+    for method in filter(lambda m: m.lost, methods(run)):
+        broken = {row["seed"] for row in method.rows if not math.isfinite(number(row.get("test_accuracy")))}
+        rest = measure(method.label, [row for row in method.rows if row["seed"] not in broken], method.rounds)
+        if rest.seeds and "test_accuracy" in rest.values:
+            words = (
+                f"{rest.seeds} seeds that did not diverge end"
+                if rest.seeds > 1
+                else "one seed that did not diverge ends"
+            )
+            yield f"- {method.label}: the {words} at a test accuracy of {value(rest, 'test_accuracy')}."
 
 
 def fallen(run: Source) -> Iterator[str]:
