@@ -564,6 +564,24 @@ def test_both_diverged_is_inconclusive_and_the_winner_s_divergence_is_a_loss(tmp
     assert {d.verdict for d in found["C7"].details if "fedavg" in d.comparison} == {N}
 
 
+def test_no_growth_is_told_from_what_diverged(tmp_path):
+    """The method that recovers, or whose rival diverges, has not grown; one that diverges itself has not either."""
+    world = {f: paper()[f] for f in ("cifar10-ablation", "cifar10-amsgrad")}
+    world["cifar10-ablation"]["fedda-1-2 (10)"] = {"test_accuracy": lambda t: None if t else 0.1}
+    world["cifar10-amsgrad"]["local-amsgrad (20)"] = {"test_accuracy": lambda t: None if t else 0.1}
+    found = judged(runs(tmp_path, world))
+    assert [d.verdict for d in found["C25"].details if "fedda-1-2" in d.comparison] == [N, I]
+    assert [d.verdict for d in found["C20"].details] == [S, I]
+    assert found["C19"].verdict == S  # it loses all the same
+
+
+def test_what_was_won_by_a_divergence_is_counted(tmp_path):
+    world = {"cifar10": paper()["cifar10"]}
+    world["cifar10"]["stem"] = {m: lambda t: None if t else 1.0 for m in FOUR}
+    world["cifar10"]["fedavg"] = curve(0.05, 0.99, 0.4, 0.9)
+    assert "24 supported (4 by a divergence), 4 not supported" in judged(runs(tmp_path, world))["C6"].reason
+
+
 def test_one_diverged_seed_is_a_divergence(tmp_path):
     place = folder(
         tmp_path / "a", {"fedda-mvr": curve(0.1, 0.9, 0.5, 0.8), "mime-mvr": curve(0.05, 0.95, 0.4, 0.9)}, "femnist"

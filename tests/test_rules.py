@@ -54,10 +54,13 @@ def test_estimators_by_hand():
     assert Mvr(400.0)(nu, x, x_prev, 0.25, client).item() == 7  # a clipped to 1: the plain gradient
 
 
-def test_clipping_is_warned_once():
+@pytest.mark.parametrize(
+    ("name", "words"), [("fedda-mvr", {"eps": 5.0}), ("stem", {}), ("mime-mvr", {}), ("mimelite-mvr", {})]
+)
+def test_clipping_is_warned_once(name, words):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        algorithm = fedda.make("fedda-mvr", lr=1.0, w=8.0, c=400.0, eps=5.0)
+        algorithm = fedda.make(name, lr=1.0, w=8.0, c=400.0, **words)
         last(algorithm, quadratic(), 3)
     assert [str(w.message) for w in seen] == [
         "Mvr: c eta_0^2 = 100 > 1 is clipped to 1 (a plain gradient step); a smaller c or lr avoids it"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
-from ..rules.estimators import default_c, weight
+from ..rules.estimators import Mvr, default_c, weight
 from ..rules.schedules import Schedule, cube_root
 
 
@@ -59,6 +59,7 @@ class MimeMvr(Algorithm):
         return torch.where(t == 0, torch.ones_like(torch.as_tensor(a)), torch.as_tensor(a))
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
+        Mvr.default(self.c, self.rate).warn(self.rate(step_counter(x)))
         return self.Server(x, x, torch.zeros_like(x), step_counter(x))
 
     def round(self, server: Any, cohort: Cohort) -> Any:

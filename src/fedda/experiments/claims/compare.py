@@ -33,6 +33,11 @@ class Detail:
     area: float | None = None  # the same difference for the means over all rounds
     seeds: int | None = None
 
+    @property
+    def by_divergence(self) -> bool:
+        """Whether it is won because the other side has no number."""
+        return self.verdict == SUPPORTED and self.a is not None and self.b is None
+
 
 @dataclass(frozen=True)
 class Judged:

@@ -28,6 +28,8 @@ from .kinds import finite, key, pairs, together
 from .statements import Claim
 from .values import Method, Value
 
+NEAR = 1e-3  # a counter of a few bytes beside the vectors is no difference
+
 
 def between(claim: Claim, table: Table) -> Judged:
     """Each of `methods` is better than each of `against`, but by no more than `points`: both bounds are decided."""
@@ -67,6 +69,11 @@ def less(a: Value | None, b: Value | None) -> Value | None:
     return None if a is None or b is None else a - b
 
 
+def unbounded(d: Value | None) -> str:
+    """No growth can be told from what diverged: neither a step away from it, nor a margin over it, has a size."""
+    return INCONCLUSIVE if d is not None and d.mean == math.inf else ""
+
+
 def margin(claim: Claim, table: Table) -> Judged:
     """The lead of the method over the other grows from each number of local steps to the next."""
     (a,), (b,), (metric,) = claim.methods, claim.against, claim.metrics
@@ -75,7 +82,9 @@ def margin(claim: Claim, table: Table) -> Judged:
     for few, many in ways:
         now = apart(table, key(a, many), key(b, many), metric)
         before = apart(table, key(a, few), key(b, few), metric)
-        found.append(detail(f"{what}, I = {many} vs {few}", metric, less(now, before), finite(now), finite(before)))
+        d = less(now, before)
+        words = f"{what}, I = {many} vs {few}"
+        found.append(detail(words, metric, d, finite(now), finite(before), unbounded(d)))
     return together([*found, *missing])
 
 
@@ -88,7 +97,7 @@ def improves(claim: Claim, table: Table) -> Judged:
             now, before = key(name, many), key(name, few)
             words = f"{called(table, now)} vs {called(table, before)}"
             d = apart(table, now, before, metric)
-            found.append(detail(words, metric, d, raw(table, now, metric), raw(table, before, metric)))
+            found.append(detail(words, metric, d, raw(table, now, metric), raw(table, before, metric), unbounded(d)))
         found += missing
     return together(found)
 
@@ -115,8 +124,7 @@ def traffic(claim: Claim, table: Table) -> Judged:
             if ours is None or theirs is None:
                 found.append(detail(f"{a} vs {b}", metric, None, ours, theirs))
                 continue
-            # A counter of a few bytes beside the vectors is no difference.
-            verdict = SUPPORTED if math.isclose(ours, theirs, rel_tol=1e-3) else NOT_SUPPORTED
+            verdict = SUPPORTED if math.isclose(ours, theirs, rel_tol=NEAR) else NOT_SUPPORTED
             seeds = min(table[a].seeds, table[b].seeds)
             found.append(Detail(f"{a} vs {b}", metric, verdict, ours, theirs, ours - theirs, 0.0, None, seeds))
         summary = summary or "; ".join(_line(claim, sent))

@@ -62,10 +62,23 @@ class Method:
     values: Mapping[str, Value] = field(default_factory=dict)
     seeds: int = 0
     lost: str = ""  # "diverged ...": it loses every comparison
+    broken: frozenset[int] = frozenset()  # the seeds that did
     words: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     rounds: int = 0
     figure: str = ""  # that it comes from
+
+    @property
+    def unreduced(self) -> bool:
+        """Whether alpha = min(1, c eta^2) is 1 in every step, so that the estimate is a plain gradient.
+
+        >>> words = {"lr": 1.0, "w": 100.0, "c": 2000.0, "steps": 5}
+        >>> Method("stem", words=words, rounds=4000).unreduced, Method("stem", words=words, rounds=40_000).unreduced
+        (True, False)
+        """
+        lr, w, c = (number(self.words.get(word)) for word in ("lr", "w", "c"))
+        steps = number(self.words.get("steps", 1))
+        return c * (lr / (w + self.rounds * steps - 1) ** (1 / 3)) ** 2 >= 1  # false where there is no c
 
     @property
     def constant(self) -> bool:
@@ -112,8 +125,8 @@ def measure(
         if high in last and low in last:
             last[gap] = {seed: last[high][seed] - last[low][seed] for seed in seeds}
             areas[gap] = {seed: areas[high][seed] - areas[low][seed] for seed in seeds}
-    broken = {seed for m in own for seed, value in last[m].items() if not math.isfinite(value)}
+    broken = frozenset(seed for m in own for seed, value in last[m].items() if not math.isfinite(value))
     lost = f"diverged in {len(broken)} of {len(seeds)} seeds" if broken else ""
     values = {} if lost else {m: Value.over(last[m], areas[m]) for m in last}
     lost = "diverged" if len(broken) == len(seeds) and broken else lost
-    return Method(label, values, len(seeds), lost, words or {}, tuple(rows), rounds)
+    return Method(label, values, len(seeds), lost, broken, words or {}, tuple(rows), rounds)

@@ -50,9 +50,14 @@ def counts(details: Sequence[Detail]) -> str:
 
     >>> counts([Detail("a vs b", "test_loss", SUPPORTED)] * 2 + [Detail("a vs c", "test_loss", NOT_TESTED)])
     '2 supported, 1 not run'
+    >>> counts([Detail("a vs b", "test_loss", SUPPORTED, 0.1)])
+    '1 supported (1 by a divergence)'
     """
     found = Counter(d.verdict for d in details)
-    return ", ".join(f"{found[verdict]} {words}" for verdict, words in COUNTED.items() if found[verdict])
+    lost = sum(d.by_divergence for d in details)
+    beside = {SUPPORTED: f" ({lost} by a divergence)" if lost else ""}
+    shown = {verdict: words + beside.get(verdict, "") for verdict, words in COUNTED.items()}
+    return ", ".join(f"{found[verdict]} {words}" for verdict, words in shown.items() if found[verdict])
 
 
 def grouped(details: Sequence[Detail]) -> list[tuple[str, list[Detail]]]:
@@ -95,7 +100,7 @@ def _listed(details: Sequence[Detail]) -> str:
 
 
 def variants(table: Table) -> str:
-    """Which reading of the paper the curves are of: the start of mu and the penalty.
+    """Which reading of the paper the curves are of: the start of mu, the penalty, and whether variance is reduced.
 
     >>> from .values import Method
     >>> variants({"fedda-1-2": Method("a", words={"mu0": "nu0", "prox": {"kind": "l1", "gamma": 0.01}})})
@@ -104,7 +109,7 @@ def variants(table: Table) -> str:
     found: dict[str, list[str]] = {}
     for name, method in table.items():
         short = name.removeprefix("heterogeneous ").split(" (")[0]
-        words = ", ".join(_readings(method.words))
+        words = ", ".join([*_readings(method.words), *(["alpha 1, no variance reduction"] if method.unreduced else [])])
         if words and short not in found.setdefault(words, []):
             found[words].append(short)
     return "; ".join(f"{', '.join(names)}: {words}" for words, names in found.items())

@@ -21,17 +21,20 @@ from .tables import markdown, recommended, shown, value
 SETTINGS = {"paper": "at the paper's values", "tuned": "tuned"}
 NOT_RUN = "not run"
 TUNING = """Every method has as many points, rounds and seeds as every other; the best is the best on a fifth of the
-training samples that no client trains on. Rates alone are tuned (and gamma, where there is a penalty): FedDA's and
-STEM's c stays the paper's. An edge of the grid is marked: beyond it nothing was tried. A sweep sees its own rounds and
-seeds alone: what falls back or diverges later, or with another seed, it takes for good."""
+training samples that no client trains on. One rate is tuned, the one named, with 5 local steps; it is kept for 10 and
+20. Where there is a penalty, so is gamma. The c of variance reduction stays the paper's, so alpha = min(1, c eta^2)
+moves with the rate, up to 1, where no reduction is left. An edge of the grid is marked: beyond it nothing was tried.
+A sweep sees its own rounds and seeds: what falls back or diverges later, or with another seed, it takes for good."""
 PILOTS = """Short runs of the possible readings ([deviations](deviations.md)); ours is the one that the presets
 take. Compared by the verdict rule: a difference counts from two standard errors on."""
 ADVICE = """By a rule, not by taste: of the methods whose test accuracy is not below the best one's by more than two
-standard errors, the one that sends the fewest bytes (then, takes the fewest gradients); where some are sparse, the
-sparsest. Tuned values where they were run, else the paper's."""
+standard errors, the one that sends the fewest bytes a round (of those with as few, the one that takes the fewest
+gradients); where some are sparse, the sparsest. At the end of all rounds, by which many have passed their best. Tuned
+values are better on the validation samples of the [sweep](#tuning), which need not hold at the end."""
 TIMES = """`In rounds` are the seconds of all runs in their rounds; `by the clock` is with captures, evaluations and
-checkpoints, and counts once what several processes did side by side. What parts share stands in the first that ran
-it."""
+checkpoints, and counts once what several processes did side by side: parts that went on at the same time add up to
+more than all. What parts share stands in the first that ran it; runs that were given up, because a value was changed,
+are left out."""
 
 
 def tuning(found: Results) -> str:
@@ -128,7 +131,10 @@ def findings(run: Source, ours: list[str], metric: str) -> Iterator[tuple[str, b
     for name, own in by.items():
         table = {m.label: m for m in own}
         us = next((m for m in own if _reading(m.label) in ours), None)
+        empty = [m.label for m in own if m.constant]
         alive = [m for m in own if metric in m.values and not m.constant]
+        # who is no better than a constant has learned no more than it
+        alive = [m for m in alive if all(compare(table, m.label, e, metric).verdict == SUPPORTED for e in empty)]
         lost = [f"{_reading(m.label)} {m.lost.split(' (')[0]}" for m in own if m.lost]
         what, beside = metric.replace("_", " "), f" ({', '.join(lost)})" if lost else ""
         if us is None or not alive:
@@ -165,10 +171,10 @@ def advice(found: Results) -> str:
         problems.setdefault(key, {}).setdefault(setting, []).append(run)
     rows = []
     for key, by in problems.items():
-        setting = "tuned" if "tuned" in by else next(iter(by))
-        gone = ", ".join(dict.fromkeys(absent[key, setting]))
-        without = f" ({NOT_RUN}: {gone})" if gone else ""
-        rows.append([titles[key] + without, SETTINGS.get(setting, setting), *recommended(by[setting])])
+        for setting, runs in by.items():
+            gone = ", ".join(dict.fromkeys(absent[key, setting]))
+            without = f" ({NOT_RUN}: {gone})" if gone else ""
+            rows.append([titles[key] + without, SETTINGS.get(setting, setting), *recommended(runs)])
     heads = ["where", "values", "best test accuracy", "as good", "take", "because it"]
     return f"## Which method when\n\n{ADVICE}\n\n" + (markdown(heads, rows) if rows else f"{NOT_RUN.capitalize()}.")
 

@@ -104,9 +104,13 @@ def packed(rows: list[dict[str, Any]]) -> bytes:
     >>> gzip.decompress(packed([{"round": 0, "train_loss": 2.30258509}]))
     b'{"round":0,"train_loss":2.30259}\\n'
     """
-    short = ({k: float(f"{v:.{DIGITS}g}") if isinstance(v, float) else v for k, v in row.items()} for row in rows)
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in short)
+    few = ({k: short(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in few)
     return gzip.compress(text.encode(), mtime=0)
+
+
+def short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
 
 
 def environment(facts: list[dict[str, Any]], names: list[str], rows: list[dict[str, Any]]) -> str:
@@ -142,7 +146,7 @@ def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
             (algorithm,) = entry.experiment.algorithms
             data, seeds = entry.experiment.problem.data, len(entry.experiment.seeds)
             own |= {"data": data, "algorithm": algorithm, "steps": entry.steps, "seeds": seeds, "done": entry.done}
-            own["rounds_seconds"] = entry.seconds
+            own["rounds_seconds"] = short(entry.seconds)
             if entry.done:
                 own["environment"] = without_command(entry.environment)
         elif own["kind"] == "sweep" and own["name"] in wanted.sweeps:
@@ -150,7 +154,7 @@ def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
             steps = sum(entry.steps for entry in entries(searched, work))
             own |= {"steps": steps, "seeds": len(asked["rates"]) * len(asked["seeds"])}
             place = work / "sweeps" / own["name"]
-            own["rounds_seconds"] = spent(place)
+            own["rounds_seconds"] = short(spent(place))
             if winners(work, own["name"]):
                 own["environment"] = without_command(json.loads((place / "environment.json").read_bytes()))
     return "[\n" + ",\n".join(map(json.dumps, found.values())) + "\n]\n"

@@ -43,7 +43,6 @@ def block(found: Results, to: str) -> str:
     about = f"{title}. Best of these in test accuracy: {best}; within two standard errors: {others}."
     words = (
         "What came of the paper's 31 claims. [The page of the reproduction](docs/reproduction.md) has each of them with"
-        " its numbers, what was not run, and colon histology in place of PathMNIST. Five, on theory, have nothing to"
-        " tune:"
+        " its numbers; colon histology stands in for PathMNIST. Five, on theory, have nothing to tune:"
     )
     return f"{image}\n\n{about}\n\n{words}\n\n{counted(found)}"

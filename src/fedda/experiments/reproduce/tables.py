@@ -9,12 +9,13 @@ from fedda.report import style
 from fedda.report.curves import number
 from fedda.report.format import count, size, spread
 
-from ..claims.compare import INCONCLUSIVE, LOWER, SPARSE, compare
+from ..claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, compare
 from ..claims.runs import ALIASES, Source
+from ..claims.steps import NEAR, a_round
 from ..claims.values import Method, measure
 from .results import methods
 
-FALL = 0.05  # of test accuracy, from the best round to the end, is worth a word
+FALL = 0.02  # of test accuracy, from the best round to the end, is worth a word
 FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
@@ -62,22 +63,18 @@ def final(run: Source) -> str:
     best = {m: best_of(found, m) if len(found) > 1 else None for m in columns}
     cell = {(m.label, c): value(m, c) for m in found for c in columns}
     cell |= {(m, c): f"**{text}**" for (m, c), text in cell.items() if as_good(table, table[m], best[c], c)}
-    rows = [[_name(m, columns), *(cell[m.label, c] for c in columns), str(m.seeds)] for m in found]
+    rows = [[known_as(m, columns), *(cell[m.label, c] for c in columns), str(m.seeds)] for m in found]
     return markdown(["method", *(style.metric(c).name.lower() for c in columns), "seeds"], rows)
 
 
 def survivors(run: Source) -> Iterator[str]:
     """Where some seeds diverged, what the others came to: a word, no result, for they were chosen by their success."""
-    for method in filter(lambda m: m.lost, methods(run)):
-        broken = {row["seed"] for row in method.rows if not math.isfinite(number(row.get("test_accuracy")))}
-        rest = measure(method.label, [row for row in method.rows if row["seed"] not in broken], method.rounds)
-        if rest.seeds and "test_accuracy" in rest.values:
-            words = (
-                f"{rest.seeds} seeds that did not diverge end"
-                if rest.seeds > 1
-                else "one seed that did not diverge ends"
-            )
-            yield f"- {method.label}: the {words} at a test accuracy of {value(rest, 'test_accuracy')}."
+    for method in methods(run):
+        rows = [row for row in method.rows if row["seed"] not in method.broken]
+        if method.broken and rows:
+            rest = measure(method.label, rows, method.rounds)
+            values = f"test accuracy {value(rest, 'test_accuracy')}, train loss {value(rest, 'train_loss')}"
+            yield f"- {method.label}: {rest.seeds} of its seeds did not diverge, with {values}."
 
 
 def fallen(run: Source) -> Iterator[str]:
@@ -94,11 +91,26 @@ def fallen(run: Source) -> Iterator[str]:
             yield f"- {method.label} falls back: {then}."
 
 
-def _name(method: Method, columns: Sequence[str]) -> str:
+def worse(run: Source, before: Source) -> Iterator[str]:
+    """Who ends with a lower test accuracy than at the paper's values."""
+    there = {m.label: m for m in methods(before)}
+    for method in methods(run):
+        other = there.get(method.label)
+        if other is None or "test_accuracy" not in other.values or "test_accuracy" not in method.values:
+            continue
+        table = {"before": other, "now": method}
+        if compare(table, "before", "now", "test_accuracy").verdict == SUPPORTED:
+            both = f"{value(other, 'test_accuracy')}, tuned {value(method, 'test_accuracy')}"
+            yield f"- {method.label} ends worse than at the paper's values: test accuracy {both}."
+
+
+def known_as(method: Method, columns: Sequence[str] = ()) -> str:
     """A method with what a reader of its numbers must know."""
     notes = ["constant predictor"] if method.constant else []
     if "density" in columns and not method.words.get("prox"):
         notes.append("no penalty")
+    if method.unreduced:
+        notes.append("alpha = 1: no variance reduction")
     return method.label + (f" ({', '.join(notes)})" if notes else "")
 
 
@@ -120,7 +132,7 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     """Of the runs of one problem: the most accurate method on test samples, those as good, the one to take, and why.
 
     As good is what does not lose to the best by more than two standard errors. To be taken is the one of these that
-    sends the fewest bytes, then takes the fewest gradients; where some of these are sparse, the sparsest.
+    sends the fewest bytes a round, then takes the fewest gradients; where some of these are sparse, the sparsest.
     """
     found: dict[str, Method] = {}
     for run in runs:
@@ -134,16 +146,25 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     if best is None:
         return "none trained", "–", "none", "every method diverged or predicts a constant"
     equal = [m for m in table.values() if as_good(table, m, best, "test_accuracy")]
-    zeros = [m for m in equal if sparse(m)]
-    if zeros:
+    others = ", ".join(known_as(m) for m in equal if m is not best) or "no other"
+    chosen, why = _chosen(equal)
+    return f"{known_as(best)}, {value(best, 'test_accuracy')}", others, known_as(chosen), why
+
+
+def _chosen(equal: Sequence[Method]) -> tuple[Method, str]:
+    """Of methods that are as good as each other the one to take, and why."""
+    if len(equal) == 1:
+        return equal[0], "is alone"
+    if zeros := [m for m in equal if sparse(m)]:
         chosen = min(zeros, key=lambda m: m.values["density"].mean)
-        why = f"is the sparsest of them, density {value(chosen, 'density')}"
-    else:
-        chosen = min(equal, key=_cost)
-        sent, gradients = _cost(chosen)
-        why = f"sends the fewest bytes of them, {size(sent)} ({count(gradients)} gradients)"
-    others = ", ".join(m.label for m in equal if m is not best) or "no other"
-    return f"{best.label}, {value(best, 'test_accuracy')}", others, chosen.label, why
+        return chosen, f"is the sparsest of them, density {value(chosen, 'density')}"
+    least = min(map(_sent, equal))
+    near = [m for m in equal if math.isclose(_sent(m), least, rel_tol=NEAR)]
+    chosen = min(near, key=lambda m: (_gradients(m), -m.values["test_accuracy"].mean))
+    why = f"sends the fewest bytes of them, {size(least)} a round"
+    return chosen, why + (
+        f", and of those with as few takes the fewest gradients, {count(_gradients(chosen))}" if len(near) > 1 else ""
+    )
 
 
 def as_good(table: dict[str, Method], method: Method, best: Method | None, metric: str) -> bool:
@@ -153,7 +174,11 @@ def as_good(table: dict[str, Method], method: Method, best: Method | None, metri
     return method is best or compare(table, best.label, method.label, metric).verdict == INCONCLUSIVE
 
 
-def _cost(method: Method) -> tuple[float, float]:
-    """Bytes sent and gradients taken to the end, by all clients."""
-    last = max(method.rows, key=lambda row: row["round"])
-    return last["bytes_up"] + last["bytes_down"], last["gradients"]
+def _sent(method: Method) -> float:
+    """Bytes of a round, up and down, of all clients."""
+    return math.fsum(a_round(method, metric) or 0.0 for metric in ("bytes_up", "bytes_down"))
+
+
+def _gradients(method: Method) -> float:
+    """Taken to the end, by all clients."""
+    return float(max(method.rows, key=lambda row: row["round"])["gradients"])
