@@ -13,9 +13,11 @@ import re
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib import image
 
@@ -24,6 +26,7 @@ from commands import inside
 from fedda import report
 from fedda.report import export, html, plots, style
 from fedda.report.compare import differences
+from fedda.report.curves import Curve
 from fedda.report.picture import picture
 from fedda.report.sweep import grid, read_sweep
 
@@ -321,6 +324,34 @@ def test_further_metrics_come_in_a_line_of_their_own(tmp_path):
         ["train_loss", "train_accuracy", "test_loss", "test_accuracy"],
         ["objective", "density", "nonzero"],
     ]
+
+
+def test_an_accuracy_s_axis_begins_where_curves_have_risen_to():
+    x = np.arange(41.0)
+
+    def rising(top):
+        return Curve(x, x, x, x, mean=top - (top - 0.1) * 0.5**x, std=0 * x, seeds=x)
+
+    low, high, _ = plots.limits([rising(0.7), rising(0.75)], style.metric("test_accuracy"))
+    assert 0.6 < low < 0.7 and 0.75 < high < 0.8
+    low, _, _ = plots.limits([rising(0.7), rising(0.1)], style.metric("test_accuracy"))  # one that stays is seen
+    assert low < 0.1
+    over = replace(rising(0.7), mean=np.where(x < 2, 0.3, np.nan))  # so is one that ends before
+    assert plots.limits([over, rising(0.7)], style.metric("test_accuracy"))[0] < 0.3
+    assert (
+        plots.limits([rising(0.7)], style.metric("density"))[0] < 0.1
+    )  # what is to be low may begin high, and is shown whole
+
+
+def test_rows_of_one_method_each_have_a_pen_for_each_number_of_local_steps(tmp_path):
+    labels = [f"{name} ({steps})" for name in ("a", "b") for steps in (5, 10)]
+    own = {label: {"name": label[0], "group": label[0].upper(), "steps": int(label[3:-1])} for label in labels}
+    run = replace(report.read(folder(tmp_path / "run", synthetic(labels, [0]))), config={"algorithms": own})
+    found = picture([run])
+    assert [entry.text for entry in found.entries] == ["I = 5", "I = 10"] and found.rows == ["A", "B"]
+    assert [s.colour for s in found.series[:2]] == [s.colour for s in found.series[2:]]
+    del own["b (10)"]["steps"]
+    assert len(picture([run]).entries) == 4
 
 
 def test_a_run_that_diverged_misses_no_constraint(tmp_path):

@@ -118,6 +118,7 @@ def _marks(index: int, run: Run) -> list[_Mark]:
     asked = run.config.get("algorithms")
     tables = {k: v for k, v in asked.items() if isinstance(v, dict)} if isinstance(asked, dict) else {}
     grouped = any(table.get("group") for table in tables.values())
+    by_steps = grouped and _told_by_steps([tables.get(label, {}) for label in run.labels])
     seen: Counter[tuple[str, str]] = Counter()
     found = []
     for label in run.labels:
@@ -128,8 +129,19 @@ def _marks(index: int, run: Run) -> list[_Mark]:
             seen[group, name] += 1
             # The same method twice in one row needs two pens.
             key = name if seen[group, name] == 1 else f"{name} ({seen[group, name]})"
+            key = f"I = {own['steps']}" if by_steps else key
         found.append(_Mark(index, label, key, group))
     return found
+
+
+def _told_by_steps(tables: list[dict[str, object]]) -> bool:
+    """Whether each row has one method, several times, with other numbers of local steps: these have pens, then."""
+    rows: dict[str, list[dict[str, object]]] = {}
+    for table in tables:
+        rows.setdefault(str(table.get("group", "")), []).append(table)
+    steps = [[table.get("steps") for table in own] for own in rows.values()]
+    alone = all(len({table.get("name") for table in own}) == 1 for own in rows.values())
+    return alone and all(None not in own and len(set(own)) == len(own) > 1 for own in steps)
 
 
 def _text(mark: _Mark, marks: list[_Mark]) -> str:

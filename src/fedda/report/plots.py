@@ -4,6 +4,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -107,13 +108,16 @@ def limits(curves: Sequence[Curve], shown: Metric) -> tuple[float, float, bool]:
     """Give bottom and top of the y axis and whether it is logarithmic (a loss over more than two decades).
 
     The axis ends at ten times the highest start: a curve that diverges leaves the panel instead of flattening
-    the others.
+    the others. An accuracy's begins at what there is after a tenth of the points: all curves rise from chance, and that
+    would leave no room for what tells them apart.
 
     >>> x = np.arange(3.0)
     >>> curve = Curve(x, x, x, x, mean=np.array([1.0, 0.1, 0.001]), std=x * math.nan, seeds=x)
     >>> limits([curve], metric("train_loss"))[2]
     True
     """
+    if shown.percent and shown.better == "higher":
+        curves = [late for curve in curves if (late := after(curve, 0.1)).mean.size]
     means = [curve.mean[np.isfinite(curve.mean)] for curve in curves]
     means = [mean for mean in means if mean.size]
     if not means:
@@ -133,6 +137,13 @@ def limits(curves: Sequence[Curve], shown: Metric) -> tuple[float, float, bool]:
     margin = 0.04 * (high - low) or 0.1 * abs(high) or 1.0
     low, high = low - margin, high + margin
     return (max(low, -0.02), min(high, 1.02), False) if shown.percent else (low, high, False)
+
+
+def after(curve: Curve, share: float) -> Curve:
+    """The curve without so much of its beginning; a short one, or one that is over by then, as it is."""
+    first = int(share * curve.mean.size)
+    cut = Curve(*(value[first:] for value in astuple(curve)))
+    return cut if np.isfinite(cut.mean).any() else curve
 
 
 def _parts(metrics: list[str], most: int) -> list[list[str]]:
