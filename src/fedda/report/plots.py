@@ -117,7 +117,7 @@ def limits(curves: Sequence[Curve], shown: Metric) -> tuple[float, float, bool]:
     True
     """
     if shown.percent and shown.better == "higher":
-        curves = [late for curve in curves if (late := after(curve, 0.1)).mean.size]
+        curves = [after(curve, 0.1) for curve in curves]
     means = [curve.mean[np.isfinite(curve.mean)] for curve in curves]
     means = [mean for mean in means if mean.size]
     if not means:

@@ -77,8 +77,8 @@ class Method:
         (True, False)
         """
         lr, w, c = (number(self.words.get(word)) for word in ("lr", "w", "c"))
-        steps = number(self.words.get("steps", 1))
-        return c * (lr / (w + self.rounds * steps - 1) ** (1 / 3)) ** 2 >= 1  # false where there is no c
+        last = w + max(0.0, self.rounds * number(self.words.get("steps", 1)) - 1)
+        return last > 0 and c * (lr / last ** (1 / 3)) ** 2 >= 1  # false where there is no c
 
     @property
     def constant(self) -> bool:
