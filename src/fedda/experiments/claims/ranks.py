@@ -45,7 +45,7 @@ def rank(claim: Claim, table: Table) -> Judged:
     at, half = place("mean"), whole / 2
     seeds = min(d.seeds or 0 for d in found)
     area = half - place("area") if math.isfinite(ours.area) else None
-    line = Detail(f"rank of {a} among {size}", metric, verdict, at, half, half - at, None, area, seeds)
+    line = Detail(f"rank of {a} among {size}", f"{metric}_rank", verdict, at, half, half - at, None, area, seeds)
     missing = [not_run(f"{a} vs {b}", metric) for b in claim.against if b not in there]
     return together([line, *missing], f"surely {best}" + (f" to {worst}" if worst > best else "") + f" of {whole}")
 
