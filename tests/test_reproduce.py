@@ -10,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -319,6 +320,24 @@ def test_processes_share_a_folder_and_do_each_thing_once(made, tmp_path):
     for file in ("paper/cifar10", "paper/cifar10-variants", "tuned/cifar10"):
         one, three = (place / file / "metrics.jsonl.gz" for place in (results, tmp_path / "results"))
         assert one.read_bytes() == three.read_bytes()
+
+
+def test_the_time_of_a_killed_process_is_kept_by_the_next(tmp_path):
+    file = tmp_path / "mini.toml"
+    file.write_text(MINI.replace("rounds = 8\nevery = 2", "rounds = 1000000\nevery = 500", 1))
+    words = ["reproduce", "main", "--no-pack", "--parts", "mini.toml", "--work", "work"]
+    with subprocess.Popen([sys.executable, "-m", "fedda", *words], cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+        while not (notes := list((tmp_path / "work" / "begun").glob("run-*"))):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.kill()
+    left = json.loads(notes[0].read_text())
+    assert left["wall"] >= work.BEAT and not (tmp_path / "work" / TIMES).exists()
+    wanted = plan(file)
+    assert not doing(wanted, tmp_path / "work", seconds=0.1).go(wanted.chosen(["main"]))
+    rows = [json.loads(line) for line in (tmp_path / "work" / TIMES).read_text().splitlines()]
+    assert rows[0] == left and rows[1]["name"] == left["name"] and rows[1]["began"] > left["began"] + left["wall"]
+    assert not notes[0].exists()
 
 
 def test_what_another_process_has_is_left_to_it(tmp_path):

@@ -30,6 +30,7 @@ from .parts import Part, Plan
 from .pool import DONE, Entry, entries, experiments, winners
 
 SAVE_SECONDS = 60.0
+BEAT = 5.0  # seconds between two notes of how long a task has taken so far
 WAIT = 1.0  # seconds before a process that has nothing to do looks again
 
 
@@ -38,12 +39,14 @@ class Clock:
 
     def __init__(self, watch: Progress, limit: float):
         self.watch, self.limit, self.rang = watch, limit, False
+        self.beat: Callable[[], None] = lambda: None  # called now and then
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         self.watch.begin(label, done, rounds)
 
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None:
         self.watch.advance(label, done, rows)
+        self.beat()
         if self.over and not self.rang:
             self.rang = True
             if not callable(signal.getsignal(signal.SIGTERM)):  # ignored, or no thread that may listen
@@ -145,7 +148,7 @@ class Reproduction:
     def run(self, part: Part, entry: Entry, clock: Clock) -> None:
         problem = self.problem(entry.experiment, validation=False)
         begun = Folder(entry.place).holds_run
-        with self.timed(part.name, entry.place.name, "run"):
+        with self.timed(part.name, entry.place.name, "run", clock):
             run(
                 entry.experiment, entry.place, clock, device=self.device, resume=begun, overwrite=not begun, force=True,
                 save_seconds=SAVE_SECONDS, problem=problem,
@@ -158,7 +161,7 @@ class Reproduction:
         wanted, place = self.plan.search(name), self.work / "sweeps" / name
         problem = self.problem(wanted.experiment, validation=True)
         begun = Folder(place).holds_run
-        with self.timed(part.name, name, "sweep"):
+        with self.timed(part.name, name, "sweep", clock):
             found = search(
                 wanted, place, clock, device=self.device, resume=begun, overwrite=not begun, save_seconds=SAVE_SECONDS,
                 precision="auto" if begun else part.precision or self.precision, problem=problem,
@@ -178,17 +181,37 @@ class Reproduction:
         return self.problems[key]
 
     @contextmanager
-    def timed(self, part: str, name: str, kind: str) -> Iterator[None]:
-        """Keep when it was and how long it took, evaluations and all, by which command of which commit."""
-        when, began = time.time(), time.monotonic()
+    def timed(self, part: str, name: str, kind: str, clock: Clock) -> Iterator[None]:
+        """Keep when it was and how long it took, evaluations and all, by which command of which commit.
+
+        What a killed process took is in a note beside, which it left; whoever goes on with its task keeps that too.
+        """
+        note = self.work / "begun" / f"{kind}-{name}"
+        note.parent.mkdir(exist_ok=True)
+        if note.is_file():
+            self.keep(note)
+        row: dict[str, Any] = {"part": part, "kind": kind, "name": name, "began": round(time.time(), 3), "wall": 0.0}
+        row |= {"command": shlex.join(["fedda", *sys.argv[1:]]), "commit": self.commit}
+        began = time.monotonic()
+
+        def beat(least: float = BEAT) -> None:
+            wall = round(time.monotonic() - began, 3)
+            if wall >= row["wall"] + least:
+                row["wall"] = wall
+                replace(note, json.dumps(row) + "\n")
+
+        clock.beat = beat
         try:
             yield
         finally:
-            row = {"part": part, "kind": kind, "name": name, "began": round(when, 3)}
-            row |= {"wall": round(time.monotonic() - began, 3)}
-            row |= {"command": shlex.join(["fedda", *sys.argv[1:]]), "commit": self.commit}
-            with open(self.work / TIMES, "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            clock.beat = lambda: None
+            beat(0.0)
+            self.keep(note)
+
+    def keep(self, note: Path) -> None:
+        with open(self.work / TIMES, "a", encoding="utf-8") as file:
+            file.write(note.read_text(encoding="utf-8"))
+        note.unlink()
 
 
 def commit_here() -> str:
