@@ -67,12 +67,10 @@ class MimeMvr(Algorithm):
         a = self.alpha(t)
         if self.lite:
             y, fresh = cohort.average(self.local, x, t, m, x_prev)
-            new = fresh + (1 - a) * m
         else:
             fresh, *g = cohort.average(self.statistics, x, x_prev, t)
-            new = fresh + (1 - a) * m
-            (y,) = cohort.average(self.local, x, t, a * g[0] + (1 - a) * m if g else new)
-        return self.Server(y, x, new, t + self.steps)
+            (y,) = cohort.average(self.local, x, t, (a * g[0] if g else fresh) + (1 - a) * m)
+        return self.Server(y, x, fresh + (1 - a) * m, t + self.steps)
 
     @on_client
     def statistics(self, client: Client, x: Tensor, x_prev: Tensor, t: Tensor) -> tuple[Tensor, ...]:
