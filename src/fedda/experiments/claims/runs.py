@@ -98,6 +98,11 @@ class Source:
         full = shipped(self.name)
         return f"after {self.rounds} of {full.rounds} rounds" if full and self.rounds < full.rounds else ""
 
+    @cached_property
+    def methods(self) -> list[Method]:
+        """Every curve of the run with its values."""
+        return [method for label in self.run.labels if (method := self.method(label, None)) is not None]
+
     def method(self, name: str, steps: int | None) -> Method | None:
         """The curve of a method: by its label, else by the algorithm (and local steps) behind the label.
 

@@ -15,7 +15,7 @@ from ..claims.values import Method
 from ..config import find
 from .estimate import covered
 from .parts import Part
-from .results import Results, methods, missing
+from .results import Results, missing
 from .tables import markdown, recommended, shown, value
 
 SETTINGS = {"paper": "at the paper's values", "tuned": "tuned"}
@@ -79,7 +79,7 @@ def edges(found: Results, part: Part, name: str) -> Iterator[str]:
     sweep = found.sweeps.get(part.sweep)
     if sweep is None:
         return
-    for label, own in found.plan.searched_as(part, name).items():
+    for label, own in found.plan.searched_as(part, found.plan.figure(part, name)).items():
         points = sweep["algorithms"][own]["points"]
         if any(point["best"] and _on_edge(point["values"], points) for point in points):
             yield label
@@ -98,7 +98,7 @@ def pilots(found: Results) -> str:
         columns = shown(run)
         rows = [
             [m.label, "ours" if _reading(m.label) in asked["ours"] else "", *(value(m, c) for c in columns)]
-            for m in methods(run)
+            for m in run.methods
         ]
         lines += ["", f"{data}.", "", markdown(["reading", "", *(c.replace("_", " ") for c in columns)], rows)]
         lines += ["", *(f"- {line}" for _, _, line in findings(run, asked["ours"], metric))]
@@ -126,7 +126,7 @@ def _reading(label: str) -> str:
 def findings(run: Source, ours: list[str], metric: str) -> Iterator[tuple[str, bool, str]]:
     """Of each method: its name, whether another reading is better than ours, and that in words."""
     by: dict[str, list[Method]] = {}
-    for m in methods(run):
+    for m in run.methods:
         by.setdefault(m.label.partition(": ")[0], []).append(m)
     for name, own in by.items():
         table = {m.label: m for m in own}

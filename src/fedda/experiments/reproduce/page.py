@@ -161,7 +161,7 @@ def _figure(found: Results, name: str, to: str, said: set[str]) -> str:
             lines += ["", *notes] if notes else []
     for claim in claims():
         if owns(claim, experiment.figure):
-            lines += _claim(found, claim.id, claim.id in said)
+            lines += _claim(found, claim, claim.id in said)
             said.add(claim.id)
     return "\n".join(lines)
 
@@ -176,16 +176,15 @@ def precisions(found: Results, run: Source) -> str:
     return next(iter(by)) if len(by) == 1 else "; ".join(f"{word} ({', '.join(own)})" for word, own in by.items())
 
 
-def _claim(found: Results, name: str, said: bool) -> Iterator[str]:
+def _claim(found: Results, claim: Claim, said: bool) -> Iterator[str]:
     """A claim with its verdicts, and with their numbers where it stands first."""
-    (claim,) = (c for c in claims() if c.id == name)
     if said:
         words = ", ".join(f"{words}: {_cell(found, setting, claim)}" for setting, words in SETTINGS.items())
-        yield from ("", f"**{name}**, with its numbers above: {claim.text} ({words})")
+        yield from ("", f"**{claim.id}**, with its numbers above: {claim.text} ({words})")
         return
-    yield from ("", f"**{name}** ({claim.where}): {claim.text}", "")
+    yield from ("", f"**{claim.id}** ({claim.where}): {claim.text}", "")
     for setting, words in SETTINGS.items():
-        verdict = found.verdict(setting, name)
+        verdict = found.verdict(setting, claim.id)
         if asks(claim, setting):
             before = "" if claim.kind == "theory" else f"{words}: "
             yield f"- {before}" + (_reason(verdict) if verdict else f"{signed(NOT_TESTED)}: {NOT_RUN}")
@@ -198,5 +197,5 @@ def _reason(v: Verdict) -> str:
 
 def theory(found: Results) -> str:
     """The claims that no figure is about."""
-    lines = [line for c in claims() if c.kind == "theory" for line in _claim(found, c.id, False)]
+    lines = [line for c in claims() if c.kind == "theory" for line in _claim(found, c, False)]
     return "\n".join(["## Theory and remarks", *lines])

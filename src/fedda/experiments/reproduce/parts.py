@@ -58,15 +58,14 @@ class Plan:
         wanted = self._as_here(name, part.rounds or self.rounds, self.every, self.seeds, setting=part.setting)
         if best is None:
             return wanted
-        tuned, own = presets.read(best), self.searched_as(part, name)
+        tuned, own = presets.read(best), self.searched_as(part, wanted)
         full = {label: words | tuned.get(own.get(label, ""), {}) for label, words in wanted.algorithms.items()}
         return wanted.model_copy(update={"algorithms": full})
 
-    def searched_as(self, part: Part, name: str) -> dict[str, str]:
-        """What the sweep of a part calls the methods of a figure."""
-        searched = self.searched(part.sweep).algorithms
-        asked = self.figure(part, name).algorithms.items()
-        return {label: own for label, words in asked for own, theirs in searched.items() if alike(theirs, words)}
+    def searched_as(self, part: Part, figure: Experiment) -> dict[str, str]:
+        """What the sweep of a part calls the methods of a figure, which has the paper's values."""
+        searched, asked = self.searched(part.sweep).algorithms.items(), figure.algorithms.items()
+        return {label: own for label, words in asked for own, theirs in searched if alike(theirs, words)}
 
     def searched(self, name: str) -> Experiment:
         """What a sweep searches: the methods of its figures, each once."""

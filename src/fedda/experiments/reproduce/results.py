@@ -13,7 +13,6 @@ from fedda.report.read import kept
 from ..claims import Group, Verdict, verdicts
 from ..claims.runs import Source, source
 from ..claims.statements import Claim
-from ..claims.values import Method
 from ..config import find
 from .parts import Plan, plan
 
@@ -68,11 +67,6 @@ class Results:
     def times(self) -> list[dict[str, Any]]:
         file = self.folder / "times.json"
         return list(json.loads(file.read_bytes())) if file.is_file() else []
-
-
-def methods(run: Source) -> list[Method]:
-    """Every curve of a run with its values."""
-    return [method for label in run.run.labels if (method := run.method(label, None)) is not None]
 
 
 def missing(name: str, run: Source) -> list[str]:

@@ -13,7 +13,6 @@ from ..claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, compare
 from ..claims.runs import ALIASES, Source
 from ..claims.steps import NEAR, a_round
 from ..claims.values import Method, measure
-from .results import methods
 
 FALL = 0.02  # of test accuracy, from the best round to the end, is worth a word
 FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
@@ -58,7 +57,7 @@ def shown(run: Source) -> list[str]:
 
 def final(run: Source) -> str:
     """What every method of a run came to; in bold the best of each column and what cannot be told from it."""
-    found, columns = methods(run), shown(run)
+    found, columns = run.methods, shown(run)
     table = {m.label: m for m in found}
     best = {m: best_of(found, m) if len(found) > 1 else None for m in columns}
     cell = {(m.label, c): value(m, c) for m in found for c in columns}
@@ -69,7 +68,7 @@ def final(run: Source) -> str:
 
 def survivors(run: Source) -> Iterator[str]:
     """Where some seeds diverged, what the others came to: a word, no result, for they were chosen by their success."""
-    for method in methods(run):
+    for method in run.methods:
         rows = [row for row in method.rows if row["seed"] not in method.broken]
         if method.broken and rows:
             rest = measure(method.label, rows, method.rounds)
@@ -79,22 +78,22 @@ def survivors(run: Source) -> Iterator[str]:
 
 def fallen(run: Source) -> Iterator[str]:
     """Who was far better on test samples before the end, and when."""
-    for method in methods(run):
-        end, at = method.values.get("test_accuracy"), dict[int, list[float]]()
+    for method in run.methods:
+        end = method.values.get("test_accuracy")
         if end is None:
             continue
-        for row in method.rows:
-            at.setdefault(row["round"], []).append(number(row.get("test_accuracy")))
-        was, best = max((math.fsum(values) / len(values), r) for r, values in at.items())
+        curve = run.run.curves[method.label]["test_accuracy"]
+        best = int(curve.mean.argmax())
+        was, at = curve.mean[best], int(curve.round[best])
         if was - end.mean > FALL:
-            then = f"its test accuracy was {100 * was:.1f} % at round {best}, and ends at {100 * end.mean:.1f} %"
+            then = f"its test accuracy was {100 * was:.1f} % at round {at}, and ends at {100 * end.mean:.1f} %"
             yield f"- {method.label} falls back: {then}."
 
 
 def worse(run: Source, before: Source) -> Iterator[str]:
     """Who ends with a lower test accuracy than at the paper's values."""
-    there = {m.label: m for m in methods(before)}
-    for method in methods(run):
+    there = {m.label: m for m in before.methods}
+    for method in run.methods:
         other = there.get(method.label)
         if other is None or "test_accuracy" not in other.values or "test_accuracy" not in method.values:
             continue
@@ -136,7 +135,7 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     """
     found: dict[str, Method] = {}
     for run in runs:
-        for method in methods(run):
+        for method in run.methods:
             name = str(method.words.get("name", method.label))
             key = method.label if method.label.endswith("-l1") else ALIASES.get(name, name)
             steps = method.words.get("steps")
