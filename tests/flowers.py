@@ -10,8 +10,11 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+import fedda
 from commands import ENVIRONMENT
+from fedda.deploy.secret import SecretDraws
 from ranks import free_port
 
 QUIET = {
@@ -38,6 +41,21 @@ clientapp = "{name}.client_app:app"
 [tool.flwr.app.config]
 {config}
 """
+
+
+def secret_of(out):
+    """The secret of the server that has written into this folder."""
+    return bytes.fromhex(json.loads((Path(out) / "server.secret").read_text())["secret"])
+
+
+def replayed(secret, algorithm, problem, rounds, every=1, **how):
+    """The simulation of a federation, with the cohorts and batches of its server's secret."""
+    run = fedda.Run(algorithm, problem, draws=SecretDraws(secret), **how)
+    history = run.evaluate()
+    while run.round < rounds:
+        run.advance()
+        history += run.evaluate() if run.round % every == 0 else []
+    return SimpleNamespace(x=run.server.x[0], server=run.server, history=history)
 
 
 class Namespace:

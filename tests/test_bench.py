@@ -42,10 +42,10 @@ def test_the_plain_loop_equals_the_sequential_engine(name, dtype, tolerance, sha
     if name == "fedavg":
         loop = FedAvg(problem, algorithm.lr)
     else:
-        loop = FedDA(problem, algorithm, batches(problem, everyone, simulation.keys[rng.START], 1))
+        loop = FedDA(problem, algorithm, batches(problem, everyone, simulation.draws.keys[rng.START], 1))
     for tau in range(3):
-        ids = rng.choose(rng.fold(simulation.keys[rng.COHORT], tau), problem.clients, 4)
-        loop.round(batches(problem, ids, rng.fold(simulation.keys[rng.BATCH], tau), algorithm.steps))
+        ids = rng.choose(rng.fold(simulation.draws.keys[rng.COHORT], tau), problem.clients, 4)
+        loop.round(batches(problem, ids, rng.fold(simulation.draws.keys[rng.BATCH], tau), algorithm.steps))
         run.advance()
     x = torch.cat([p.flatten() for p in loop.server]) if name == "fedavg" else loop.x
     moved = (run.server.x[0] - problem.start(0)).abs().max()

@@ -38,6 +38,7 @@ from fedda.deploy.init import FILES, init
 from fedda.deploy.keys import make_keys
 from fedda.deploy.server import serve
 from fedda.deploy.simulate import configuration, simulate
+from flowers import replayed, secret_of
 
 ROOT = Path(__file__).parent.parent
 HOSPITALS = ROOT / "examples" / "hospitals"
@@ -294,7 +295,7 @@ def test_an_app_in_one_process_is_the_simulation(app, said):
     first = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     x0 = torch.cat([p.detach().double().flatten() for p in first.parameters()])
     algorithm = fedda.make("fedda-mvr", lr=0.08, w=1000.0, steps=5)
-    run = fedda.train(algorithm, digits(3), rounds=4, x0=x0, weights="samples", engine="vectorised")
+    run = replayed(secret_of("simulation"), algorithm, digits(3), rounds=4, x0=x0, weights="samples")
     close(state("simulation")["server.x"].flatten(), run.x, tol=1e-12)
     found, wanted = rows("simulation")[-1], run.history[-1]
     for name in ("train_loss", "test_loss", "test_accuracy", "bytes_up", "bytes_down", "gradients"):
@@ -306,6 +307,7 @@ def test_an_app_in_one_process_is_the_simulation(app, said):
     assert said("simulate", app, "--run-config", "rounds=2 dtype='float64'", "--overwrite")[0] == 0
     assert len(rows("simulation")) == 3
     assert said("simulate", app, "-c", "rounds=4", "-c", "dtype='float64' resume=true")[0] == 0
+    run = replayed(secret_of("simulation"), algorithm, digits(3), rounds=4, x0=x0, weights="samples")
     close(state("simulation")["server.x"].flatten(), run.x, tol=1e-12)
     assert [row["round"] for row in rows("simulation")] == [0, 1, 2, 3, 4]
 
@@ -419,13 +421,12 @@ def test_a_strategy_gives_the_numbers_of_the_engine(name, tmp_path):
         return MetricRecord({"size": float(seen[tau].norm())})
 
     result = strategy.start(InProcessGrid(their_app(), CLIENTS), arrays, num_rounds=4, evaluate_fn=judged)
-    run = fedda.train(
-        fedda.make(name, **WORDS[name]), pooled(), rounds=4, cohort=2, weights="samples", engine="vectorised"
-    )
+    secret = secret_of(tmp_path / "ours")
+    run = replayed(secret, fedda.make(name, **WORDS[name]), pooled(), rounds=4, cohort=2, weights="samples")
     x = torch.cat([v.flatten() for v in result.arrays.to_torch_state_dict().values()])
     close(x, run.x, tol=1e-12)
     plan = Plan(algorithm=name, words=json.dumps(WORDS[name]), **how, rounds=4, out=str(tmp_path / "serve"))
-    served = serve(InProcessGrid(their_app(), CLIENTS), plan, network, LOSS, say=lambda words: None)
+    served = serve(InProcessGrid(their_app(), CLIENTS), plan, network, LOSS, say=lambda words: None, secret=secret)
     assert torch.equal(served.server.x.flatten(), x)
     # Metrics as Flower's own strategies give them; the judge sees each model once.
     assert list(result.evaluate_metrics_serverapp) == list(seen) == [0, 1, 2, 3, 4]
@@ -451,7 +452,7 @@ def test_a_strategy_starts_where_it_is_told_and_goes_on(tmp_path):
     result = onward.start(grid, ArrayRecord(other), num_rounds=3, evaluate_fn=lambda tau, _: seen.append(tau))
     assert seen == [3] and result.evaluate_metrics_serverapp == {}
     algorithm, x0 = fedda.make("fedavg", lr=0.1), torch.full((37,), 0.25, dtype=torch.float64)
-    run = fedda.train(algorithm, pooled(), rounds=3, x0=x0, weights="samples")
+    run = replayed(secret_of(tmp_path / "out"), algorithm, pooled(), rounds=3, x0=x0, weights="samples")
     close(torch.cat([v.flatten() for v in result.arrays.to_torch_state_dict().values()]), run.x, tol=1e-12)
 
 
@@ -478,7 +479,8 @@ def test_four_hospitals_find_the_pooled_model(said):
         [sys.executable, HOSPITALS / "weights.py", "found"], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
     lines = done.stdout.splitlines()
-    assert len(lines) == round(31 * last["nonzero"]) - 1 == 15  # the intercept is no measurement
+    assert len(lines) == round(31 * last["nonzero"]) - 1  # the intercept is no measurement
+    assert 13 <= len(lines) <= 18  # batches come from a secret, so no two runs are the same
     assert [line.split("  ")[1] for line in lines[:2]] == ["worst concave points", "worst radius"]
     # The same objective on all patients together, by somebody else.
     data = __import__("sklearn.datasets").datasets.load_breast_cancer()
@@ -490,8 +492,7 @@ def test_four_hospitals_find_the_pooled_model(said):
     best = float(np.mean(np.logaddexp(0, t) - y * t) + 0.02 * np.abs(w).sum())
     assert best == pytest.approx(0.2143, abs=1e-4)
     assert -1e-6 < last["objective"] - best < 0.005
-    text = (HOSPITALS / "README.md").read_text()
-    assert f"is {last['objective']:.3f}" in text and f"{last['test_accuracy']:.1%} of cases" in text
+    assert 0.93 <= last["test_accuracy"]
 
 
 def test_the_hospitals_are_what_init_writes(tmp_path):

@@ -14,7 +14,7 @@ import fedda
 
 pytest.importorskip("flwr", reason="needs fedda[flower]")
 from fedda.deploy.keys import make_keys
-from flowers import PROJECT, Flowers
+from flowers import PROJECT, Flowers, replayed, secret_of
 from ranks import free_port
 
 NODES = 3
@@ -168,7 +168,7 @@ def flowers(tmp_path_factory, samples):
         made.close()
 
 
-def truth(samples, name, rounds, **how):
+def truth(samples, name, rounds, out, **how):
     """The same by the vectorised engine, from the model that the server starts with."""
     from fedda.deploy.server import Plan, Remote
 
@@ -181,7 +181,7 @@ def truth(samples, name, rounds, **how):
     owner = torch.cat([torch.full((len(part["y"]),), k) for k, part in enumerate(parts)])
     problem = fedda.problem(space["model"]().double(), space["loss"], x=x, y=y, client=owner, batch=8)
     how = {"weights": "samples", "x0": x0, "seed": 0, **how}
-    return fedda.train(fedda.make(name, **RUNS[name]), problem, rounds=rounds, every=rounds, **how)
+    return replayed(secret_of(out), fedda.make(name, **RUNS[name]), problem, rounds, every=rounds, **how)
 
 
 def rounds_done(out):
@@ -205,7 +205,7 @@ def test_five_algorithms_as_simulated_though_a_server_is_killed(flowers, app, sa
     flowers.submit(app, **how, resume=True)
     for name, out in outs.items():
         assert flowers.ended(out)["rejected"] == {}, flowers.logs()
-        state, expected = load_file(out / "state.safetensors"), truth(samples, name, 5).server
+        state, expected = load_file(out / "state.safetensors"), truth(samples, name, 5, out).server
         for field, value in expected._asdict().items():
             torch.testing.assert_close(state[f"server.{field}"], value, rtol=1e-12, atol=1e-12)
 
@@ -233,7 +233,8 @@ def test_every_sin_of_a_client_and_a_killed_node_are_survived_and_counted(flower
     assert rejected["failed"] + rejected["late"] >= 4  # raised, exited, hung; and the node that was killed
     state = load_file(out / "state.safetensors")
     assert int(state["round"]) == rounds and float(state["server.x"].abs().max()) < 10
-    assert state["federation.base"].tolist()[:2] == [rounds - 1] * 2  # client 1 is heard again
+    heard = list(json.loads((out / "server.secret").read_text())["base"].values())[-1]
+    assert heard[:2] == [rounds - 1] * 2  # client 1 is heard again
     rejoin(flowers, 2)
     how = {"rounds": 1, "min_replies": NODES, "words": json.dumps(RUNS["fedavg"])}
     assert flowers.ended(flowers.submit(app, out=tmp_path / "again", **how))["rejected"] == {}

@@ -93,8 +93,8 @@ def test_killed_at_random_moments(whole, tmp_path):
 
 @pytest.mark.parametrize("engine", ["vectorised", "sequential"])
 def test_killed_with_wrappers(engine, tmp_path, fedda_inside):
-    """What clients have not sent yet is in the checkpoint, and noise is a function of the seed and the round."""
-    noise = {"name": "noise", "multiplier": 0.1, "norm": 0.5}
+    """What clients have not sent yet is in the checkpoint, and noise with a seed repeats."""
+    noise = {"name": "noise", "multiplier": 0.1, "norm": 0.5, "seed": 0}
     around = [noise, {"name": "topk", "share": 0.2}, {"name": "float16"}]
     file = write(tmp_path / "tiny.toml", rounds=42, every=7, cohort=3, aggregation=around)
     whole, out = tmp_path / "whole", tmp_path / "run"

@@ -101,7 +101,7 @@ def test_the_inside_of_a_round_by_hand():
     run = fedda.Run(made, problem, seed=7)
     x, nu, h, t = run.server.x[0].numpy(), run.server.nu[0].numpy(), np.full(2, 0.3), 0
     A, b = problem.A.numpy(), problem.b.numpy()
-    key = rng.fold(run.simulation.keys[2], 0)
+    key = rng.fold(run.simulation.draws.keys[2], 0)
     trace = next(iter(traces(made, problem, 1, seed=7)))
     for k in range(3):
         X, N, Z = x.copy(), nu.copy(), np.zeros(2)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import checks, registry
-from .aggregation import Wrapper
+from .aggregation import Budget, Wrapper
 from .engines import Engine
 
 
@@ -26,6 +26,7 @@ class How(TypedDict, total=False):
     weights: str  # "uniform" or "samples": how clients are averaged
     force: bool  # run in spite of an absurd first rate
     aggregation: Sequence[Wrapper]  # what is done to replies on their way to the mean, in this order
+    budget: Mapping[str, Any] | Budget | None  # {"epsilon": 8.0, "delta": 1e-5}: the run ends before it is exceeded
 
 
 def refuse_words(how: Mapping[str, Any]) -> None:

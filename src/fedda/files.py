@@ -1,4 +1,4 @@
-"""Files of runs: taken by one process at a time, rows in them as lines of JSON."""
+"""Files of runs: written as a whole, locked by one process at a time, rows in them as lines of JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,36 @@ def alone(path: Path, wait: bool = False) -> Iterator[bool]:
         yield taken(handle, wait)
     finally:
         os.close(handle)
+
+
+PRIVATE = 0o600  # the mode of a file that holds a secret, whatever the umask
+
+
+def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Write a file so that it is whole, or still the old one, at any moment, and on the disk before it gets its name.
+
+    With `mode` it has that mode from its first byte on, whatever the umask.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+        with open(handle, "wb") as file:
+            if mode is not None:
+                os.fchmod(handle, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)  # on a full disk its space is needed
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from . import checks, rng
-from .aggregation import Aggregated, Wrapper, checked, refuse_unfit, residuals
+from .aggregation import Aggregated, Budget, Wrapper, checked, gaussian, privacy, refuse_unfit, residuals
 from .aggregation.compression import bytes_of
 from .arguments import checked_seeds, made_engine, refuse_shapes, usable_device
 from .core import Algorithm, Client, Cohort, Problem, on_client, place
-from .engines import Counting, Counts, Engine, Simulation
+from .engines import Counting, Counts, Draws, Engine, Simulation
 from .engines.graphs import NoGraph, captured
 
 PATIENCE = 3  # rounds without a single finite client before a run ends
@@ -50,7 +50,9 @@ class Run:
         force: bool = False,
         state: dict[str, Tensor] | None = None,
         aggregation: Sequence[Wrapper] = (),
-        noise: int | None = None,
+        budget: Mapping[str, Any] | Budget | None = None,
+        draws: Draws | None = None,
+        charged: tuple[int, int] = (0, 0),
     ):
         if not isinstance(algorithm, Algorithm):
             raise ValueError(f"train: the algorithm must be an object, as fedda.make gives it, got {algorithm!r}")
@@ -69,12 +71,15 @@ class Run:
         self.lead = () if not isinstance(seed, Sequence) else (len(self.seeds),)
         self.aggregation = checked(aggregation)
         seeds = seeds if self.lead else seeds[0]
-        self.noise = noise  # a seed for the noise alone, where the run's own is no secret
-        self.key = rng.key(seeds if noise is None else torch.full_like(seeds, noise), rng.NOISE)
+        self.key = rng.key(seeds, rng.NOISE)
         start = self._first_point(x0) if state is None else state["server.x"].to(like.device)
         refuse_unfit(self.aggregation, self.algorithm, start)
         memory = (*algorithm.memory, *residuals(self.aggregation, self.algorithm, start))
-        self.simulation = Simulation(self.problem, how, seeds, weights, memory)
+        self.simulation = Simulation(self.problem, how, seeds, weights, memory, draws)
+        self.privacy = privacy(
+            self.aggregation, self.algorithm, start, problem.clients, self.cohort, Budget.of(budget),
+            self.simulation.draws.secret, charged,
+        )  # fmt: skip
         self.world = self.simulation.world
         self.counts, self.round = Counts(), 0
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -84,6 +89,9 @@ class Run:
             warnings.warn(
                 "rounds run eagerly, which is slower: what travels between the ranks goes by the host", stacklevel=2
             )
+        if self.wants_graph and not all(wrapper.reproducible for wrapper in self.aggregation):
+            self.wants_graph = False
+            warnings.warn("rounds run eagerly, which is slower: private noise is drawn on the host", stacklevel=2)
         # clients with a reply that was not finite, summed over rounds
         self.dropped = torch.zeros(self.lead, dtype=torch.int64, device=like.device)
         self.silent = torch.zeros_like(self.dropped)  # rounds in a row without a finite reply
@@ -168,7 +176,15 @@ class Run:
         if not self.aggregation:
             return Counting(cohort, self.counts)
         counting = Counting(cohort, self.counts, bytes_of=bytes_of(self.aggregation))
-        return Aggregated(counting, self.aggregation, rng.fold(self.key, tau + 1))
+        return Aggregated(counting, self.aggregation, rng.fold(self.key, tau + 1), self._new_key)
+
+    def _new_key(self) -> bytes:
+        """A new secret key, the same on all ranks."""
+        return self.world.share(gaussian.new_key() if self.world.rank == 0 else b"")
+
+    def last(self, rounds: int) -> int:
+        """The last of so many rounds that the privacy budget allows; all of them without one."""
+        return rounds if self.privacy is None else self.privacy.last(rounds)
 
     def _kept(self, alive: Tensor, server: Any) -> Any:
         return type(server)(*(_keep(alive, new, old) for new, old in zip(server, self.server, strict=True)))
@@ -225,9 +241,11 @@ class Run:
         over = self.silent >= PATIENCE
         columns = {k: torch.where(over, torch.nan, v.double()).reshape(-1).tolist() for k, v in metrics.items()}
         counted = {"steps": self.round * self.algorithm.steps, **asdict(self._counted())}
+        spent = {} if self.privacy is None else self.privacy.row(self.round)
         return [
             {"round": self.round, "seed": seed, **counted, "dropped": dropped}
             | {name: column[i] for name, column in columns.items()}
+            | spent
             for i, (seed, dropped) in enumerate(zip(self.seeds, self.dropped.reshape(-1).tolist(), strict=True))
         ]
 

@@ -4,6 +4,7 @@ in the `for` that consumes it."""
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -30,7 +31,7 @@ def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **how: Unpack[Ho
     checks.check("rounds", rounds=rounds)
     refuse_words(how)
     run = Run(algorithm, problem, **how)
-    return (run.step() for _ in range(rounds))
+    return (run.step() for _ in range(affordable(run, rounds)))
 
 
 class History(list[dict[str, Any]]):
@@ -71,10 +72,21 @@ def train(
     checks.check("train", every=every)
     refuse_words(how)
     run = Run(algorithm, problem, **how)
+    rounds = affordable(run, rounds)
     history = History(row | {"seconds": 0.0} for row in run.evaluate(detail))
     for seconds in timed(run, rounds, every):
         history.extend(row | {"seconds": seconds} for row in run.evaluate(detail))
     return Result(run.server.x.squeeze(-2), history, run.server)
+
+
+def affordable(run: Run, rounds: int) -> int:
+    """The last round that the privacy budget allows; it warns if that is not the last one asked for."""
+    last = run.last(rounds)
+    if last < rounds:
+        warnings.warn(
+            f"train: the privacy budget is spent after round {last} of {rounds}: the run ends there", stacklevel=3
+        )
+    return last
 
 
 def timed(run: Run, rounds: int, every: int, seconds: float = 0.0) -> Iterator[float]:

@@ -10,19 +10,20 @@ tensor([2.0000], dtype=torch.float64)
 
 from typing import Any
 
+from .accounting import Accountant, Budget, Privacy
 from .centres import moved
 from .clip import Clip
 from .cohort import Aggregated, checked, client_side, refuse_unfit, residuals, server_side
 from .compression import Compression, Float16, TopK, packed, unpacked
-from .noise import Noise
+from .noise import Noise, privacy
 from .registered import aggregations
 from .robust import Median, Trimmed
 from .wrapper import Exchange, Wrapper
 
 __all__ = [
-    "Aggregated", "Clip", "Compression", "Exchange", "Float16", "Median", "Noise", "TopK", "Trimmed", "Wrapper",
-    "aggregations", "checked", "client_side", "completed", "make", "moved", "packed", "refuse_unfit", "residuals",
-    "server_side", "unpacked",
+    "Accountant", "Aggregated", "Budget", "Clip", "Compression", "Exchange", "Float16", "Median", "Noise", "Privacy",
+    "TopK", "Trimmed", "Wrapper", "aggregations", "checked", "client_side", "completed", "make", "moved", "packed",
+    "privacy", "refuse_unfit", "residuals", "server_side", "unpacked",
 ]  # fmt: skip
 
 

@@ -1,47 +1,173 @@
-"""How much privacy a run costs, by the package dp-accounting; nothing of it is rebuilt here."""
+"""How much privacy a run has spent, against whom, and when its budget is spent. The mathematics is dp-accounting's."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from ..checks import Bound, check, count, number
+from ..checks import POSITIVE, Bound, count, nearest, number, one_of
 
 DELTA = Bound("in (0, 1)", lambda v: (v > 0) & (v < 1))
+USUAL_DELTA = 1e-5  # of the rows of a run that has no budget
+AGAINST = ("outside", "site")
+COHORTS = ("secret", "known")
+REPRODUCIBLE = "not private: reproducible noise"
+MISSING = 'needs the package dp-accounting: pip install "fedda[privacy]"'
 
 
-def epsilon(
-    multiplier: float, start: int, each: int, rounds: int, cohort: int, clients: int, delta: float, secret: bool = True
-) -> float:
-    """(epsilon, delta) of a run with `start` noisy replies of all clients at first and `each` of a cohort in a round.
+@dataclass(frozen=True)
+class Accountant:
+    """The epsilon of (epsilon, delta)-differential privacy when all data of one client are replaced by other data.
 
-    One client's data replaced by other data moves a sum of replies by 2 norm at most, and the q replies of a round
-    together, each over its own norm, by 2 sqrt(q): one Gaussian mechanism with the multiplier m / (2 sqrt(q)), on a
-    cohort drawn without replacement; where the cohort is no `secret`, as if everybody took part in every round.
+    One client's replacement moves the sum of a reply by at most 2 norm. The q replies of a round come from the same
+    client: each divided by its norm, they move by at most 2 sqrt(q) together. So a round is one Gaussian mechanism
+    with the multiplier m / (2 sqrt(q)).
+
+    `against="outside"` is somebody who sees the final model. `against="site"` is a client of the federation, which
+    sees every broadcast and knows in which rounds it took part. Sampling of the cohorts is credited only if they are
+    secret and clients keep no memory between rounds. A site knows about itself, so for it the secret is which r (at
+    most) of the other K - 1 clients take part.
     """
-    check("epsilon", rounds=rounds)
-    count("epsilon", "cohort", cohort, at_most=clients)
-    number("epsilon", "delta", delta, DELTA)
-    dp = accountant()
-    if multiplier == 0:
-        return math.inf
 
-    def query(replies: int) -> Any:
-        return dp.GaussianDpEvent(multiplier / (2 * math.sqrt(replies)))
+    multiplier: float
+    start: int  # noisy replies of all clients at the start of a run
+    each: int  # noisy replies of a cohort in a round
+    clients: int
+    cohort: int
+    sampling: bool  # whether sampling may be credited
 
-    spent = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-    if start:
-        spent.compose(query(start))
-    event = query(each)
-    if secret and cohort < clients:
-        event = dp.SampledWithoutReplacementDpEvent(clients, cohort, event)
-    spent.compose(event, rounds)
-    return float(spent.get_epsilon(delta))
+    def __post_init__(self) -> None:
+        count("epsilon", "cohort", self.cohort, at_most=self.clients)
+
+    def epsilon(self, rounds: int, delta: float, against: str = "outside", starts: int = 1) -> float:
+        """After so many rounds; an attempt at a round counts as a round, an attempt at the start as a start."""
+        one_of("epsilon", "against", against, AGAINST)
+        number("epsilon", "delta", delta, DELTA)
+        dp = dp_accounting()
+        if self.multiplier == 0:
+            return math.inf
+        others = self.clients - (against == "site")
+        population = others if self.sampling and self.cohort < others else self.cohort
+        orders, of_start = renyi(self.multiplier, self.start, 1, 1)
+        _, of_round = renyi(self.multiplier, self.each, population, self.cohort)
+        spent = [starts * a + rounds * b for a, b in zip(of_start, of_round, strict=True)]
+        return float(dp.rdp.compute_epsilon(orders, spent, delta)[0]) if any(spent) else 0.0
 
 
-def accountant() -> Any:
+@lru_cache(maxsize=64)
+def renyi(multiplier: float, replies: int, population: int, cohort: int) -> tuple[Any, tuple[float, ...]]:
+    """The orders, and the Rényi divergence at each, of one exchange with so many replies."""
+    dp = dp_accounting()
+    accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    if replies:
+        event = dp.GaussianDpEvent(multiplier / (2 * math.sqrt(replies)))
+        if cohort < population:
+            event = dp.SampledWithoutReplacementDpEvent(population, cohort, event)
+        accountant.compose(event)
+    return tuple(accountant.orders), tuple(accountant.rdp)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The epsilon at a delta that a run may spend, `against` a site (the default, and the larger one) or the outside.
+
+    `cohorts` says whether sampling is credited: "secret" or "known". A federation draws its cohorts from a secret. A
+    simulation draws them from its seed, which is no secret, so for a simulation "known" is the default; "secret" there
+    counts as the federation would.
+
+    >>> Budget.of({"epsilon": 8.0, "delta": 1e-5})
+    Budget(epsilon=8.0, delta=1e-05, against='site', cohorts=None)
+    """
+
+    epsilon: float = math.inf
+    delta: float = USUAL_DELTA
+    against: str = "site"
+    cohorts: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon != math.inf:  # which is no budget
+            number("budget", "epsilon", self.epsilon, POSITIVE)
+        number("budget", "delta", self.delta, DELTA)
+        one_of("budget", "against", self.against, AGAINST)
+        if self.cohorts is not None:
+            one_of("budget", "cohorts", self.cohorts, COHORTS)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any] | Budget | None) -> Budget | None:
+        """From a table with the keys epsilon, delta, against and cohorts, as experiment files have it."""
+        if table is None or isinstance(table, Budget):
+            return table
+        if not isinstance(table, Mapping) or "epsilon" not in table:
+            raise ValueError(f"budget must be a table such as {{'epsilon': 8.0, 'delta': 1e-5}}, got {table!r}")
+        for word in table:
+            if word not in cls.__dataclass_fields__:
+                raise ValueError(f"budget: no key {word!r}; {nearest(word, cls.__dataclass_fields__)}")
+        return cls(**table)
+
+
+@dataclass
+class Privacy:
+    """What a run with noise has spent, and what it may spend.
+
+    `starts` and `rounds` are those charged besides the run's own: attempts whose results were lost.
+    """
+
+    accountant: Accountant
+    budget: Budget
+    limited: bool  # whether the user gave a budget
+    reproducible: bool
+    starts: int = 0
+    rounds: int = 0
+
+    def __post_init__(self) -> None:
+        if self.limited and self.reproducible:
+            raise ValueError(f"budget: {REPRODUCIBLE}: leave out the seed of Noise")
+        if self.limited:
+            dp_accounting("budget")
+            if not self.within(1):
+                least = self.epsilon(1, self.budget.against)
+                raise ValueError(
+                    f"budget: one round more would spend an epsilon of {least:.3g}, and the budget is "
+                    f"{self.budget.epsilon:g}: raise the budget or the multiplier of Noise"
+                )
+
+    def epsilon(self, rounds: int, against: str) -> float:
+        """After so many rounds of the run, with what was charged besides."""
+        return self.accountant.epsilon(self.rounds + rounds, self.budget.delta, against, 1 + self.starts)
+
+    def within(self, rounds: int) -> bool:
+        return self.epsilon(rounds, self.budget.against) <= self.budget.epsilon
+
+    def last(self, rounds: int) -> int:
+        """The last of so many rounds that the budget allows."""
+        if not self.limited or self.within(rounds):
+            return rounds
+        low, high = 0, rounds  # low is allowed, or is the round at which the run stands; high is not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.within(middle) else (low, middle)
+        return low
+
+    def row(self, rounds: int) -> dict[str, Any]:
+        """What a row says of it."""
+        if self.reproducible:
+            return {"privacy": REPRODUCIBLE}
+        try:
+            spent = {f"epsilon_{who}": self.epsilon(rounds, who) for who in AGAINST}
+        except ValueError:
+            return {"privacy": f"epsilon {MISSING}"}
+        if self.accountant.multiplier == 0:
+            return {"privacy": "not private: no noise"}
+        sampling = "credited" if self.accountant.sampling else "not credited"
+        return {"privacy": f"delta {self.budget.delta:g}, sampling of cohorts {sampling}", **spent}
+
+
+def dp_accounting(owner: str = "Noise.epsilon") -> Any:
     try:
         import dp_accounting
     except ImportError:
-        raise ValueError('Noise.epsilon needs the package dp-accounting: pip install "fedda[privacy]"') from None
+        raise ValueError(f"{owner} {MISSING}") from None
     return dp_accounting

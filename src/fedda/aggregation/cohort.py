@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import rng
 from ..core import Algorithm, Around, ClientTask
-from . import centres
+from . import centres, gaussian
 from .compression import Compression, compressed, compressions
 from .foreseen import foreseen
 from .means import mean
@@ -19,13 +19,14 @@ from .wrapper import Exchange, Wrapper
 
 @dataclass
 class Aggregated(Around):
-    """The cohort of one round with wrappers round it; `key` [..., 1] is the round's, for noise.
+    """The cohort of one round with wrappers round it; `key` [..., 1] is the round's, `new_key` gives fresh secrets.
 
     It stands outside whatever counts bytes, which then sees what travels.
     """
 
     wrappers: Sequence[Wrapper]
     key: Tensor
+    new_key: Callable[[], bytes] = gaussian.new_key
     exchanges: int = 0  # so far in this round
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
@@ -42,7 +43,7 @@ class Aggregated(Around):
 
     def _changes(self, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
         replies, weights = self.cohort.replies(client_side(self.wrappers, task), *down)
-        exchange = Exchange(task.__name__, self.size, rng.fold(self.key, self.exchanges))
+        exchange = Exchange(task.__name__, self.size, rng.fold(self.key, self.exchanges), self.new_key)
         self.exchanges += 1
         return server_side(self.wrappers, replies, weights, exchange)
 

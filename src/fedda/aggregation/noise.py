@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..checks import AT_LEAST_ZERO, number
-from ..core import Algorithm, ClientTask, Problem, place
-from .accounting import epsilon
+from ..checks import AT_LEAST_ZERO, check, number
+from ..core import Algorithm, ClientTask
+from . import gaussian
+from .accounting import REPRODUCIBLE, Accountant, Budget, Privacy
 from .clip import check_norm, clipped, norms
 from .foreseen import foreseen
 from .registered import aggregations
@@ -26,31 +28,44 @@ from .wrapper import Exchange, Wrapper, followed
 class Noise(Wrapper):
     """Clips every client's change to `norm` and adds Gaussian noise to the mean over the r clients that were asked.
 
-        (1 / r) (sum_k u_k min(1, norm / ||u_k||) + multiplier norm xi),   xi standard normal, u_k = 0 for who is silent
+        (1 / r) (sum_k u_k min(1, norm / ||u_k||) + multiplier norm xi),   xi standard normal; u_k = 0 if k is silent
 
     `norm` is as `Clip` takes it. Changes are clipped on the client, so that nothing longer leaves it, and again on the
-    server, so that the guarantee hangs on nothing that happens in between. The denominator is fixed and all clients
-    weigh the same, since who is heard, and how many samples they have, are data too. The noise is a function of (seed,
-    round, exchange, reply). What is guaranteed, and what is not: docs/aggregation.md.
+    server, so that the guarantee depends on no client. The denominator is fixed and all clients weigh the same,
+    because who replies, and how many samples they have, are data too.
+
+    The noise is new every time, from a cryptographic generator with a key of the operating system's: a run with it
+    cannot be repeated to the bit. With a `seed` it is a function of (seed, the run's seed, round, exchange, reply).
+    Such a run can be repeated, and is NOT private. What is guaranteed, and what is not: docs/aggregation.md.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0]] * 100, b=[[2.0]] * 100)
     >>> run = fedda.train(fedda.make("fedavg", lr=0.5), problem, rounds=30, aggregation=[Noise(1.0, norm=1.0)])
-    >>> bool(abs(run.x - 2.0) < 0.1)  # noise of 0.01 a round
+    >>> bool(abs(run.x - 2.0) < 0.1)  # noise of 0.01 per round
     True
     """
 
     reduces = True
-    multiplier: Any
+    multiplier: float
     norm: Any
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         number("Noise", "multiplier", self.multiplier, AT_LEAST_ZERO)
+        if isinstance(self.multiplier, Tensor):
+            raise ValueError("Noise: multiplier must be one number, got a tensor")
         check_norm("Noise", self.norm, most=sys.float_info.max)
+        whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        if self.seed is not None and not (whole and 0 <= self.seed < 2**63):
+            raise ValueError(f"Noise: seed must be a whole number >= 0, or left out, got {self.seed!r}")
 
     @property
     def combines(self) -> bool:
         return True
+
+    @property
+    def reproducible(self) -> bool:
+        return self.seed is not None
 
     def on_client(self, task: ClientTask) -> ClientTask:
         name = task.__name__
@@ -60,46 +75,87 @@ class Noise(Wrapper):
         norms("Noise", self.norm, task, replies)
 
     def combine(self, replies: list[Tensor], weights: Tensor, exchange: Exchange) -> tuple[list[Tensor], Tensor]:
-        task, size, key = exchange
-        found = []
-        for i, (reply, most) in enumerate(
-            zip(
-                clipped("Noise", self.norm, task, replies),
-                norms("Noise", self.norm, task, len(replies)),
-                strict=True,
-            )
+        means = []
+        for i, (reply, norm) in enumerate(
+            zip(replies, norms("Noise", self.norm, exchange.task, len(replies)), strict=True)
         ):
-            total = torch.where(weights > 0, reply.double(), 0).sum(dim=-2, keepdim=True)
-            coordinates = torch.arange(reply.shape[-1], device=reply.device)
-            xi = rng.normal(rng.fold(rng.fold(key, i)[..., None], coordinates))  # [..., 1, m]
-            found.append(((total + self.multiplier * most * xi) / size).to(reply.dtype))
-        return found, one(weights)
+            (short,) = clipped("Noise", norm, exchange.task, [reply.double()])
+            total = torch.where(weights > 0, short, 0).sum(dim=-2, keepdim=True)
+            if self.multiplier == 0:
+                pass
+            elif self.seed is None:
+                total = gaussian.noisy(total, norm, self.multiplier, exchange.new_key())
+            else:
+                coordinates = torch.arange(reply.shape[-1], device=reply.device)
+                key = rng.fold(rng.fold(rng.fold(exchange.key, self.seed), i)[..., None], coordinates)
+                total = total + self.multiplier * norm * rng.normal(key)  # [..., 1, m]
+            means.append((total / exchange.size).to(reply.dtype))
+        return means, one(weights)
+
+    def accountant(
+        self, algorithm: Algorithm, x: Tensor, clients: int, cohort: int, aggregation: Sequence[Wrapper], secret: bool
+    ) -> Accountant:
+        """For an algorithm that trains x; `secret` says whether nobody knows the cohorts."""
+        start, each = foreseen(algorithm, x)
+        # What a client remembers depends on the rounds in which it took part, and what it sends shows it.
+        remembers = bool(algorithm.memory) or any(wrapper.remembers("local", 1) for wrapper in aggregation)
+        return Accountant(
+            self.multiplier,
+            start=sum(len(asked.replies) for asked in start),
+            each=sum(len(asked.replies) for asked in each),
+            clients=clients,
+            cohort=cohort,
+            sampling=secret and not remembers,
+        )
 
     def epsilon(
         self,
         algorithm: Algorithm,
-        problem: Problem,
+        clients: int,
         rounds: int,
         delta: float,
         cohort: int | None = None,
         aggregation: Sequence[Wrapper] = (),
+        against: str = "outside",
+        cohorts: str = "secret",
     ) -> float:
-        """The epsilon of (epsilon, delta)-differential privacy after so many rounds, by the package dp-accounting
-        (``pip install "fedda[privacy]"``): for all replies, in all rounds, of one client whose data are replaced.
-        `aggregation` are the wrappers of the run: where clients remember something between rounds (the algorithm's
-        memory, or residuals of a compression), what they send says who took part before, and no credit is given for
-        the cohort being a secret."""
-        x = problem.start(0)[None]
-        algorithm = place(algorithm, x, problem.layout)
-        start, each = foreseen(algorithm, x)
-        remembering = bool(algorithm.memory) or any(wrapper.remembers("local", 1) for wrapper in aggregation)
-        return epsilon(
-            self.multiplier,
-            start=sum(len(asked.replies) for asked in start),
-            each=sum(len(asked.replies) for asked in each),
-            rounds=rounds,
-            cohort=problem.clients if cohort is None else cohort,
-            clients=problem.clients,
-            delta=delta,
-            secret=not remembering,
-        )
+        """The epsilon of (epsilon, delta)-differential privacy after so many rounds with so many clients: for all
+        replies, in all rounds, of one client whose data are replaced. It needs the package dp-accounting
+        (``pip install "fedda[privacy]"``).
+
+        `against` is "outside" (sees the final model) or "site" (a client that sees every broadcast). `cohorts` is
+        "secret", as in a federation, or "known". `aggregation` are the wrappers of the run: with a compression,
+        clients remember residuals, and sampling is not credited.
+
+        >>> import fedda
+        >>> round(Noise(8.0, norm=1.0).epsilon(fedda.make("fedavg"), clients=100, rounds=100, delta=1e-5, cohort=5), 1)
+        1.1
+        """
+        if self.reproducible:
+            raise ValueError(f"Noise: {REPRODUCIBLE}: leave out the seed")
+        check("epsilon", clients=clients, rounds=rounds)
+        budget = Budget(delta=delta, against=against, cohorts=cohorts)
+        words = {f.name for f in dataclasses.fields(algorithm)}  # type: ignore[arg-type]
+        plain = dataclasses.replace(algorithm, prox=None) if "prox" in words else algorithm  # type: ignore[type-var]
+        asked = clients if cohort is None else cohort
+        made = self.accountant(plain, torch.zeros(1, 1), clients, asked, aggregation, budget.cohorts == "secret")
+        return made.epsilon(rounds, delta, against)
+
+
+def privacy(
+    wrappers: Sequence[Wrapper], algorithm: Algorithm, x: Tensor, clients: int, cohort: int,
+    budget: Budget | None, secret: bool, charged: tuple[int, int] = (0, 0),
+) -> Privacy | None:  # fmt: skip
+    """What a run with these wrappers spends; None without `Noise`.
+
+    `secret` says whether the run draws its cohorts from a secret. `charged` are starts and rounds besides its own.
+    """
+    noise = [wrapper for wrapper in wrappers if isinstance(wrapper, Noise)]
+    if not noise:
+        if budget is not None:
+            raise ValueError("budget: a privacy budget needs noise: aggregation=[fedda.aggregation.Noise(...)]")
+        return None
+    known = budget or Budget()
+    secret = secret if known.cohorts is None else known.cohorts == "secret"
+    accountant = noise[0].accountant(algorithm, x, clients, cohort, wrappers, secret)
+    return Privacy(accountant, known, budget is not None, noise[0].reproducible, *charged)

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from ..core import Client, ClientTask
+from . import gaussian
 
 Tensors = tuple[Tensor, ...]
 
@@ -18,7 +19,8 @@ class Exchange(NamedTuple):
 
     task: str  # the task's name, such as "local"
     size: int  # how many clients were asked
-    key: Tensor  # [..., 1], int64: a random key that this exchange of this round alone has (`fedda.rng`)
+    key: Tensor  # [..., 1], int64: a counter-based key of this exchange of this round (`fedda.rng`); no secret
+    new_key: Callable[[], bytes] = gaussian.new_key  # a secret that nobody has had before, the same on all ranks
 
 
 @runtime_checkable
@@ -35,6 +37,11 @@ class Wrapper(Protocol):
 
     relative: ClassVar[bool] = True  # whether it must be told from where a reply has moved
     reduces: ClassVar[bool] = False  # whether its server part puts something else in the place of the mean
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether its server part is a function of what it is given; if not, no round can be recorded and replayed."""
+        return True
 
     @property
     def combines(self) -> bool:

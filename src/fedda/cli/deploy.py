@@ -90,3 +90,20 @@ def simulate(
     with installed():
         from ..deploy.simulate import simulate as run
     print(f"results: {run(folder, run_config or [], out, overwrite)}")
+
+
+@deploy.command(epilog="Example: fedda deploy export federation --out model.safetensors")
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run's results.")],
+    out: Annotated[Path, typer.Option(help="The file: .safetensors, or .pt for torch.load.")] = Path(
+        "model.safetensors"
+    ),
+) -> None:
+    """Write the trained model, and nothing else, into a file that can be published.
+
+    The folder itself holds a secret, and data about single sites.
+    """
+    with installed():
+        from ..deploy.trained import export as write
+    names = write(folder, out)
+    print(f"{out}: {len(names)} parameters: {', '.join(names)}")

@@ -82,7 +82,16 @@ def print_choices(folder: Path) -> None:
     table(heads, rows, folder.resolve().name)
 
 
-COLUMNS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
+COLUMNS = (
+    "train_loss",
+    "train_accuracy",
+    "test_loss",
+    "test_accuracy",
+    "density",
+    "nonzero",
+    "epsilon_outside",
+    "epsilon_site",
+)
 
 
 def print_summaries(folders: list[Path]) -> None:
@@ -106,3 +115,5 @@ def print_summaries(folders: list[Path]) -> None:
     for _, row in found:
         if row["failure"]:
             print(f"{row['label']}: failed: {row['failure']}")
+        if row["privacy"]:
+            print(f"{row['label']}: privacy: {row['privacy']}")

@@ -14,9 +14,9 @@ from .federation import Federation
 from .grid import InProcessGrid
 from .server import Plan, server_app
 from .strategy import Strategy, join
-from .trained import trained
+from .trained import export, trained
 
 __all__ = [
-    "Federation", "InProcessGrid", "Plan", "Rejections", "Site", "Strategy", "TooFewReplies", "client_app", "join",
-    "server_app", "trained",
+    "Federation", "InProcessGrid", "Plan", "Rejections", "Site", "Strategy", "TooFewReplies", "client_app", "export",
+    "join", "server_app", "trained",
 ]  # fmt: skip

@@ -1,34 +1,57 @@
-"""The server's state on disk: one file that is whole or the old one, and rows that can be cut back to it."""
+"""The server's folder: its state, its rows, its secrets, and what has been charged to the privacy budget.
+
+| file | what it holds |
+|---|---|
+| state.safetensors | the last complete round: what the algorithm keeps, the plan, the sites' names. No secret |
+| metrics.jsonl | a row for each evaluation |
+| privacy.json | with noise: how many attempts at a start and at a round were begun |
+| server.secret | mode 0600: the secret that cohorts and batch keys come from, and who took part when |
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..files import json_lines, taken
+from ..files import PRIVATE, json_lines, taken, write_whole
 
-FACTS = ("plan", "run", "names", "noise", "stamp", "rejected", "rows")  # what a checkpoint says besides its tensors
+STATE, ROWS, LEDGER, SECRETS = "state.safetensors", "metrics.jsonl", "privacy.json", "server.secret"
+FACTS = ("plan", "run", "names", "stamp", "rejected", "layout")  # what a checkpoint says besides its tensors
+
+
+@dataclass
+class Ledger:
+    """How many attempts at the start and at a round were begun, whatever became of them."""
+
+    starts: int = 0
+    rounds: int = 0
 
 
 class Checkpoint:
     def __init__(self, place: Path):
-        self.place, self.file, self.rows = place, place / "state.safetensors", place / "metrics.jsonl"
+        self.place, self.file, self.rows = place, place / STATE, place / ROWS
+        self.secrets, self.charges = place / SECRETS, place / LEDGER
+        self.secret = b""
+        self.bases: dict[int, Tensor] = {}  # the last exchange taken from each site, as of two exchanges
 
-    def begin(self) -> None:
-        """Nothing of an earlier run is overwritten without being asked."""
+    def begin(self, secret: bytes) -> None:
+        """A new run. Nothing of an earlier run is overwritten without being asked."""
         self.place.mkdir(parents=True, exist_ok=True)
         self.lock()
         if self.file.exists():
             self.release()
             raise ValueError(f"{self.place}: holds a run: resume it, or give another folder")
         self.rows.unlink(missing_ok=True)  # of a server that died before its first checkpoint
+        self.secret = secret
+        self._keep_secrets()
 
     def lock(self) -> None:
         """One server at a time, until it ends, however it ends; the file says which process it is."""
@@ -46,20 +69,29 @@ class Checkpoint:
         with open(self.rows, "ab") as file:
             file.write(json_lines(rows))
 
-    def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        length = self.rows.stat().st_size if self.rows.exists() else 0
-        content = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-        temporary = self.file.with_suffix(".tmp")
-        with open(temporary, "wb") as file:
-            file.write(save(content, metadata={"facts": json.dumps(facts | {"rows": length})}))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.file)
+    def ledger(self) -> Ledger:
+        """What was charged so far, also by a server that died before its first checkpoint."""
+        return Ledger(**json.loads(self.charges.read_text())) if self.charges.exists() else Ledger()
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The last state; rows that were written after it are cut off."""
+    def charge(self, ledger: Ledger) -> None:
+        """On the disk before the attempt begins: what leaves the server was paid for."""
+        write_whole(self.charges, (json.dumps(asdict(ledger)) + "\n").encode())
+
+    def save(self, tensors: dict[str, Tensor], base: Tensor, facts: dict[str, Any]) -> None:
+        """The state of a complete round. Who took part is kept with the secrets, under the number of the exchange."""
+        self.bases = dict([*self.bases.items(), (facts["stamp"], base.clone())][-2:])
+        self._keep_secrets()
+        content = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+        write_whole(self.file, save(content, metadata={"facts": json.dumps(facts)}))
+
+    def _keep_secrets(self) -> None:
+        bases = {str(stamp): base.tolist() for stamp, base in self.bases.items()}
+        write_whole(self.secrets, json.dumps({"secret": self.secret.hex(), "base": bases}).encode(), PRIVATE)
+
+    def load(self) -> tuple[dict[str, Tensor], Tensor, dict[str, Any]]:
+        """The last state, the last exchange taken from each site, and facts; later rows are dropped."""
         if not self.file.exists():
-            raise ValueError(f"{self.place}: holds no run to go on with")
+            raise ValueError(f"{self.place}: holds no run to resume")
         self.lock()
         try:
             with safe_open(self.file, "pt") as found:
@@ -67,11 +99,29 @@ class Checkpoint:
                 tensors = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
             for name in FACTS:
                 facts[name]
-            if self.rows.exists() and self.rows.stat().st_size < facts["rows"]:
-                raise ValueError("metrics.jsonl is shorter than it says")
+            if not self.secrets.exists():
+                raise ValueError(f"{SECRETS}, which belongs to it, is not there")
+            kept = json.loads(self.secrets.read_text())
+            self.secret = bytes.fromhex(kept["secret"])
+            base = torch.tensor(kept["base"][str(facts["stamp"])], dtype=torch.int64)
+            self.bases = {facts["stamp"]: base}
         except Exception as why:
             self.release()
             raise ValueError(f"{self.file}: is no checkpoint of ours: {why}") from None
-        with suppress(FileNotFoundError):
-            os.truncate(self.rows, facts["rows"])
-        return tensors, facts
+        self._cut_rows(int(tensors["round"]))
+        return tensors, base.clone(), facts
+
+    def _cut_rows(self, last: int) -> None:
+        """Rows of later rounds, and a line that was not finished, are dropped."""
+        kept = [line for line in self._lines() if json.loads(line)["round"] <= last]
+        if self.rows.exists() and (content := b"".join(kept)) != self.rows.read_bytes():
+            write_whole(self.rows, content)
+
+    def _lines(self) -> list[bytes]:
+        lines = self.rows.read_bytes().splitlines(keepends=True) if self.rows.exists() else []
+        return [line for line in lines if line.endswith(b"\n")]
+
+    def last_row(self) -> int:
+        """The round of the last row; -1 without one."""
+        lines = self._lines()
+        return int(json.loads(lines[-1])["round"]) if lines else -1

@@ -132,8 +132,8 @@ def run(
     simulation = Simulation(own, Sequential(), torch.tensor([0]), "uniform", memory)
     shelf = Shelf(context, words["run"])
     simulation.memory |= shelf.taken(words["base"], memory, own.d, own.dtype)
-    cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([0]))
-    cohort.key, cohort.drawn = torch.tensor([words["key"]]), words["drawn"]
+    cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([words["key"]]))
+    cohort.drawn = words["drawn"]
     with torch.no_grad():
         client, counts = Members(cohort, slice(0, 1), stacked=False), Counts()
         replies = client_side(around, task)(CountedClient(client, counts), *down)

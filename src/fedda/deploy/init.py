@@ -40,6 +40,8 @@ MEANINGS = {
     "min-replies": "with fewer a round is repeated",
     "repeats": "so often, and then the run stops with its state saved",
     "limit": "a reply with a larger number is rejected",
+    "aggregation": "clipping, medians, noise, compression: a JSON list of tables",
+    "budget": 'of privacy, with noise: {"epsilon": 8, "delta": 1e-5}',
     "out": "folder of the results, where the SuperLink runs",
     "resume": "true: go on from the checkpoint in `out`",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
@@ -17,6 +16,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as written
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ..files import PRIVATE, write_whole
 
 ALWAYS = ("127.0.0.1", "localhost")  # the SuperLink's own processes reach it there
 CA_DAYS = 3650
@@ -141,7 +142,4 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, private: bool = False) -> None:
-    """A private file is nobody else's from its first byte on."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb") as file:
-        file.write(content)
+    write_whole(path, content, PRIVATE if private else 0o644)

@@ -6,7 +6,6 @@ With `memory = "FOLDER"` in its node configuration a node keeps it on its own di
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from ..files import PRIVATE, write_whole
 from .wire import Refused
 
 RECORD = "fedda.memory"  # of the node's state
@@ -48,13 +48,8 @@ class Shelf:
         if self.file is None:
             self.context.state[RECORD] = ArrayRecord({key: Array(value.numpy()) for key, value in kept.items()})
             return
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.file.with_suffix(f".{os.getpid()}.tmp")  # a message that was sent twice has two processes
-        with open(temporary, "wb") as file:
-            file.write(save(kept))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.file)
+        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(self.file, save(kept), PRIVATE)  # it was made from this site's samples
 
     def _all(self) -> dict[str, Tensor]:
         if self.file is None:

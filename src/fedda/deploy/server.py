@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -16,15 +15,20 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
 from .. import checks, rng
+from ..aggregation import Budget, Noise
+from ..aggregation.accounting import REPRODUCIBLE
+from ..files import write_whole
 from ..problems import problem as make_problem
 from ..problems.neural import Loss, flatten, trainable
 from ..running import Run
 from .checkpoint import Checkpoint
 from .federation import Federation
+from .secret import SecretDraws
 from .traffic import DTYPES, algorithm, wrappers
 
 Model = Callable[[], nn.Module]
 GRADIENTS = ("gradients", "full_gradients")
+WHO = {"outside": "the outside", "site": "a site"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Plan:
     repeats: int = 2
     limit: float = 1e6  # the largest number that is taken from a client
     aggregation: str = "[]"  # wrappers, a JSON list of tables with a name (docs/aggregation.md)
+    budget: str = "{}"  # of privacy, a JSON table such as {"epsilon": 8, "delta": 1e-5}; {} is none
     out: str = "federation"
     resume: bool = False
 
@@ -61,7 +66,24 @@ class Plan:
         if self.repeats < 0 or self.every < 0 or not self.timeout > 0 or not self.limit > 0:
             raise ValueError("Plan: repeats and every must be >= 0, timeout and limit > 0")
         algorithm(self.table)
-        wrappers(self.aggregation)
+        around = wrappers(self.aggregation)
+        if any(isinstance(wrapper, Noise) and wrapper.reproducible for wrapper in around):
+            raise ValueError(f"Plan: aggregation: {REPRODUCIBLE}: the noise of a federation has no seed")
+        if self.spending is not None and not self.noisy:
+            raise ValueError("Plan: a privacy budget needs noise in aggregation")
+
+    @property
+    def noisy(self) -> bool:
+        return any(isinstance(wrapper, Noise) and wrapper.multiplier > 0 for wrapper in wrappers(self.aggregation))
+
+    @property
+    def spending(self) -> Budget | None:
+        """The privacy budget."""
+        try:
+            table = json.loads(self.budget)
+        except ValueError:
+            raise ValueError(f"Plan: budget must be a JSON table, got {self.budget[:40]!r}") from None
+        return Budget.of(table or None)
 
     @property
     def table(self) -> str:
@@ -132,67 +154,99 @@ class Remote:
 
 def serve(
     grid: Grid, plan: Plan, model: Model, loss: Loss, test: tuple[Any, Any] | None = None,
-    say: Callable[[str], None] = print, noise: int | None = None,
+    say: Callable[[str], None] = print, secret: bytes | None = None,
 ) -> Run:  # fmt: skip
-    """All rounds, from the start or from the checkpoint; the report is written whatever happens."""
-    checkpoint = Checkpoint(Path(plan.out))
-    state, facts = checkpoint.load() if plan.resume else (None, {})
-    if not plan.resume:
-        checkpoint.begin()
-    if noise is None:  # a client can compute the seed from the keys it gets, and must not compute the noise
-        noise = facts["noise"] if plan.resume else secrets.randbits(63)
+    """All rounds, from the start or from the checkpoint; the report is written whatever happens.
+
+    `secret` (32 bytes) decides cohorts and batches of a new run; without it the operating system gives one.
+    """
+    checkpoint, draws = Checkpoint(Path(plan.out)), SecretDraws(secret)
     federation = Federation(
         grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.min_replies, plan.repeats, plan.limit,
         aggregation=plan.aggregation,
     )  # fmt: skip
-    if state is not None:
+    state = None
+    if plan.resume:
+        state, federation.base, facts = checkpoint.load()
+        draws.key = checkpoint.secret
         if facts["plan"] != _same(plan):
             checkpoint.release()
             raise ValueError(f"{plan.out}: was begun with another plan: {facts['plan']}")
         federation.run, federation.stamp, federation.names = facts["run"], facts["stamp"], facts["names"]
-        federation.base = state.pop("federation.base")
         federation.saved = federation.base.clone()
         federation.rejections.counts.update(facts["rejected"])
         federation.gradients, federation.full_gradients = (int(state[f"counts.{k}"]) for k in GRADIENTS)
+    else:
+        checkpoint.begin(draws.key)
+    report: dict[str, Any] = {}
     try:
         remote: Any = Remote(model, loss, plan, test).joined(federation)
+        ledger = checkpoint.ledger()
+        charged = (
+            (ledger.starts, ledger.rounds)
+            if state is None
+            else (ledger.starts - 1, ledger.rounds - int(state["round"]))
+        )
+        if state is None and plan.noisy:
+            draws.attempt, ledger.starts = ledger.starts, ledger.starts + 1
+            checkpoint.charge(ledger)
         run = Run(
             algorithm(plan.table), remote, plan.cohort or None, plan.seed, engine=federation, weights=plan.weights,
-            state=state, aggregation=wrappers(plan.aggregation), noise=noise,
+            state=state, aggregation=wrappers(plan.aggregation), budget=plan.spending, draws=draws,
+            charged=charged if plan.noisy else (0, 0),
         )  # fmt: skip
         if state is None:
-            _note(checkpoint, run, federation, plan, 0.0)
-        while run.round < plan.rounds:
+            _save(checkpoint, run, federation, plan)
+        _evaluate(checkpoint, run, plan, 0.0)
+        last = run.last(plan.rounds)
+        while run.round < last:
             began = time.monotonic()
+            if plan.noisy:  # charged before anything is sent: this attempt's noise and cohort are never used again
+                draws.attempt, ledger.rounds = ledger.rounds, ledger.rounds + 1
+                checkpoint.charge(ledger)
             run.advance()
-            _note(checkpoint, run, federation, plan, time.monotonic() - began)
+            _save(checkpoint, run, federation, plan)  # before the evaluation sends the new model to the sites
+            _evaluate(checkpoint, run, plan, time.monotonic() - began)
             say(f"round {run.round} of {plan.rounds}: {_line(run, federation)}")
+        if last < plan.rounds:
+            report["stopped"] = f"the privacy budget is spent after round {run.round} of {plan.rounds}"
+            say(report["stopped"])
         return run
     finally:
-        report = {"rejected": dict(federation.rejections.counts), "last": federation.rejections.words}
-        (checkpoint.place / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        report |= {"rejected": dict(federation.rejections.counts), "last": federation.rejections.words}
+        write_whole(checkpoint.place / "report.json", (json.dumps(report, indent=1) + "\n").encode())
         checkpoint.release()
 
 
-def _note(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan, seconds: float) -> None:
+def _save(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan) -> None:
     run.counts.gradients, run.counts.full_gradients = federation.gradients, federation.full_gradients
-    if plan.every and (run.round % plan.every == 0 or run.round == plan.rounds):
-        checkpoint.append([row | {"seconds": round(seconds, 3)} for row in run.evaluate()])
     facts = {"plan": _same(plan), "run": federation.run, "stamp": federation.stamp, "names": federation.names}
-    facts |= {"noise": run.noise, "rejected": dict(federation.rejections.counts)}
-    checkpoint.save(run.state() | {"federation.base": federation.base}, facts)
+    facts |= {"rejected": dict(federation.rejections.counts), "layout": run.problem.layout}
+    if run.privacy is not None:
+        facts["privacy"] = run.privacy.row(run.round)
+    checkpoint.save(run.state(), federation.base, facts)
     federation.saved = federation.base.clone()
+
+
+def _evaluate(checkpoint: Checkpoint, run: Run, plan: Plan, seconds: float) -> None:
+    """A row for this round, if one is due and not there yet."""
+    due = plan.every and (run.round % plan.every == 0 or run.round == plan.rounds)
+    if due and checkpoint.last_row() < run.round:
+        checkpoint.append([row | {"seconds": round(seconds, 3)} for row in run.evaluate()])
 
 
 def _same(plan: Plan) -> dict[str, Any]:
     """What a resumed run must have in common with what was begun."""
-    free = ("rounds", "resume", "out", "timeout", "min_replies", "repeats")
+    free = ("rounds", "resume", "out", "timeout", "min_replies", "repeats", "budget")
     return {word: value for word, value in asdict(plan).items() if word not in free}
 
 
 def _line(run: Run, federation: Federation) -> str:
     lost = ", ".join(f"{n} {kind}" for kind, n in federation.rejections.counts.items())
-    return f"{int(run.dropped)} replies lost so far" + (f" ({lost})" if lost else "")
+    spent = {} if run.privacy is None else run.privacy.row(run.round)
+    epsilon = [f"{spent[f'epsilon_{who}']:.3g} against {a}" for who, a in WHO.items() if f"epsilon_{who}" in spent]
+    privacy = f"; epsilon {', '.join(epsilon)} ({spent['privacy']})" if epsilon else ""
+    return f"{int(run.dropped)} replies lost so far" + (f" ({lost})" if lost else "") + privacy
 
 
 def server_app(model: Model, loss: Loss, test: Callable[[], tuple[Any, Any]] | None = None) -> ServerApp:

@@ -15,11 +15,12 @@ from flwr.clientapp import ClientApp
 from flwr.common.config import fuse_dicts, get_project_config, parse_config_args
 from flwr.serverapp import ServerApp
 
+from .checkpoint import LEDGER, ROWS, SECRETS, STATE
 from .faults import TooFewReplies
 from .grid import InProcessGrid
 from .server import Plan
 
-FILES = ("state.safetensors", "state.tmp", "metrics.jsonl", "report.json")  # of a run's folder
+FILES = (STATE, ROWS, LEDGER, SECRETS, "report.json")  # of a run's folder
 
 
 class LoudGrid(InProcessGrid):

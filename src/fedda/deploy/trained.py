@@ -1,20 +1,60 @@
-"""The model that a federation has trained, out of its folder."""
+"""The model that a federation has trained, out of its folder: as a module, or as a file that can be published."""
 
 from __future__ import annotations
 
 import copy
+import io
+import json
+import math
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from ..files import write_whole
 from ..problems.neural import trainable
 
 
 def trained(out: str | Path, model: nn.Module) -> nn.Module:
     """A copy of the model with the parameters of the last checkpoint in a run's folder, which may be still running."""
     return filled(model, saved(out)["server.x"])
+
+
+def export(out: str | Path, file: str | Path) -> list[str]:
+    """Write the model of the last checkpoint into a file that holds its named parameters and nothing else; their names.
+
+    The ending decides the format: .safetensors, or .pt for a state_dict that `torch.load` reads. The run's own folder
+    holds more than a model: who took part, what each site replied last, losses of single sites. Publish this file.
+    """
+    file = Path(file)
+    if file.suffix not in (".safetensors", ".pt"):
+        raise ValueError(f"{file}: the ending must be .safetensors or .pt")
+    if not file.parent.is_dir():
+        raise ValueError(f"{file.parent}: is no folder")
+    x, facts = saved(out)["server.x"].flatten(), facts_of(out)
+    shapes = [tuple(shape) for _, shape in facts["layout"]]
+    parts = x.split([math.prod(shape) for shape in shapes])
+    tensors = {
+        name: part.reshape(shape).clone() for (name, _), shape, part in zip(facts["layout"], shapes, parts, strict=True)
+    }
+    if file.suffix == ".pt":
+        buffer = io.BytesIO()
+        torch.save(tensors, buffer)
+        write_whole(file, buffer.getvalue())
+    else:
+        about = {"format": "pt"} | {k: str(v) for k, v in facts.get("privacy", {}).items() if k != "epsilon_site"}
+        write_whole(file, save(tensors, metadata=about))
+    return list(tensors)
+
+
+def facts_of(out: str | Path) -> dict[str, Any]:
+    """What the last checkpoint says besides its tensors."""
+    with safe_open(Path(out) / "state.safetensors", "pt") as found:
+        facts: dict[str, Any] = json.loads(found.metadata()["facts"])
+    return facts
 
 
 def saved(out: str | Path) -> dict[str, Tensor]:

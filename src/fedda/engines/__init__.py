@@ -3,12 +3,12 @@
 from .distributed import Distributed
 from .joining import join, started_by_torchrun
 from .sequential import Sequential
-from .simulated import Engine, Simulation
+from .simulated import Draws, Engine, Simulation
 from .vectorised import Vectorised
 from .world import ALONE, Alone, Lost, World
 from .wrappers import Counting, Counts
 
 __all__ = [
-    "ALONE", "Alone", "Counting", "Counts", "Distributed", "Engine", "Lost", "Sequential", "Simulation", "Vectorised",
-    "World", "join", "started_by_torchrun",
+    "ALONE", "Alone", "Counting", "Counts", "Distributed", "Draws", "Engine", "Lost", "Sequential", "Simulation",
+    "Vectorised", "World", "join", "started_by_torchrun",
 ]  # fmt: skip

@@ -24,15 +24,48 @@ class Engine(Protocol):
     ) -> tuple[list[Tensor], Tensor]: ...
 
 
+class Draws(Protocol):
+    """Who takes part in a round, and the random key from which each of them draws its batches."""
+
+    secret: bool  # whether nobody but the server can compute them
+
+    def everyone(self, clients: int) -> tuple[Tensor, Tensor]:
+        """All clients, for the start of a run: ids [..., clients] and keys of the same shape."""
+
+    def cohort(self, tau: int | Tensor, clients: int, size: int) -> tuple[Tensor, Tensor]:
+        """The clients of round tau, drawn without replacement, in ascending order."""
+
+
+class CounterDraws:
+    """Draws as a function of the seeds, [1] or [replicas, 1], and counters: every run of a comparison has the same."""
+
+    secret = False
+
+    def __init__(self, seeds: Tensor):
+        self.keys = torch.stack([rng.key(seeds, purpose) for purpose in (rng.START, rng.COHORT, rng.BATCH)])
+
+    def everyone(self, clients: int) -> tuple[Tensor, Tensor]:
+        ids = rng.choose(self.keys[rng.START], clients, clients)
+        return ids, rng.fold(self.keys[rng.START], ids)
+
+    def cohort(self, tau: int | Tensor, clients: int, size: int) -> tuple[Tensor, Tensor]:
+        who, what = rng.fold(self.keys[rng.COHORT :], tau)
+        ids = rng.choose(who, clients, size)
+        return ids, rng.fold(what, ids)
+
+
 class Simulation:
     """The clients of one run; `seeds` is [1], or [replicas, 1] for several runs in one program."""
 
-    def __init__(self, problem: Problem, engine: Engine, seeds: Tensor, weights: str, memory: tuple[str, ...]):
+    def __init__(
+        self, problem: Problem, engine: Engine, seeds: Tensor, weights: str, memory: tuple[str, ...],
+        draws: Draws | None = None,
+    ):  # fmt: skip
         self.problem, self.engine = problem, engine
+        self.draws = CounterDraws(seeds) if draws is None else draws
         sizes = problem.sizes.to(torch.float64)
         self.weights = sizes if weights == "samples" else torch.ones_like(sizes)
         self.total = self.weights.sum()  # once: no round may take longer the more clients there are
-        self.keys = torch.stack([rng.key(seeds, purpose) for purpose in (rng.START, rng.COHORT, rng.BATCH)])
         self.world: Alone = getattr(engine, "world", ALONE)
         self.owned = self.world.mine(problem.clients)  # whose memory is kept in this process
         shape = (*seeds.shape[:-1], self.owned.stop - self.owned.start, problem.d)
@@ -41,20 +74,18 @@ class Simulation:
 
     def everyone(self) -> SimulatedCohort:
         """All clients, for the start of a run."""
-        n = self.problem.clients
-        return SimulatedCohort(self, rng.choose(self.keys[rng.START], n, n), self.keys[rng.START])
+        return SimulatedCohort(self, *self.draws.everyone(self.problem.clients))
 
     def cohort(self, tau: int | Tensor, size: int) -> SimulatedCohort:
         """The clients of round tau, drawn without replacement."""
-        who, what = rng.fold(self.keys[rng.COHORT :], tau)
-        return SimulatedCohort(self, rng.choose(who, self.problem.clients, size), what)
+        return SimulatedCohort(self, *self.draws.cohort(tau, self.problem.clients, size))
 
 
 class SimulatedCohort:
     """A Cohort whose clients live in this process: ids [..., r] and their random keys."""
 
     def __init__(self, simulation: Simulation, ids: Tensor, key: Tensor):
-        self.simulation, self.ids, self.key = simulation, ids, rng.fold(key, ids)
+        self.simulation, self.ids, self.key = simulation, ids, key
         self.size, self.population = ids.shape[-1], simulation.problem.clients
         self.drawn = self.draws = 0  # batches before and after an exchange: a second one goes on with fresh ones
         self.fine = torch.ones_like(ids, dtype=torch.bool)  # who has sent finite numbers only, so far in this round

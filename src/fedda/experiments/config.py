@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .. import aggregation, checks
-from ..aggregation import Wrapper
+from ..aggregation import Budget, Wrapper
 from ..core import Algorithm
 from ..data import known
 from ..problems import Neural, load, options_of
@@ -71,6 +71,7 @@ class Experiment(BaseModel):
     seeds: list[int] = [0]
     weights: Literal["uniform", "samples"] = "uniform"
     aggregation: list[dict[str, Any]] | None = None  # wrappers round every cohort, in this order
+    budget: dict[str, Any] | None = None  # of privacy: {epsilon = 8.0, delta = 1e-5}
     detail: bool = False
     problem: ProblemTable
     algorithms: dict[str, dict[str, Any]]
@@ -123,9 +124,15 @@ class Experiment(BaseModel):
             made = [aggregation.make(**table) for table in self.aggregation or ()]
         return aggregation.checked(made, self.name)
 
+    def spending(self) -> Budget | None:
+        """The privacy budget."""
+        with owned(self.name):
+            return Budget.of(self.budget)
+
     def completed(self) -> Experiment:
         """The same with every default, as it is read back from its file: what runs is what is written."""
         self.wrappers()
+        self.spending()
         full = {}
         with owned(self.name):
             for label, words in self.algorithms.items():

@@ -186,15 +186,17 @@ class Folder:
         elif not path.exists() or path.read_text() != text:
             self.write(path.name, text)
 
-    def tidy(self, labels: list[str], every: int, rounds: int) -> None:
-        """The rows in the order and at the rounds of a run that was asked for all its rounds at once."""
+    def tidy(self, lasts: dict[str, int], every: int) -> None:
+        """The rows in the order and at the rounds of a run that was asked for all its rounds at once; `lasts` are the
+        labels in order, and the last round of each."""
+        labels = list(lasts)
         lengths = dict(self.state["rows"])
         for name in ROWS:
             # A kill while this was done before leaves empty lines at the end.
             rows = [row for row in (self.path / name).read_bytes().splitlines(keepends=True) if row.strip()]
             parsed = [json.loads(row) for row in rows]
             keyed = [(labels.index(row["algorithm"]), row["round"]) for row in parsed]
-            due = [i for i, (_, r) in enumerate(keyed) if r % every == 0 or r == rounds]
+            due = [i for i, (k, r) in enumerate(keyed) if r % every == 0 or r == lasts[labels[k]]]
             # What ran out of memory went back to its checkpoint, and its rows came again.
             last = {(keyed[i], parsed[i].get("seed"), parsed[i].get("point")): i for i in due}
             keep = sorted(last.values(), key=lambda i: (keyed[i], i))

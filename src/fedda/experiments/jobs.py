@@ -74,30 +74,34 @@ class Work:
                 else:
                     self.folder.create(files)
                 self.world.mark()
+                lasts = {job.label: self.experiment.rounds for job in jobs}
                 for job in jobs:
                     state, facts = loaded(self.folder, job.label, self.world)
                     # Memory may be free again, or there may be more of it now; what diverged would diverge again.
                     if "failure" not in facts or facts["failure"].startswith(MEMORY):
-                        self._one(job, state, facts.get("seconds", 0.0), stop)
+                        lasts[job.label] = self._one(job, state, facts.get("seconds", 0.0), stop)
                 if resume:
                     assert self.experiment.every is not None
-                    labels = [job.label for job in jobs]
-                    self.folder.tidy(labels, self.experiment.every, self.experiment.rounds)
+                    self.folder.tidy(lasts, self.experiment.every)
         finally:
             self.folder.release()
 
-    def _one(self, job: Job, state: dict[str, Tensor] | None, seconds: float, stop: list[int]) -> None:
-        """One job, from where it stands to its last round; what it fails of is noted, and the others go on."""
+    def _one(self, job: Job, state: dict[str, Tensor] | None, seconds: float, stop: list[int]) -> int:
+        """One job, from where it stands to its last round, which is given back; a failure is noted."""
+        last = self.experiment.rounds
         self.watch.begin(job.label, 0 if state is None else int(state["round"]), self.experiment.rounds)
         try:
             run = job.start(state if state is not None and "server.x" in state else None)
+            last = run.last(self.experiment.rounds)
             try:
-                for spent, stopped in self._rounds(job, run, seconds, stop):
+                for spent, stopped in self._rounds(job, run, last, seconds, stop):
                     seconds = spent
                     self.folder.save(job.label, run.state(), seconds=seconds)
                     if stopped:
                         raise Stopped(stop[0], "saved")
-                return self.watch.end(job.label, "done")
+                spent_at = f": the privacy budget is spent after round {last}" if last < self.experiment.rounds else ""
+                self.watch.end(job.label, f"done{spent_at}")
+                return last
             except Diverged as why:
                 failure = str(why)
                 self.folder.save(job.label, run.state(), seconds=seconds, failure=failure)
@@ -109,8 +113,9 @@ class Work:
         self.watch.end(job.label, f"failed: {failure}")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        return last
 
-    def _rounds(self, job: Job, run: Run, seconds: float, stop: list[int]) -> Iterator[tuple[float, bool]]:
+    def _rounds(self, job: Job, run: Run, last: int, seconds: float, stop: list[int]) -> Iterator[tuple[float, bool]]:
         """Step to the last round; yields the seconds spent in rounds whenever a checkpoint is due, and whether all
         ranks have agreed to stop after it."""
         experiment, label = self.experiment, job.label
@@ -126,10 +131,10 @@ class Work:
         if run.round == 0:
             note()
         saved, pause, pulse = time.monotonic(), self.save_seconds, Pulse(self.world, self.save_seconds, run.round)
-        while run.round < experiment.rounds:
+        while run.round < last:
             began = time.perf_counter()
             run.advance()
-            due = run.round % (experiment.every or 1) == 0 or run.round == experiment.rounds
+            due = run.round % (experiment.every or 1) == 0 or run.round == last
             if due and run.problem.device.type == "cuda":
                 torch.cuda.synchronize(run.problem.device)
             seconds += time.perf_counter() - began
@@ -138,7 +143,7 @@ class Work:
             else:
                 self.watch.advance(label, run.round, None)
             stopped, save = pulse(run.round, bool(stop), time.monotonic() - saved >= pause)
-            if stopped or save or run.round == experiment.rounds:
+            if stopped or save or run.round == last:
                 if stopped and not stop:  # another rank was told to
                     stop.append(signal.SIGTERM)
                 began_saving = time.monotonic()

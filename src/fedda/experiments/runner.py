@@ -94,7 +94,7 @@ def started(
     try:
         return kind(
             algorithm, problem, experiment.cohort, seeds, weights=experiment.weights, aggregation=wrappers,
-            state=state, **how,
+            budget=experiment.spending(), state=state, **how,
         )  # fmt: skip
     except (ValueError, Diverged) as why:
         raise ValueError(f"{experiment.name}: {label}: {why}") from None

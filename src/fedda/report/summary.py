@@ -48,6 +48,7 @@ def _final(run: Run, label: str) -> dict[str, Any]:
     clock = run.timings.get(label, {})
     final["seconds"] = _known(clock[max(clock)]) if clock else None
     final["failure"] = run.failures.get(label)
+    final["privacy"] = next((row["privacy"] for row in last if isinstance(row.get("privacy"), str)), None)
     return final
 
 

@@ -71,6 +71,7 @@ def _best(key: str, found: list[float | None]) -> float | None:
 def _line(series: Series, final: dict[str, Any], config: dict[str, Any], best: dict[str, float | None]) -> Line:
     asked, seeds = config.get("rounds"), config.get("seeds")
     done, n, lost = final["rounds"], final["seeds"], final["diverged"]
+    notes = ["failed" if final["failure"] else f"{lost} of {n} seeds diverged" if lost else "", final["privacy"] or ""]
     cells = []
     for key, top in best.items():
         value = final.get(key)
@@ -80,7 +81,7 @@ def _line(series: Series, final: dict[str, Any], config: dict[str, Any], best: d
         series=series,
         rounds="–" if done is None else f"{done} of {asked}" if asked not in (None, done) else f"{done}",
         seeds=f"{n} of {len(seeds)}" if isinstance(seeds, list) and len(seeds) != n else f"{n}",
-        note="failed" if final["failure"] else f"{lost} of {n} seeds diverged" if lost else "",
+        note="; ".join(filter(None, notes)),
         cells=cells,
         costs=[write(final[key]) for _, key, write in COSTS],
     )

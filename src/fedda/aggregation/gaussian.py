@@ -1,0 +1,64 @@
+"""Gaussian noise that nobody can predict: ChaCha20 under a key from the operating system that is used once.
+
+The noisy sum lies on a grid that does not depend on the data. Plain floating-point noise leaves traces of the sum in
+the last bits (Mironov 2012); a multiple of the grid's width has none. docs/aggregation.md says which attacks remain.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KEY = 32  # bytes of a key
+CHUNK = 1 << 16  # numbers drawn at a time: they stay in the cache
+SLACK = 2.0**-20  # the share by which the noise is larger, so that rounding to the grid costs no privacy
+
+
+def new_key() -> bytes:
+    return os.urandom(KEY)
+
+
+def normal(key: bytes, shape: tuple[int, ...]) -> Tensor:
+    """Standard normal float64 by Box and Muller, from the ChaCha20 stream of a key of 256 bits.
+
+    >>> normal(bytes(32), (2, 3)).shape
+    torch.Size([2, 3])
+    """
+    stream = _chacha20(key)
+    out = torch.empty(math.prod(shape), dtype=torch.float64)
+    for part in out.split(CHUNK):
+        half = (len(part) + 1) // 2
+        words = torch.from_numpy(np.frombuffer(stream.update(bytes(16 * half)), np.int64).copy())
+        uniform = ((words >> 11) & (2**53 - 1)).double().add_(0.5).mul_(2.0**-53)  # in (0, 1)
+        radius, angle = uniform[:half].log_().mul_(-2).sqrt_(), uniform[half:].mul_(2 * math.pi)
+        part[:half] = radius * angle.cos()
+        part[half:] = (radius * angle.sin())[: len(part) - half]
+    return out.view(shape)
+
+
+def noisy(total: Tensor, norm: float, multiplier: float, key: bytes) -> Tensor:
+    """total + multiplier norm xi, both rounded to multiples of one power of two; total is a sum of vectors of at most
+    this norm, [..., m], in float64.
+
+    Rounding moves a sum by at most half a width in each coordinate, so two sums that are 2 norm apart are at most
+    2 norm + width sqrt(m) apart on the grid. The width is such that this is 2 norm (1 + SLACK), and the noise is
+    larger by the same factor.
+    """
+    width = 2.0 ** math.floor(math.log2(2 * norm * SLACK / math.sqrt(total.shape[-1])))
+    noise = normal(key, tuple(total.shape)).to(total.device) * (multiplier * norm * (1 + SLACK) / width)
+    return (torch.round(total / width) + torch.round(noise)) * width
+
+
+def _chacha20(key: bytes):  # type: ignore[no-untyped-def]
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+    except ImportError:
+        raise ValueError(
+            'Noise needs the package cryptography: pip install "fedda[privacy]"; '
+            "a simulation can do with Noise(..., seed=0), which is reproducible and not private"
+        ) from None
+    return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
