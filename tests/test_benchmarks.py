@@ -50,3 +50,10 @@ def test_processes_beside_a_bare_all_reduce_and_the_planner(tmp_path):
             0 < row["measured_ms"] <= row["measured_median_ms"] and row["predicted_ms"] > row["predicted_exchange_ms"]
         )
     assert rows[0]["predicted_exchange_ms"] == 0 < rows[1]["predicted_exchange_ms"]
+
+
+def test_what_private_noise_costs():
+    command = [sys.executable, str(DRIVER.parents[1] / "noise.py"), "--shapes", "1e4", "3x1e3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "| 1e4 | ChaCha20 |" in done.stdout and "| 3x1e3 | opendp |" in done.stdout

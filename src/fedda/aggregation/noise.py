@@ -135,8 +135,11 @@ class Noise(Wrapper):
             raise ValueError(f"Noise: {REPRODUCIBLE}: leave out the seed")
         check("epsilon", clients=clients, rounds=rounds)
         budget = Budget(delta=delta, against=against, cohorts=cohorts)
-        words = {f.name for f in dataclasses.fields(algorithm)}  # type: ignore[arg-type]
-        plain = dataclasses.replace(algorithm, prox=None) if "prox" in words else algorithm  # type: ignore[type-var]
+        # How many replies there are does not depend on the penalty, which may speak of parameters by name.
+        own: Any = algorithm
+        prox: list[Any] = [f for f in dataclasses.fields(own) if f.name == "prox"]
+        usual = {f.name: f.default if f.default is not dataclasses.MISSING else f.default_factory() for f in prox}
+        plain = dataclasses.replace(own, **usual)
         asked = clients if cohort is None else cohort
         made = self.accountant(plain, torch.zeros(1, 1), clients, asked, aggregation, budget.cohorts == "secret")
         return made.epsilon(rounds, delta, against)
