@@ -22,6 +22,7 @@ from .toml import dumps
 
 SEED = 2**63  # seeds are counters of 63 bits
 MOST = 10**9  # rounds that anybody can mean
+LATER = ("norm", "pool")  # options that older files lack: a default is not written, so that these stay as they are
 
 
 class ProblemTable(BaseModel):
@@ -53,7 +54,8 @@ class ProblemTable(BaseModel):
                     raise ValueError(f"no key {word!r} with this partition and model; {checks.nearest(word, words)}")
             # Those that the data names are counted when it is read.
             counted = None if names_owners(self.partition) else CLIENTS
-        return options | self.model_dump() | {"clients": self.clients or counted}
+        full = options | self.model_dump() | {"clients": self.clients or counted}
+        return {word: value for word, value in full.items() if word not in LATER or value != options[word]}
 
 
 class Experiment(BaseModel):

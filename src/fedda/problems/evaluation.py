@@ -19,7 +19,8 @@ OUTPUTS = 2**24  # numbers of which the losses are taken at once: that goes thro
 
 
 class Evaluation:
-    """The metrics of a problem at points x [replicas, d], in float64."""
+    """The metrics of a problem at points x [replicas, d], in float64; where the model has BatchNorm, its statistics
+    follow the parameters in x."""
 
     def __init__(self, problem: Neural):
         self.problem = problem
@@ -69,6 +70,7 @@ class Evaluation:
         source = problem.data if problem.test is None else problem.test
         spread = torch.linspace(0, len(source.y) - 1, 32, device=x.device).long()
         inputs, targets = problem.ready(problem.pick(source, spread))
+        x = self.point(x)
         output = self.outputs(x[None], inputs)  # both from the same: how they are rounded is no matter of the loss
         close = 1e-4 if x.dtype == torch.float32 else 1e-8
         for few in (slice(None), slice(0, None, 2), slice(1, 20)):
@@ -90,12 +92,27 @@ class Evaluation:
         ):
             return False
         try:
-            vmap(problem.forward, (0, None))(
-                problem.point()[None], problem.ready(problem.pick(problem.data, slice(1))).x
+            vmap(problem.inference, (0, None))(
+                self.point(problem.point())[None], problem.ready(problem.pick(problem.data, slice(1))).x
             )
         except Exception:  # whatever the user's module raises under vmap
             return False
         return True
+
+    @cached_property
+    def batched(self) -> bool:
+        """Whether several batches go through the model in training at once, for BatchNorm's statistics."""
+        _, batch = self.problem.example(2)
+        try:
+            vmap(self.problem.forward, (None, 0))(self.problem.point(), self.problem.ready(batch).x)
+        except Exception:  # as above
+            return False
+        return True
+
+    def point(self, x: Tensor) -> Tensor:
+        """Parameters x [d] as a point to evaluate, with any statistics."""
+        norms = self.problem.norms
+        return torch.cat([x, norms.plain(x)]) if norms.layers else x
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The model's outputs, [replicas, samples, ...]."""
@@ -105,9 +122,9 @@ class Evaluation:
         if paths.kernels is not None and paths.chosen == "kernels":
             return paths.kernels.outputs(x, inputs)
         if self.together and len(x) > 1:
-            stack: Tensor = vmap(self.problem.forward, (0, None))(x, inputs)
+            stack: Tensor = vmap(self.problem.inference, (0, None))(x, inputs)
             return stack
-        return torch.stack([self.problem.forward(one, inputs) for one in x])
+        return torch.stack([self.problem.inference(one, inputs) for one in x])
 
     def whole(self, x: Tensor, data: Batch, index: slice) -> dict[str, Tensor]:
         """The metrics over some samples as one batch, [replicas, 1]."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check, one_line
+from .batchnorm import refuse_synchronised
 from .neural import Batch, Loss, Neural, Scale, cast, trainable
 
 
@@ -46,6 +47,7 @@ def problem(
     parameters = [p for _, p in trainable(model)]
     if not parameters or len({(p.dtype, p.device) for p in model.parameters()}) > 1:
         raise ValueError("problem: the model must have parameters to train, all of one dtype on one device")
+    refuse_synchronised(model)
     model = copy.deepcopy(model)
     device, dtype = parameters[0].device, parameters[0].dtype
     standard = None if scale is None else _scale(scale, device, dtype)
@@ -62,8 +64,12 @@ def problem(
     made = Neural(model, loss, data, ids, batch, held, init, standard, rows)
     for part in (made.data, held):
         if part is not None:
-            refuse_mismatch(model, loss, made.ready(made.pick(part, slice(64))))
-    refuse_state(model, made.ready(made.pick(made.data, slice(2))).x)
+            refuse_mismatch(made.norms.evaluation, loss, made.ready(made.pick(part, slice(64))))
+    first: Any = slice(2)
+    if made.norms.layers:  # these need a whole batch, and there may be one sample
+        first = torch.arange(batch, device=device) % len(data.y)
+        refuse_mismatch(made.norms.training, loss, made.ready(made.pick(made.data, first)))
+    refuse_state(made.norms.training, made.ready(made.pick(made.data, first)).x)
     return made
 
 
@@ -89,8 +95,8 @@ def refuse_state(model: nn.Module, x: Tensor) -> None:
     changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
     if changed:
         raise ValueError(
-            f"problem: a forward pass changes the buffer {changed[0]!r} (BatchNorm?): running statistics are no "
-            "parameters, and no method here says how to average them; use GroupNorm, or model.eval() to freeze them"
+            f"problem: a forward pass changes the buffer {changed[0]!r}: running statistics are no parameters, and no "
+            "method here says how to average them; use BatchNorm or GroupNorm, or model.eval() to freeze them"
         )
     if not torch.equal(*outputs):
         raise ValueError(
