@@ -27,21 +27,21 @@ class Evaluation:
 
     def __call__(self, x: Tensor, weights: Tensor, mine: Mine) -> Totals:
         """train_loss and, for classes, train_accuracy: means over each client's samples, then over clients; the same
-        on the test set, over its samples."""
+        on the validation and test samples, over all of them."""
         problem, totals = self.problem, {}
         some, share = _some(mine(problem.clients))
         found = self.by_client(x, some) if self.by_sample else self.one_by_one(x, some)
         for name, values in found.items():
             totals[f"train_{name}"] = _of(values @ weights[some], share), share * weights[some].sum()
-        if problem.test is not None:
-            some, share = _some(mine(len(problem.test.y)))
+        for part, data in problem.held_out.items():
+            some, share = _some(mine(len(data.y)))
             if self.by_sample:
-                tested = self.samples(x, problem.test, some)
+                tested = self.samples(x, data, some)
             else:  # of all samples at once, by whoever has the first
                 share = float(some.start == 0) * share
-                tested = self.whole(x, problem.test, slice(None) if share else slice(1))
+                tested = self.whole(x, data, slice(None) if share else slice(1))
             for name, values in tested.items():
-                totals[f"test_{name}"] = _of(values.sum(dim=-1), share), values.new_tensor(share * values.shape[-1])
+                totals[f"{part}_{name}"] = _of(values.sum(dim=-1), share), values.new_tensor(share * values.shape[-1])
         return totals
 
     def by_client(self, x: Tensor, some: slice) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ class Evaluation:
         x = problem.point()
         x = x + 0.1 * torch.sin(torch.arange(problem.d, device=x.device, dtype=x.dtype) * 1.7)
         # Of several processes each may hold its own clients' samples, but all hold the test set.
-        source = problem.data if problem.test is None else problem.test
+        source = next((part for part in (problem.test, problem.validation) if part is not None), problem.data)
         spread = torch.linspace(0, len(source.y) - 1, 32, device=x.device).long()
         inputs, targets = problem.ready(problem.pick(source, spread))
         x = self.point(x)

@@ -49,6 +49,7 @@ class Neural:
     def __init__(
         self, model: nn.Module, loss: Loss, data: Batch, client: Tensor, batch: int, test: Batch | None,
         init: Callable[[int], Tensor] | None = None, scale: Scale | None = None, rows: Tensor | None = None,
+        validation: Batch | None = None,
     ):  # fmt: skip
         self.model, self.loss, self.batch_size, self.init, self.scale = model, loss, batch, init, scale
         order = torch.argsort(client, stable=True)
@@ -56,12 +57,13 @@ class Neural:
         self.offsets = self.sizes.cumsum(0) - self.sizes
         # Where x is a file mapped into memory, `rows` says where samples stand in it: what nobody asks for is not read.
         self.rows = None if rows is None else rows[order]
-        self.data, self.test = Batch(data.x[order] if rows is None else data.x, data.y[order]), test
+        self.data = Batch(data.x[order] if rows is None else data.x, data.y[order])
+        self.test, self.validation = test, validation
         self.clients = len(self.names)
         self.held = slice(0, self.clients)  # whose samples are here
         self.d = flatten(model).numel()
         self.chain = Chain.of(model, loss, tuple(data.x.shape[1:]))
-        if self.chain is not None and not all(self.chain.takes(part.y) for part in (data, test) if part is not None):
+        if self.chain is not None and not all(self.chain.takes(part.y) for part in (data, *self.held_out.values())):
             self.chain = None
         self._settle()
 
@@ -87,6 +89,12 @@ class Neural:
         """The settings under which operations recorded from a gradient must run."""
         return tensor_cores(self.paths.precision != "float32")
 
+    @property
+    def held_out(self) -> dict[str, Batch]:
+        """The samples that nobody trains on, by their names in the metrics."""
+        parts = {"validation": self.validation, "test": self.test}
+        return {name: part for name, part in parts.items() if part is not None}
+
     # -- where it lives -----------------------------------------------------------------------------------------
     @property
     def device(self) -> torch.device:
@@ -107,7 +115,8 @@ class Neural:
         if self.rows is not None and not stays:
             data, moved.rows = self.pick(data, slice(None)), None  # a copy all the same: of these samples alone
         moved.data = cast(data, moved.dtype, moved.scale, device)
-        moved.test = self.test and cast(self.test, moved.dtype, moved.scale, device)
+        for name, part in self.held_out.items():
+            setattr(moved, name, cast(part, moved.dtype, moved.scale, device))
         moved._settle()
         return moved
 
