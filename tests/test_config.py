@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -385,3 +386,27 @@ def test_values_from_a_preset_file(tmp_path):
     file.write_text("[fedavg]\nlr = 0.7\n")
     with pytest.raises(ValueError, match="has no values for 'stem'; it has fedavg"):
         registry.make("stem", preset=str(file))
+
+
+def kept_files():
+    return sorted((Path(__file__).parent.parent / "results").rglob("config.toml"))
+
+
+def test_kept_files_are_written_as_they_are():
+    """What came later is not written where it has its default, so that kept results stay the same to the byte."""
+    files = kept_files()
+    assert len(files) > 30
+    for file in files:
+        assert config.read(file).completed().toml() == file.read_text(), file
+
+
+def test_the_network_s_norm_and_pool_are_written_where_they_say_something():
+    def words(**more):
+        return experiment(problem={"data": "digits", "model": "cnn", **more}).completed().problem.model_dump()
+
+    assert words() == words(norm="none", pool="max") and not {"norm", "pool"} & set(words())
+    assert words(norm="batch")["norm"] == "batch" and words(pool="stride")["pool"] == "stride"
+    chosen = choose(experiment(problem={"data": "digits", "model": "cnn"}), words=["problem.norm=batch"])
+    assert chosen.completed().problem.build().norms.layers
+    with pytest.raises(ValueError, match="no key 'norm' with this partition and model"):
+        experiment(problem={"data": "digits", "model": "mlp", "norm": "batch"}).completed()

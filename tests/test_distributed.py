@@ -145,6 +145,20 @@ def test_a_run_on_two_ranks_is_the_run_on_one(one, two):
     assert json.loads((two / "environment.json").read_text())["processes"] == 2
 
 
+@pytest.mark.parametrize("cohort", [3, 5])
+def test_ranks_agree_on_batchnorm_s_statistics(tmp_path, cohort):
+    """Each estimates with its clients alone, also where it holds no other samples (everybody in every round)."""
+    problem = {"data": "digits", "clients": 5, "batch": 8, "validation": 0.1}
+    problem |= {"model": "cnn", "filters": 4, "layers": 2, "norm": "batch"}
+    words = {"rounds": 4, "every": 2, "cohort": cohort, "problem": problem, "algorithms": {"fedavg": {"lr": 0.05}}}
+    experiment = write(tmp_path / "norm.toml", name="norm", **words)
+    done = fedda("run", experiment, "--out", tmp_path / "one")
+    assert done.returncode == 0, done.stderr
+    code, _, err = ended(torchrun(2, "run", experiment, "--out", tmp_path / "two"))
+    assert code == 0, err
+    close(tmp_path / "two", tmp_path / "one", 2e-5)
+
+
 @pytest.mark.parametrize("kills", [3])
 def test_killed_ranks_change_nothing(experiment, two, tmp_path, kills):
     """SIGKILL to either rank at random moments; torchrun starts all again, and they go on from the checkpoint."""

@@ -1,5 +1,6 @@
 """On a CUDA device: the same random bits, the same numbers as the sequential engine on the CPU, nothing left behind."""
 
+import math
 import warnings
 
 import pytest
@@ -102,6 +103,38 @@ def test_graph_equals_eager_to_the_bit_and_counts_alike(name):
             assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
     assert runs[0].graph is None and (runs[1].graph is None) == (name in WAITS)
     assert runs[0].evaluate() == runs[1].evaluate()
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize("name", ["fedavg", "fedda-mvr"])
+def test_batchnorm_is_captured(name, precision):
+    """By the general path; statistics for evaluation are estimated on the device, for all replicas at once."""
+    problem = fedda.load("digits", clients=6, model="cnn", filters=16, layers=2, norm="batch", device="cuda")
+    how = {"path": "traced", "precision": precision}
+    runs = [
+        fedda.Run(stable(name), problem, cohort=4, seed=[0, 1], engine=Vectorised(graph=g, **how))
+        for g in (False, True)
+    ]
+    for _ in range(5):
+        states = [run.step() for run in runs]
+        close(states[0].x, states[1].x, 1e-5)
+    assert runs[0].graph is None and runs[1].graph is not None
+    assert all(math.isfinite(row["test_loss"]) for row in runs[1].evaluate())
+
+
+def test_batchnorm_on_the_device_is_that_on_the_host():
+    here = fedda.load("digits", clients=6, model="cnn", filters=16, layers=2, norm="batch", dtype=torch.float64)
+    there = here.to("cuda")
+    x = here.start(0) + 0.1 * torch.randn(3, here.d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights = torch.ones(6, dtype=torch.float64)
+    for key, value in there.statistics(x.cuda()).items():
+        close(value.cpu(), here.statistics(x)[key], 1e-10)
+    for key, value in there.evaluate(x.cuda(), weights.cuda()).items():
+        close(value.cpu(), here.evaluate(x, weights)[key], 1e-10)
+    ends = [
+        last(stable("fedda-mvr"), p, 3, cohort=4, engine=e) for p, e in ((here, "sequential"), (there, "vectorised"))
+    ]
+    close(ends[0].x, ends[1].x.cpu(), 1e-10)
 
 
 def test_what_cannot_be_captured_runs_eagerly_and_says_so():

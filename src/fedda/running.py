@@ -254,7 +254,7 @@ class Run:
         weights, world = self.simulation.weights, self.world
         if world.size == 1 or not hasattr(self.problem, "totals"):
             return self.problem.evaluate(x, weights)
-        totals = self.problem.totals(x, weights, world.mine)
+        totals = self.problem.totals(x, weights, world.mine, world.sum)
         sums = world.sum([v for pair in totals.values() for v in pair])
         return {name: total / weight for name, total, weight in zip(totals, sums[::2], sums[1::2], strict=True)}
 

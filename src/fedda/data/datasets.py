@@ -122,8 +122,8 @@ def held_out_of_each(client: Array, draw: int, fraction: float = 0.2) -> tuple[A
     return order[~test], order[test]
 
 
-def moments(x: Array) -> tuple[Array, Array]:
-    """Mean and deviation of each channel of uint8 images, float32 [channels].
+def moments(x: Array, rows: Array | None = None) -> tuple[Array, Array]:
+    """Mean and deviation of each channel of uint8 images, or of those in some rows, float32 [channels].
 
     From counts of the 256 values: exact in whole numbers, whatever the size, and without a copy as floats.
 
@@ -131,9 +131,10 @@ def moments(x: Array) -> tuple[Array, Array]:
     (array([2.], dtype=float32), array([2.], dtype=float32))
     """
     counts = np.zeros((x.shape[1], 256), dtype=np.int64)
-    for begin in range(0, len(x), 1024):
+    for begin in range(0, len(x) if rows is None else len(rows), 1024):
+        few = x[begin : begin + 1024] if rows is None else x[rows[begin : begin + 1024]]
         for c, count in enumerate(counts):
-            count += np.bincount(x[begin : begin + 1024, c].ravel(), minlength=256)
+            count += np.bincount(few[:, c].ravel(), minlength=256)
     values = np.arange(256, dtype=np.float64)
     total = counts.sum(axis=1)
     mean = counts @ values / total

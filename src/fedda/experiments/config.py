@@ -9,7 +9,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from .. import aggregation, checks
 from ..aggregation import Budget, Wrapper
@@ -22,6 +31,7 @@ from .toml import dumps
 
 SEED = 2**63  # seeds are counters of 63 bits
 MOST = 10**9  # rounds that anybody can mean
+LATER = ("norm", "pool")  # options that older files lack: a default is not written, so that these stay as they are
 
 
 class ProblemTable(BaseModel):
@@ -35,11 +45,23 @@ class ProblemTable(BaseModel):
     batch: int = Field(16, ge=1)
     seed: int = Field(0, ge=0, lt=SEED)
     resplit: bool = False
+    validation: float | None = Field(None, gt=0, lt=1)
 
-    def build(self, validation: bool = False) -> Neural:
+    @model_serializer(mode="wrap")
+    def _as_before(self, words: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `validation` where there is none: files, and names that are made of them, stay as they were."""
+        return {word: value for word, value in words(self).items() if word != "validation" or value is not None}
+
+    def build(self, tuning: bool = False) -> Neural:
+        """The problem; for `tuning` without its test set: a sweep looks at the validation samples, or at a fifth of the
+        training samples where the table holds out none."""
         words = self.model_dump()
+        share = words.pop("validation", tuning)
         with owned("problem"):
-            return load(words.pop("data"), validation=validation, **words)
+            problem = load(words.pop("data"), validation=share, **words)
+        if tuning and self.validation is not None:
+            problem.test = None
+        return problem
 
     def completed(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
@@ -53,7 +75,8 @@ class ProblemTable(BaseModel):
                     raise ValueError(f"no key {word!r} with this partition and model; {checks.nearest(word, words)}")
             # Those that the data names are counted when it is read.
             counted = None if names_owners(self.partition) else CLIENTS
-        return options | self.model_dump() | {"clients": self.clients or counted}
+        full = options | self.model_dump() | {"clients": self.clients or counted}
+        return {word: value for word, value in full.items() if word not in LATER or value != options[word]}
 
 
 class Experiment(BaseModel):

@@ -56,15 +56,15 @@ def measured(
                 raise ValueError(f"{experiment.name}: {label}: {why}") from None
         say("an evaluation")
         look = evaluation(problem, wanted.seeds)
-    test = () if problem.test is None else problem.test
+    held_out = list(problem.held_out.values())
     stored = (problem.data.x[0].nbytes + problem.data.y[0].nbytes) * float(problem.sizes.double().mean())
     return Profile(
         name=wanted.name, problem=problem_of(wanted), replicas=len(wanted.seeds), parameters=problem.d,
         number=problem.dtype.itemsize, device="cpu" if cpu else torch.cuda.get_device_name(device), shared=cpu,
         cores=processors(), device_bytes=device_bytes(device), chunk_bytes=chunk_bytes(device),
-        client_bytes=problem.bytes_per_client(), data_bytes=stored, test_bytes=sum(v.nbytes for v in test),
-        samples=float(problem.sizes.double().mean()), test_samples=len(test[1]) if test else 0, sample_seconds=look,
-        link=link, machine=machine(device), methods=methods, tables=wanted.algorithms,
+        client_bytes=problem.bytes_per_client(), data_bytes=stored, samples=float(problem.sizes.double().mean()),
+        test_bytes=sum(v.nbytes for part in held_out for v in part), test_samples=sum(len(part.y) for part in held_out),
+        sample_seconds=look, link=link, machine=machine(device), methods=methods, tables=wanted.algorithms,
     )  # fmt: skip
 
 
@@ -144,12 +144,12 @@ def evaluation(problem: Any, seeds: list[int]) -> float:
     """Seconds to look at one sample, by ever larger parts of the data."""
     x = torch.stack([problem.start(seed) for seed in seeds])
     weights = torch.ones(problem.clients, dtype=torch.float64, device=problem.device)
-    tested = 0 if problem.test is None else len(problem.test.y)
+    tested = [len(part.y) for part in problem.held_out.values()]
     part = 1 / 256
     while True:
         mine = partial(_first, part)
         took = min(seconds_of(lambda: problem.totals(x, weights, mine), problem.device) for _ in range(2))  # noqa: B023
-        looked = int(problem.sizes[mine(problem.clients)].sum()) + (mine(tested).stop if tested else 0)
+        looked = int(problem.sizes[mine(problem.clients)].sum()) + sum(mine(n).stop for n in tested)
         if took >= LOOK or part >= 1:
             return took / looked
         part *= 4

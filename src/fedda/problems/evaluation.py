@@ -19,28 +19,29 @@ OUTPUTS = 2**24  # numbers of which the losses are taken at once: that goes thro
 
 
 class Evaluation:
-    """The metrics of a problem at points x [replicas, d], in float64."""
+    """The metrics of a problem at points x [replicas, d], in float64; where the model has BatchNorm, its statistics
+    follow the parameters in x."""
 
     def __init__(self, problem: Neural):
         self.problem = problem
 
     def __call__(self, x: Tensor, weights: Tensor, mine: Mine) -> Totals:
         """train_loss and, for classes, train_accuracy: means over each client's samples, then over clients; the same
-        on the test set, over its samples."""
+        on the validation and test samples, over all of them."""
         problem, totals = self.problem, {}
         some, share = _some(mine(problem.clients))
         found = self.by_client(x, some) if self.by_sample else self.one_by_one(x, some)
         for name, values in found.items():
             totals[f"train_{name}"] = _of(values @ weights[some], share), share * weights[some].sum()
-        if problem.test is not None:
-            some, share = _some(mine(len(problem.test.y)))
+        for part, data in problem.held_out.items():
+            some, share = _some(mine(len(data.y)))
             if self.by_sample:
-                tested = self.samples(x, problem.test, some)
+                tested = self.samples(x, data, some)
             else:  # of all samples at once, by whoever has the first
                 share = float(some.start == 0) * share
-                tested = self.whole(x, problem.test, slice(None) if share else slice(1))
+                tested = self.whole(x, data, slice(None) if share else slice(1))
             for name, values in tested.items():
-                totals[f"test_{name}"] = _of(values.sum(dim=-1), share), values.new_tensor(share * values.shape[-1])
+                totals[f"{part}_{name}"] = _of(values.sum(dim=-1), share), values.new_tensor(share * values.shape[-1])
         return totals
 
     def by_client(self, x: Tensor, some: slice) -> dict[str, Tensor]:
@@ -66,9 +67,10 @@ class Evaluation:
         x = problem.point()
         x = x + 0.1 * torch.sin(torch.arange(problem.d, device=x.device, dtype=x.dtype) * 1.7)
         # Of several processes each may hold its own clients' samples, but all hold the test set.
-        source = problem.data if problem.test is None else problem.test
+        source = next((part for part in (problem.test, problem.validation) if part is not None), problem.data)
         spread = torch.linspace(0, len(source.y) - 1, 32, device=x.device).long()
         inputs, targets = problem.ready(problem.pick(source, spread))
+        x = self.point(x)
         output = self.outputs(x[None], inputs)  # both from the same: how they are rounded is no matter of the loss
         close = 1e-4 if x.dtype == torch.float32 else 1e-8
         for few in (slice(None), slice(0, None, 2), slice(1, 20)):
@@ -90,12 +92,27 @@ class Evaluation:
         ):
             return False
         try:
-            vmap(problem.forward, (0, None))(
-                problem.point()[None], problem.ready(problem.pick(problem.data, slice(1))).x
+            vmap(problem.inference, (0, None))(
+                self.point(problem.point())[None], problem.ready(problem.pick(problem.data, slice(1))).x
             )
         except Exception:  # whatever the user's module raises under vmap
             return False
         return True
+
+    @cached_property
+    def batched(self) -> bool:
+        """Whether several batches go through the model in training at once, for BatchNorm's statistics."""
+        _, batch = self.problem.example(2)
+        try:
+            vmap(self.problem.forward, (None, 0))(self.problem.point(), self.problem.ready(batch).x)
+        except Exception:  # as above
+            return False
+        return True
+
+    def point(self, x: Tensor) -> Tensor:
+        """Parameters x [d] as a point to evaluate, with any statistics."""
+        norms = self.problem.norms
+        return torch.cat([x, norms.plain(x)]) if norms.layers else x
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The model's outputs, [replicas, samples, ...]."""
@@ -105,9 +122,9 @@ class Evaluation:
         if paths.kernels is not None and paths.chosen == "kernels":
             return paths.kernels.outputs(x, inputs)
         if self.together and len(x) > 1:
-            stack: Tensor = vmap(self.problem.forward, (0, None))(x, inputs)
+            stack: Tensor = vmap(self.problem.inference, (0, None))(x, inputs)
             return stack
-        return torch.stack([self.problem.forward(one, inputs) for one in x])
+        return torch.stack([self.problem.inference(one, inputs) for one in x])
 
     def whole(self, x: Tensor, data: Batch, index: slice) -> dict[str, Tensor]:
         """The metrics over some samples as one batch, [replicas, 1]."""

@@ -12,11 +12,13 @@ from torch import nn
 from .. import rng
 from ..checks import check, nearest
 from ..data import Dataset, open_dataset
+from ..data.datasets import moments
 from ..data.partition import GIVEN, split
+from ..data.validation import held_out_for_validation
 from ..registry import Entry, models, partitions
 from . import models as _models  # noqa: F401  registers the models
 from .neural import Loss, Neural, flatten
-from .own import problem
+from .own import problem, refuse_nothing_held, refuse_share
 
 CLIENTS = 10  # where neither the user nor the data says
 SHIFT = 0.5  # between the classes of the two parts; two random parts of LEAF's FEMNIST have 0.05
@@ -29,7 +31,7 @@ def load(
     model: str = "mlp",
     batch: int = 16,
     seed: int = 0,
-    validation: bool = False,
+    validation: bool | float | None = False,
     resplit: bool = False,
     dtype: torch.dtype = torch.float32,
     device: Any = None,
@@ -39,7 +41,9 @@ def load(
     (rho, alpha) and the model (hidden, filters). There are 10 `clients` by default, with the partition `by_client` all
     that the data names. `seed` is the partition's; a run's own seed chooses the model's first parameters.
     With `resplit`, training and test samples are put together and divided anew, at random within each owner.
-    With `validation`, a fifth of the training samples takes the place of the test set: for choosing hyper-parameters.
+    With `validation=0.1`, that share of each client's training samples is held out, never trained on, and gives
+    `validation_loss` and `validation_accuracy` beside those of the test set. With `validation=True`, a fifth of the
+    training samples takes the place of the test set, as a sweep does it.
 
     >>> import fedda
     >>> fedda.load("digits", clients=10, partition="dominant_class", rho=0.8, model="mlp", hidden=32).d
@@ -63,7 +67,8 @@ def load(
             "0 to 1): resplit = true divides both anew",
             stacklevel=2,
         )
-    data = data.validation() if validation else data
+    data = data.validation() if validation is True else data
+    held_share = None if isinstance(validation, bool) or validation is None else refuse_share("load", validation)
     owned = names_owners(partition)
     if clients is None:
         clients = len(np.unique(data.client)) if owned and data.client is not None else CLIENTS
@@ -80,7 +85,14 @@ def load(
             return made
 
     network, loss = build(0)
-    keep, mapped = owner >= 0, isinstance(data.x, np.memmap)
+    keep, mapped, validated = owner >= 0, isinstance(data.x, np.memmap), None
+    if held_share is not None:
+        held = held_out_for_validation(owner, data.y, held_share)
+        refuse_nothing_held("load", held, held_share)
+        keep, validated = keep & ~held, (np.array(data.x[held]), np.array(data.y[held]))
+        if data.mean is not None:  # what is held out is not looked at
+            mean, std = moments(data.x, np.flatnonzero(~held))
+            data = data._replace(mean=mean, std=std)
     made = problem(
         network,
         loss,
@@ -90,6 +102,7 @@ def load(
         client=owner[keep],
         batch=batch,
         test=(np.array(data.x_test), np.array(data.y_test)),  # what is read from a file may not be written to
+        validation=validated,
         init=lambda s: flatten(build(s)[0]),
         scale=None if data.mean is None or data.std is None else (_sample(data.mean), _sample(data.std)),
     )

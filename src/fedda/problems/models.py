@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..checks import count
+from ..checks import count, one_of
 from ..registry import models
 
 Model = tuple[nn.Module, Callable[..., Tensor]]
@@ -41,19 +41,30 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: Any = (32,)) -> Model:
 
 
 @models.register("cnn")
-def cnn(shape: tuple[int, ...], classes: int, filters: int = 64, layers: int = 4) -> Model:
+def cnn(
+    shape: tuple[int, ...], classes: int, filters: int = 64, layers: int = 4, norm: str = "none", pool: str = "max"
+) -> Model:
     """The paper's network: `layers` times (3x3 convolution, ReLU, 2x2 max-pool), then linear.
 
-    The pool is left out where the image is down to one pixel (small images only).
+    With `norm="batch"` a BatchNorm follows each ReLU. With `pool="stride"` the convolutions have stride 2, and there is
+    no pool. The pool, or the stride, is left out where the image is down to one pixel (small images only).
     """
+    one_of("cnn", "norm", norm, ("none", "batch"))
+    one_of("cnn", "pool", pool, ("max", "stride"))
     if len(shape) != 3:
         raise ValueError(f"cnn: the data must be images [channels, height, width], got samples of shape {list(shape)}")
     channels, height, width = shape
     body: list[nn.Module] = []
     for _ in range(layers):
-        body += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU()]
+        shrinks = min(height, width) > 1
+        stride = 2 if shrinks and pool == "stride" else 1
+        body += [nn.Conv2d(channels, filters, 3, stride, padding=1), nn.ReLU()]
         channels = filters
-        if min(height, width) > 1:
+        if norm == "batch":
+            body.append(nn.BatchNorm2d(filters))
+        if stride == 2:
+            height, width = (height + 1) // 2, (width + 1) // 2
+        elif shrinks:
             body.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(filters * height * width, classes)), cross_entropy

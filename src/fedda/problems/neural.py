@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .. import rng
+from .batchnorm import BatchNorms
 from .chain import Chain
 from .evaluation import Evaluation
 from .kernels import draw_kernel
 from .paths import Paths, tensor_cores
 from .stacked import gradient
-from .totals import Mine, Totals, all_of, means
+from .totals import Add, Mine, Totals, all_of, means, one_process
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 AT_ONCE = 8e6  # bytes of batches that are looked up together
@@ -48,6 +49,7 @@ class Neural:
     def __init__(
         self, model: nn.Module, loss: Loss, data: Batch, client: Tensor, batch: int, test: Batch | None,
         init: Callable[[int], Tensor] | None = None, scale: Scale | None = None, rows: Tensor | None = None,
+        validation: Batch | None = None,
     ):  # fmt: skip
         self.model, self.loss, self.batch_size, self.init, self.scale = model, loss, batch, init, scale
         order = torch.argsort(client, stable=True)
@@ -55,17 +57,19 @@ class Neural:
         self.offsets = self.sizes.cumsum(0) - self.sizes
         # Where x is a file mapped into memory, `rows` says where samples stand in it: what nobody asks for is not read.
         self.rows = None if rows is None else rows[order]
-        self.data, self.test = Batch(data.x[order] if rows is None else data.x, data.y[order]), test
+        self.data = Batch(data.x[order] if rows is None else data.x, data.y[order])
+        self.test, self.validation = test, validation
         self.clients = len(self.names)
         self.held = slice(0, self.clients)  # whose samples are here
         self.d = flatten(model).numel()
         self.chain = Chain.of(model, loss, tuple(data.x.shape[1:]))
-        if self.chain is not None and not all(self.chain.takes(part.y) for part in (data, test) if part is not None):
+        if self.chain is not None and not all(self.chain.takes(part.y) for part in (data, *self.held_out.values())):
             self.chain = None
         self._settle()
 
     def _settle(self) -> None:
         """What depends on device and dtype, made anew."""
+        self.norms = BatchNorms(self.model)
         self._evaluation, self._client_bytes = Evaluation(self), 0
         self.draw_kernel = draw_kernel(self.device)
         self._known = {("auto", "auto"): Paths(self, "auto", "auto")}
@@ -84,6 +88,12 @@ class Neural:
     def arithmetic(self) -> AbstractContextManager[None]:
         """The settings under which operations recorded from a gradient must run."""
         return tensor_cores(self.paths.precision != "float32")
+
+    @property
+    def held_out(self) -> dict[str, Batch]:
+        """The samples that nobody trains on, by their names in the metrics."""
+        parts = {"validation": self.validation, "test": self.test}
+        return {name: part for name, part in parts.items() if part is not None}
 
     # -- where it lives -----------------------------------------------------------------------------------------
     @property
@@ -105,7 +115,8 @@ class Neural:
         if self.rows is not None and not stays:
             data, moved.rows = self.pick(data, slice(None)), None  # a copy all the same: of these samples alone
         moved.data = cast(data, moved.dtype, moved.scale, device)
-        moved.test = self.test and cast(self.test, moved.dtype, moved.scale, device)
+        for name, part in self.held_out.items():
+            setattr(moved, name, cast(part, moved.dtype, moved.scale, device))
         moved._settle()
         return moved
 
@@ -158,7 +169,10 @@ class Neural:
         return self.point().expand(n, self.d).contiguous(), self.batch(ids, ids)
 
     def everything(self, client: int) -> Batch:
-        return self.pick(self.data, self.spans(slice(client, client + 1)))
+        batch = self.pick(self.data, self.spans(slice(client, client + 1)))
+        if self.norms.layers and len(batch.y) == 1:  # torch refuses a variance over one: twice the sample has the same
+            batch = Batch(*(torch.cat([v, v]) for v in batch))
+        return batch
 
     def spans(self, clients: slice) -> slice:
         """Where the samples of some clients in a row stand."""
@@ -183,19 +197,19 @@ class Neural:
 
     # -- gradients ----------------------------------------------------------------------------------------------
     def forward(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """The model's output at the flat parameters x [d]."""
-        parameters = [p for _, p in trainable(self.model)]
-        parts = x.split([p.numel() for p in parameters])
-        values = {id(p): part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
-        # Every place of a tied parameter, but a module that is used twice once: torch's own ties would put it in twice
-        # and take it out once, and leave the values in the model.
-        named = {
-            name: values[id(p)]
-            for prefix, module in self.model.named_modules()
-            for name, p in module.named_parameters(prefix, recurse=False)
-            if id(p) in values
-        }
-        output: Tensor = functional_call(self.model, named, (inputs,), tie_weights=False)
+        """The model's output at the flat parameters x [d], in training."""
+        model = self.norms.training
+        output: Tensor = functional_call(model, placed(model, x), (inputs,), tie_weights=False)
+        return output
+
+    def inference(self, point: Tensor, inputs: Tensor) -> Tensor:
+        """The model's output in evaluation, at parameters followed by BatchNorm's statistics, where it has any."""
+        if not self.norms.layers:
+            return self.forward(point, inputs)
+        x, statistics = point.split([self.d, self.norms.size])
+        model = self.norms.evaluation
+        named = placed(model, x) | self.norms.named(statistics)
+        output: Tensor = functional_call(model, named, (inputs,), tie_weights=False)
         return output
 
     def objective(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -222,6 +236,8 @@ class Neural:
                 return v
 
             few = self.ready(self.pick(self.data, slice(self.batch_size)))
+            if self.norms.layers:  # which want a whole batch
+                few = self.ready(Batch(*(v[0] for v in self.example(1)[1])))
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
                 self.objective(self.point().requires_grad_(), *few)
             sizes = [v.numel() * v.element_size() for v in (*few, self.point())]
@@ -235,16 +251,47 @@ class Neural:
         return means(self.totals(x, weights))
 
     @torch.no_grad()
-    def totals(self, x: Tensor, weights: Tensor, mine: Mine = all_of) -> Totals:
-        """What the metrics are means of, over some of the clients and of the test samples."""
+    def totals(self, x: Tensor, weights: Tensor, mine: Mine = all_of, add: Add = one_process) -> Totals:
+        """What the metrics are means of, over some of the clients and of the test samples. `add` sums over those who
+        look at the others: BatchNorm's statistics are everybody's."""
+        points = x.reshape(-1, self.d)
         with self.arithmetic():
-            found = self._evaluation(x.reshape(-1, self.d), weights, mine)
+            if self.norms.layers:
+                statistics = self.norms.estimated(self._evaluation, points, weights, mine, add)
+                points = torch.cat([points, statistics.to(x.dtype)], dim=-1)
+            found = self._evaluation(points, weights, mine)
         return {name: (total.view(x.shape[:-1]), weight) for name, (total, weight) in found.items()}
+
+    @torch.no_grad()
+    def statistics(self, x: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
+        """The running mean and variance of every BatchNorm at x [..., d], by the names of the model's buffers: what a
+        trained model is evaluated with. `weights` are the clients', equal by default."""
+        weights = torch.ones_like(self.sizes, dtype=torch.float64) if weights is None else weights
+        if not self.norms.layers:
+            return {}
+        with self.arithmetic():
+            found = self.norms.estimated(self._evaluation, x.reshape(-1, self.d), weights, all_of, one_process)
+        return self.norms.named(found.to(x.dtype).view(*x.shape[:-1], -1))
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters that are learned; frozen ones (`requires_grad_(False)`) are constants of the model."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def placed(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The numbers of a flat vector by the names of the parameters."""
+    parameters = [p for _, p in trainable(model)]
+    parts = x.split([p.numel() for p in parameters])
+    values = {id(p): part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
+    # Every place of a tied parameter, but a module that is used twice once: torch's own ties would put it in twice
+    # and take it out once, and leave the values in the model.
+    return {
+        name: values[id(p)]
+        for prefix, module in model.named_modules()
+        for name, p in module.named_parameters(prefix, recurse=False)
+        if id(p) in values
+    }
 
 
 def flatten(model: nn.Module) -> Tensor:

@@ -11,8 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..checks import check, one_line
+from ..checks import Bound, check, number, one_line
+from ..data.validation import held_out_for_validation
+from .batchnorm import refuse_synchronised
 from .neural import Batch, Loss, Neural, Scale, cast, trainable
+
+SHARE = Bound("in (0, 1)", lambda v: (v > 0) & (v < 1))  # of samples to hold out
 
 
 def problem(
@@ -27,6 +31,7 @@ def problem(
     init: Callable[[int], Tensor] | None = None,
     scale: tuple[Any, Any] | None = None,
     rows: Any = None,
+    validation: Any = None,
 ) -> Neural:
     """A federated problem from a model, a loss (a mean over the batch) and arrays.
 
@@ -34,6 +39,8 @@ def problem(
     own parameters, or at `init(seed)`, a flat vector. With `scale=(mean, std)`, arrays that fit a sample (such as
     [channels, 1, 1]), x stays as it is, images as bytes, and is standardised where it is used. A file that is mapped
     into memory (`np.load(..., mmap_mode="r")`) stays on disk; `rows` says which of its samples y and client speak of.
+    `validation` is a share such as 0.1 of each client's samples, which is held out and never trained on, or a pair
+    (x, y) of its own: the rows get `validation_loss` and, for classes, `validation_accuracy`.
 
     >>> import torch, fedda
     >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
@@ -46,6 +53,7 @@ def problem(
     parameters = [p for _, p in trainable(model)]
     if not parameters or len({(p.dtype, p.device) for p in model.parameters()}) > 1:
         raise ValueError("problem: the model must have parameters to train, all of one dtype on one device")
+    refuse_synchronised(model)
     model = copy.deepcopy(model)
     device, dtype = parameters[0].device, parameters[0].dtype
     standard = None if scale is None else _scale(scale, device, dtype)
@@ -58,12 +66,22 @@ def problem(
             f"got {owner.dtype} {list(owner.shape)}"
         )
     held = None if test is None else _arrays("test", *_pair("test", test, "(x, y)"), device, dtype, standard)
-    ids = torch.as_tensor(np.unique(owner, return_inverse=True)[1]).to(device)
-    made = Neural(model, loss, data, ids, batch, held, init, standard, rows)
-    for part in (made.data, held):
-        if part is not None:
-            refuse_mismatch(model, loss, made.ready(made.pick(part, slice(64))))
-    refuse_state(model, made.ready(made.pick(made.data, slice(2))).x)
+    owner = np.unique(owner, return_inverse=True)[1]
+    kept_back = None
+    if isinstance(validation, tuple | list):
+        pair = _pair("validation", validation, "(x, y)")
+        kept_back = _arrays("validation", *pair, device, dtype, standard)
+    elif validation is not None:
+        data, rows, owner, kept_back = _divided(data, rows, owner, refuse_share("problem", validation))
+    ids = torch.as_tensor(owner).to(device)
+    made = Neural(model, loss, data, ids, batch, held, init, standard, rows, kept_back)
+    for part in (made.data, *made.held_out.values()):
+        refuse_mismatch(made.norms.evaluation, loss, made.ready(made.pick(part, slice(64))))
+    first: Any = slice(2)
+    if made.norms.layers:  # these need a whole batch, and there may be one sample
+        first = torch.arange(batch, device=device) % len(data.y)
+        refuse_mismatch(made.norms.training, loss, made.ready(made.pick(made.data, first)))
+    refuse_state(made.norms.training, made.ready(made.pick(made.data, first)).x)
     return made
 
 
@@ -89,14 +107,40 @@ def refuse_state(model: nn.Module, x: Tensor) -> None:
     changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
     if changed:
         raise ValueError(
-            f"problem: a forward pass changes the buffer {changed[0]!r} (BatchNorm?): running statistics are no "
-            "parameters, and no method here says how to average them; use GroupNorm, or model.eval() to freeze them"
+            f"problem: a forward pass changes the buffer {changed[0]!r}: running statistics are no parameters, and no "
+            "method here says how to average them; use BatchNorm or GroupNorm, or model.eval() to freeze them"
         )
     if not torch.equal(*outputs):
         raise ValueError(
             "problem: two forward passes on the same input differ (dropout?): batches are a function of (seed, round, "
             "client, draw) alone, so that runs can be repeated; remove the random layer or call model.eval()"
         )
+
+
+def refuse_share(owner: str, share: Any) -> float:
+    """Refuse what is no share of samples to hold out."""
+    number(owner, "validation", share, SHARE)
+    return float(share)
+
+
+def refuse_nothing_held(owner: str, held: np.ndarray, share: float) -> None:
+    if not held.any():
+        raise ValueError(
+            f"{owner}: validation = {share:g} holds out no sample: the clients are too small for the share"
+        )
+
+
+def _divided(
+    data: Batch, rows: Tensor | None, owner: np.ndarray, share: float
+) -> tuple[Batch, Tensor | None, np.ndarray, Batch]:
+    """The training samples, where they stand, whose they are, and the samples that are held out."""
+    held = held_out_for_validation(owner, data.y.cpu().numpy(), share)
+    refuse_nothing_held("problem", held, share)
+    train, out = (torch.as_tensor(np.flatnonzero(which)).to(data.y.device) for which in (~held, held))
+    if rows is None:
+        return Batch(data.x[train], data.y[train]), None, owner[~held], Batch(data.x[out], data.y[out])
+    held_x = data.x.index_select(0, rows[out])  # a copy in memory, as of the test samples
+    return Batch(data.x, data.y[train]), rows[train], owner[~held], Batch(held_x, data.y[out])
 
 
 def _rows(x: Any, rows: Any) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import rng
 from ..checks import check
-from .totals import Mine, Totals, all_of, means
+from .totals import Add, Mine, Totals, all_of, means, one_process
 
 
 class Quadratic:
@@ -83,7 +83,7 @@ class Quadratic:
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         return means(self.totals(x, weights))
 
-    def totals(self, x: Tensor, weights: Tensor, mine: Mine = all_of) -> Totals:
+    def totals(self, x: Tensor, weights: Tensor, mine: Mine = all_of, add: Add = one_process) -> Totals:
         some = mine(self.clients)
         losses = (self.A[some] * (x[..., None, :] - self.b[some]) ** 2).sum(dim=-1, dtype=torch.float64) / 2
         return {"train_loss": ((losses * weights[some]).sum(dim=-1), weights[some].sum())}
