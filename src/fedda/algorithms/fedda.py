@@ -16,6 +16,7 @@ from ..rules.estimators import Estimator, Momentum, Mvr
 from ..rules.preconditioners import Diagonal, Preconditioner, Scalar
 from ..rules.prox import Prox, feasible_start, prox
 from ..rules.schedules import Schedule, cube_root, schedule
+from .old_point import CHOICES, MEMORY, keep_point, own_point
 
 PAPER = "Li, Huang, Huang 2023"
 
@@ -28,7 +29,9 @@ class FedDA(Algorithm):
 
     from z = 0, X = x_tau; then the server maps the mean of z with the SAME H, averages nu, and refreshes H from z.
     S is the sum of the etas in z. `averaging="primal"` (the mean of X) and `v_input="nu"` (H from the last estimate)
-    are ablations of the paper's two remarks; `mu_scale="mean"` divides z by S instead of the last eta.
+    are ablations of the paper's two remarks; `mu_scale="mean"` divides z by S instead of the last eta. The
+    variance-reduced variants take `old_point="own"` too: the first old gradient of a round is then at the client's own
+    last point, as in STEM, and not at x_tau, as in Algorithm 2.
 
     Deviations: where the paper is ambiguous (beta, alpha, mu_0, the L1 weight) see docs/deviations.md.
 
@@ -49,7 +52,9 @@ class FedDA(Algorithm):
         mu: Tensor  # the second moment behind H
         t: Tensor  # the global step
 
-    choices: ClassVar = {"mu_scale": ("sum", "mean"), "v_input": ("z", "nu"), "averaging": ("dual", "primal")}
+    choices: ClassVar = {
+        "mu_scale": ("sum", "mean"), "v_input": ("z", "nu"), "averaging": ("dual", "primal"), "old_point": CHOICES,
+    }  # fmt: skip
     lr: Schedule
     estimator: Estimator
     preconditioner: Preconditioner
@@ -59,6 +64,11 @@ class FedDA(Algorithm):
     mu_scale: str = "sum"
     v_input: str = "z"
     averaging: str = "dual"
+    old_point: str = "server"
+
+    @property
+    def memory(self) -> tuple[str, ...]:  # type: ignore[override]
+        return MEMORY if self.old_point == "own" else ()
 
     def init(self, x: Tensor, clients: Cohort) -> Server:
         if isinstance(self.estimator, Mvr):
@@ -83,12 +93,16 @@ class FedDA(Algorithm):
 
     @on_client
     def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:  # Algorithm 2
-        x, z, total = x0, torch.zeros_like(x0), 0.0  # line 2
+        z, total = torch.zeros_like(x0), 0.0  # line 2
+        x_prev = own_point(client, x0, t) if self.old_point == "own" else x0
         for i in range(self.steps):  # line 3
             eta = self.lr(t + i)
             z, total = z - eta * nu, total + eta  # line 4
-            x, x_prev = self.primal(z, x0, H, total), x  # line 5
+            x = self.primal(z, x0, H, total)  # line 5
             nu = self.estimator(nu, x, x_prev, eta, client)  # line 6
+            x_prev = x
+        if self.old_point == "own":
+            keep_point(client, x, t + self.steps)
         return (z, nu, x) if self.averaging == "primal" else (z, nu)  # line 8
 
     @property
@@ -131,6 +145,8 @@ def variant(i: int, j: int, **flat: Any) -> FedDA:
 
 def register(i: int, j: int, names: tuple[str, ...], summary: str, **words: Any) -> None:
     defaults = {**words, **SWITCHES, **MATRIX, "mu0": ("zero", "nu0")[j - 1]}
+    if i == 2:
+        del defaults["old_point"]  # momentum takes no old gradient
     algorithms.add(partial(variant, i, j), *names, owner="FedDA", reference=PAPER, summary=summary, defaults=defaults)
 
 
