@@ -68,6 +68,8 @@ OPTIONS = [
     ("fedda-mvr", {"averaging": "primal", "prox": fedda.prox.L1(0.05)}),
     ("fedda-mvr", {"old_point": "own", "prox": fedda.prox.Box(-0.2, 0.3)}),
     ("fedda-1-2", {"old_point": "own"}),
+    ("fedda-cv", {"v_input": "nu", "mu0": "nu0", "prox": fedda.prox.L1(0.05)}),
+    ("fedda-cv-mvr", {"old_point": "own", "prox": fedda.prox.L2Ball(0.4)}),
     ("fedda-2-1", {"v_input": "nu", "mu_scale": "mean", "bias_correction": True, "h0": "one"}),
     ("fedda-2-2", {"beta_mode": "weight", "alpha_mode": "weight", "prox": fedda.prox.NonNegative()}),
 ]
@@ -121,7 +123,7 @@ def test_replicas_in_chunks(which):
 def test_a_grid_of_hyper_parameters_equals_separate_runs(name):
     grid = [0.01, 0.02, 0.04]
     words = {"eps": 0.5, "prox": fedda.prox.L1(0.01)} if "fedda" in name else {}
-    words |= {"c": 3.0} if name in ("fedda-mvr", "fedda-1-2") else {}
+    words |= {"c": 3.0} if name in ("fedda-mvr", "fedda-1-2", "fedda-cv-mvr") else {}
     together = last(
         fedda.make(name, **words, lr=torch.tensor(grid).double().view(3, 1, 1)),
         quadratic(),

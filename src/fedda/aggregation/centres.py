@@ -24,6 +24,7 @@ A = TypeVar("A")
 MOVED: dict[str, tuple[int, ...]] = {
     "FedDA.first": (),
     "FedDA.local": (2,),  # z, nu, and for averaging = primal X
+    "FedDACV.local": (),  # z, nu, and the change of c
     "FedAvg.local": (0,),
     "FedAvgSubgradient.local": (0,),
     "FedProx.local": (0,),

@@ -70,26 +70,33 @@ class FedDA(Algorithm):
     def memory(self) -> tuple[str, ...]:  # type: ignore[override]
         return MEMORY if self.old_point == "own" else ()
 
-    def init(self, x: Tensor, clients: Cohort) -> Server:
+    def init(self, x: Tensor, clients: Cohort) -> Any:
         if isinstance(self.estimator, Mvr):
             self.estimator.warn(self.lr(step_counter(x)))
         x = feasible_start("FedDA", self.prox, x)
         (nu,) = clients.average(self.first, x)
-        return self.Server(x, nu, self.preconditioner.start(self.gain * nu), step_counter(x))
+        return FedDA.Server(x, nu, self.preconditioner.start(self.gain * nu), step_counter(x))
 
     @on_client
     def first(self, client: Client, x: Tensor) -> tuple[Tensor, ...]:
         return client.gradients(x)
 
-    def round(self, server: Server, cohort: Cohort) -> Server:  # Algorithm 1
+    def round(self, server: Any, cohort: Cohort) -> Any:  # Algorithm 1
         x, nu, mu, t = server
-        H = self.preconditioner.diagonal(mu, t / self.steps)
-        etas = [self.lr(t + i) for i in range(self.steps)]
+        H = self.metric(server)
         z, nu, *X = cohort.average(self.local, x, nu, H, t)  # lines 5-8, 10
-        x = X[0] if X else self.primal(z, x, H, sum(etas))  # line 9, with the OLD H
+        x, mu = self.refreshed(server, H, z, nu)
+        return FedDA.Server(X[0] if X else x, nu, mu, t + self.steps)
+
+    def refreshed(self, server: Any, H: Tensor, z: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
+        """The new x and mu, from the means of the clients' z and nu."""
+        etas = [self.lr(server.t + i) for i in range(self.steps)]
+        x = self.primal(z, server.x, H, sum(etas))  # line 9, with the OLD H
         s = self.gain * nu if self.v_input == "nu" else z / (etas[-1] if self.mu_scale == "sum" else sum(etas))
-        mu = self.preconditioner.update(mu, s)  # line 11
-        return self.Server(x, nu, mu, t + self.steps)
+        return x, self.preconditioner.update(server.mu, s)  # line 11
+
+    def metric(self, server: Any) -> Tensor:
+        return self.preconditioner.diagonal(server.mu, server.t / self.steps)
 
     @on_client
     def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:  # Algorithm 2
@@ -110,17 +117,16 @@ class FedDA(Algorithm):
         """How much larger s = z / eta is than one gradient estimate: the length of the sum in z, or 1."""
         return self.steps if self.mu_scale == "sum" else 1
 
-    def first_rate(self, server: Server) -> Tensor:
-        return self.scale * self.lr(server.t) / self.preconditioner.diagonal(server.mu, server.t).amin(-1, True)
+    def first_rate(self, server: Any) -> Tensor | None:
+        return self.scale * self.lr(server.t) / self.metric(server).amin(-1, True)
 
-    def mapping(self, server: Server, gradient: Tensor) -> Tensor:
-        x, _, mu, t = server
-        S = sum(self.lr(t + i) for i in range(self.steps))
-        moved = self.primal(-S * gradient, x, self.preconditioner.diagonal(mu, t / self.steps), S)
-        return (x - moved).double().norm(dim=-1, keepdim=True) / S
+    def mapping(self, server: Any, gradient: Tensor) -> Tensor:
+        S = sum(self.lr(server.t + i) for i in range(self.steps))
+        moved = self.primal(-S * gradient, server.x, self.metric(server), S)
+        return (server.x - moved).double().norm(dim=-1, keepdim=True) / S
 
-    def monitor(self, server: Server) -> dict[str, Tensor]:
-        H = self.preconditioner.diagonal(server.mu, server.t / self.steps)
+    def monitor(self, server: Any) -> dict[str, Tensor]:
+        H = self.metric(server)
         return {"h_min": H.amin(-1, True), "h_max": H.amax(-1, True)}
 
     def primal(self, z: Tensor, x0: Tensor, H: Tensor, total: Any) -> Tensor:
@@ -131,7 +137,7 @@ MATRIX = {f.name: f.default for f in fields(Diagonal)}
 SWITCHES = {f.name: f.default for f in fields(FedDA) if f.default is not MISSING} | {"prox": None}
 
 
-def variant(i: int, j: int, **flat: Any) -> FedDA:
+def variant(cls: type[FedDA], i: int, j: int, **flat: Any) -> FedDA:
     """FedDA-i-j from flat words: i the estimator (1 MVR, 2 momentum), j the matrix (1 diagonal, 2 scalar)."""
     words = {name: flat.pop(name) for name in list(flat) if name not in SWITCHES}
     matrix = (Diagonal, Scalar)[j - 1](**{name: words.pop(name) for name in MATRIX})
@@ -140,19 +146,34 @@ def variant(i: int, j: int, **flat: Any) -> FedDA:
         estimator: Estimator = Mvr.default(words["c"], rate)
     else:
         estimator = Momentum(words["momentum"], words["alpha_mode"])
-    return FedDA(rate, estimator, matrix, **flat | {"prox": prox(flat["prox"])})
+    return cls(rate, estimator, matrix, **flat | {"prox": prox(flat["prox"])})
 
 
-def register(i: int, j: int, names: tuple[str, ...], summary: str, **words: Any) -> None:
+def register(
+    cls: type[FedDA],
+    i: int,
+    j: int,
+    *names: str,
+    reference: str,
+    summary: str,
+    without: tuple[str, ...] = (),
+    **words: Any,
+) -> None:
+    """Register FedDA-i-j, or its variant in a subclass, under these names; `without` are switches that it has not."""
     defaults = {**words, **SWITCHES, **MATRIX, "mu0": ("zero", "nu0")[j - 1]}
-    if i == 2:
-        del defaults["old_point"]  # momentum takes no old gradient
-    algorithms.add(partial(variant, i, j), *names, owner="FedDA", reference=PAPER, summary=summary, defaults=defaults)
+    missing = (*without, "old_point") if i == 2 else without  # momentum takes no old gradient
+    defaults = {word: value for word, value in defaults.items() if word not in missing}
+    build = partial(variant, cls, i, j)
+    algorithms.add(build, *names, owner=cls.__name__, reference=reference, summary=summary, defaults=defaults)
 
 
 # The defaults are the paper's values for CIFAR-10; c = None is 0.5 / eta_0^2.
-register(1, 1, ("fedda-mvr", "fedda-1-1"), "FedDA, variance-reduced estimator, diagonal H.", lr=0.02, w=1e4, c=None)
-register(1, 2, ("fedda-1-2",), "FedDA, variance-reduced estimator, scalar H.", lr=1.0, w=5e3, c=None)
-MOMENTUM = {"momentum": 0.9, "alpha_mode": "history"}
-register(2, 1, ("fedda-2-1",), "FedDA, momentum estimator, diagonal H.", lr=0.001, **MOMENTUM)
-register(2, 2, ("fedda-2-2",), "FedDA, momentum estimator, scalar H.", lr=0.01, **MOMENTUM)
+MVR = {"lr": 0.02, "w": 1e4, "c": None}
+MOMENTUM = {"lr": 0.001, "momentum": 0.9, "alpha_mode": "history"}
+for i, j, names, summary, words in (
+    (1, 1, ("fedda-mvr", "fedda-1-1"), "FedDA, variance-reduced estimator, diagonal H.", MVR),
+    (1, 2, ("fedda-1-2",), "FedDA, variance-reduced estimator, scalar H.", MVR | {"lr": 1.0, "w": 5e3}),
+    (2, 1, ("fedda-2-1",), "FedDA, momentum estimator, diagonal H.", MOMENTUM),
+    (2, 2, ("fedda-2-2",), "FedDA, momentum estimator, scalar H.", MOMENTUM | {"lr": 0.01}),
+):
+    register(FedDA, i, j, *names, reference=PAPER, summary=summary, **words)
