@@ -55,6 +55,9 @@ INF = float("inf")
 # Options that change what a task replies.
 VARIANTS = [
     ("fedda-mvr", {"averaging": "primal"}),
+    ("fedda-mvr", {"v_input": "gradients"}),
+    ("fedda-mvr", {"v_input": "gradients", "averaging": "primal"}),
+    ("fedda-cv", {"v_input": "gradients"}),
     ("local-amsgrad", {"state": "averaged"}),
     ("local-amsgrad", {"state": "naive"}),
     ("local-adapt", {"correction": "none"}),
@@ -107,9 +110,9 @@ def test_the_table_of_moved_replies_is_what_moving_finds():
             continue  # a plugin speaks for itself
         for task, found in found_by_moving(fedda.make(name, **STABLE.get(name, {}) | words)).items():
             seen.add(task)
-            primal = task == "FedDA.local" and "averaging" not in words
+            dual = task in ("FedDA.local", "FedDA.local_and_squares") and "averaging" not in words  # no X is sent
             for own in found:
-                assert own == (() if primal else centres.MOVED[task]), (name, words, task)
+                assert own == (() if dual else centres.MOVED[task]), (name, words, task)
     assert seen == set(centres.MOVED)
 
 

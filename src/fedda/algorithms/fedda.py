@@ -33,6 +33,11 @@ class FedDA(Algorithm):
     variance-reduced variants take `old_point="own"` too: the first old gradient of a round is then at the client's own
     last point, as in STEM, and not at x_tau, as in Algorithm 2.
 
+    Beyond the paper: `eps_mode="relative"` replaces epsilon by kappa times the mean of H's other part, so that nothing
+    has to be fitted to the size of a model's gradients. It always takes `mu_scale="mean"`, `mu0="zero"` and bias
+    correction, and does not read `eps`. Its first round measures H, at x_0: nobody moves. `v_input="gradients"` builds
+    H from the squares of the clients' mini-batch gradients, averaged over steps and clients: one vector more goes up.
+
     Deviations: where the paper is ambiguous (beta, alpha, mu_0, the L1 weight) see docs/deviations.md.
 
     Choose it for adaptive local steps, for penalties and constraints, or for both. The momentum variants (2-1, 2-2)
@@ -53,7 +58,8 @@ class FedDA(Algorithm):
         t: Tensor  # the global step
 
     choices: ClassVar = {
-        "mu_scale": ("sum", "mean"), "v_input": ("z", "nu"), "averaging": ("dual", "primal"), "old_point": CHOICES,
+        "mu_scale": ("sum", "mean"), "v_input": ("z", "nu", "gradients"), "averaging": ("dual", "primal"),
+        "old_point": CHOICES,
     }  # fmt: skip
     lr: Schedule
     estimator: Estimator
@@ -83,16 +89,22 @@ class FedDA(Algorithm):
 
     def round(self, server: Any, cohort: Cohort) -> Any:  # Algorithm 1
         x, nu, mu, t = server
-        H = self.metric(server)
-        z, nu, *X = cohort.average(self.local, x, nu, H, t)  # lines 5-8, 10
-        x, mu = self.refreshed(server, H, z, nu)
+        H, q = self.metric(server), None
+        if self.v_input == "gradients":
+            q, z, nu, *X = cohort.average(self.local_and_squares, x, nu, H, t)
+        else:
+            z, nu, *X = cohort.average(self.local, x, nu, H, t)  # lines 5-8, 10
+        x, mu = self.refreshed(server, H, z, nu, q)
         return FedDA.Server(X[0] if X else x, nu, mu, t + self.steps)
 
-    def refreshed(self, server: Any, H: Tensor, z: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
-        """The new x and mu, from the means of the clients' z and nu."""
+    def refreshed(self, server: Any, H: Tensor, z: Tensor, nu: Tensor, q: Any = None) -> tuple[Tensor, Tensor]:
+        """The new x and mu, from the means of the clients' z and nu (and of q, their squared gradients)."""
         etas = [self.lr(server.t + i) for i in range(self.steps)]
-        x = self.primal(z, server.x, H, sum(etas))  # line 9, with the OLD H
-        s = self.gain * nu if self.v_input == "nu" else z / (etas[-1] if self.mu_scale == "sum" else sum(etas))
+        x = self.moved(z, server.x, H, sum(etas), server.t)  # line 9, with the OLD H
+        if self.v_input == "z":
+            s = z / (etas[-1] if self.mu_scale == "sum" else sum(etas))
+        else:
+            s = self.gain * (nu if self.v_input == "nu" else q.sqrt())
         return x, self.preconditioner.update(server.mu, s)  # line 11
 
     def metric(self, server: Any) -> Tensor:
@@ -105,12 +117,18 @@ class FedDA(Algorithm):
         for i in range(self.steps):  # line 3
             eta = self.lr(t + i)
             z, total = z - eta * nu, total + eta  # line 4
-            x = self.primal(z, x0, H, total)  # line 5
+            x = self.moved(z, x0, H, total, t)  # line 5
             nu = self.estimator(nu, x, x_prev, eta, client)  # line 6
             x_prev = x
         if self.old_point == "own":
             keep_point(client, x, t + self.steps)
         return (z, nu, x) if self.averaging == "primal" else (z, nu)  # line 8
+
+    @on_client
+    def local_and_squares(self, client: Client, *down: Tensor) -> tuple[Tensor, ...]:
+        squares = Squares(client)
+        replies = self.local(squares, *down)
+        return squares.total / self.steps, *replies
 
     @property
     def gain(self) -> int:
@@ -118,6 +136,8 @@ class FedDA(Algorithm):
         return self.steps if self.mu_scale == "sum" else 1
 
     def first_rate(self, server: Any) -> Tensor | None:
+        if self.preconditioner.measures_first:
+            return None  # H is not known yet
         return self.scale * self.lr(server.t) / self.metric(server).amin(-1, True)
 
     def mapping(self, server: Any, gradient: Tensor) -> Tensor:
@@ -132,6 +152,27 @@ class FedDA(Algorithm):
     def primal(self, z: Tensor, x0: Tensor, H: Tensor, total: Any) -> Tensor:
         return self.prox(x0 + self.scale * z / H, H / self.scale, total)
 
+    def moved(self, z: Tensor, x0: Tensor, H: Tensor, total: Any, t: Tensor) -> Tensor:
+        """The primal point of z, or x0 in a first round that only measures H."""
+        x = self.primal(z, x0, H, total)
+        return torch.where(t == 0, x0, x) if self.preconditioner.measures_first else x
+
+
+class Squares:
+    """A client that adds up the squares of its mini-batch gradients at the new points."""
+
+    def __init__(self, client: Client):
+        self.client, self.memory, self.count = client, client.memory, client.count
+        self.total: Any = 0.0
+
+    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
+        found = self.client.gradients(*points)  # the new point is the first
+        self.total = self.total + found[0] ** 2
+        return found
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        return self.client.full_gradient(x)
+
 
 MATRIX = {f.name: f.default for f in fields(Diagonal)}
 SWITCHES = {f.name: f.default for f in fields(FedDA) if f.default is not MISSING} | {"prox": None}
@@ -140,6 +181,9 @@ SWITCHES = {f.name: f.default for f in fields(FedDA) if f.default is not MISSING
 def variant(cls: type[FedDA], i: int, j: int, **flat: Any) -> FedDA:
     """FedDA-i-j from flat words: i the estimator (1 MVR, 2 momentum), j the matrix (1 diagonal, 2 scalar)."""
     words = {name: flat.pop(name) for name in list(flat) if name not in SWITCHES}
+    if words["eps_mode"] == "relative":
+        words |= {"mu0": "zero", "bias_correction": True}
+        flat |= {"mu_scale": "mean"}
     matrix = (Diagonal, Scalar)[j - 1](**{name: words.pop(name) for name in MATRIX})
     rate = cube_root(words["lr"], words["w"]) if i == 1 else schedule(words["lr"])
     if i == 1:

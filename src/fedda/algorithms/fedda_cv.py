@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core import Client, Cohort, on_client
-from .fedda import MOMENTUM, MVR, FedDA, register
+from .fedda import MOMENTUM, MVR, FedDA, Squares, register
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class FedDACV(FedDA):
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, nu, mu, c, t = server
         H = self.metric(server)
-        z, nu, dc = cohort.average(self.local, x, nu, H, c, t)
-        x, mu = self.refreshed(server, H, z, nu)  # as in FedDA
+        z, nu, dc, *q = cohort.average(self.local, x, nu, H, c, t)
+        x, mu = self.refreshed(server, H, z, nu, *q)  # as in FedDA
         c = c + cohort.share * dc
         return self.Server(x, nu, mu, c, t + self.steps)
 
@@ -69,19 +69,21 @@ class FedDACV(FedDA):
         self, client: Client, x: Tensor, nu: Tensor, H: Tensor, c: Tensor, t: Tensor
     ) -> tuple[Tensor, ...]:
         own = client.memory["c"]
-        corrected = Corrected(client, c - own)
+        squares = Squares(client)
+        corrected = Corrected(squares if self.v_input == "gradients" else client, c - own)
         z, nu = super().local(corrected, x, nu, H, t)  # FedDA's steps, on corrected gradients
         new = corrected.total / self.steps
         client.memory["c"] = new
-        return z, nu, new - own
+        q = (squares.total / self.steps,) if self.v_input == "gradients" else ()
+        return z, nu, new - own, *q
 
 
 class Corrected:
     """A client whose gradients are shifted by c - c_k. It adds up its own gradients at the new points, unshifted."""
 
     def __init__(self, client: Client, shift: Tensor):
-        self.client, self.shift, self.total = client, shift, torch.zeros_like(shift)
-        self.memory, self.count = client.memory, client.count
+        self.client, self.memory, self.count = client, client.memory, client.count
+        self.shift, self.total = shift, torch.zeros_like(shift)
 
     def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
         found = self.client.gradients(*points)  # one batch; the new point is the first

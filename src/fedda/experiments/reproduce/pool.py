@@ -21,7 +21,7 @@ from .parts import Part, Plan, canonical
 
 DONE = "done.json"
 # Words that are younger than the kept runs, and the value that those runs had: a run at this value keeps its old name.
-LATER = {"old_point": "server"}
+LATER = {"old_point": "server", "eps_mode": "absolute", "kappa": 1.0}
 
 
 @dataclass(frozen=True)
