@@ -25,6 +25,7 @@ from fedda.rules.prox import (
     SquaredL2,
     Sum,
 )
+from test_identities import LR
 
 STEPS = 5
 MAPS = [
@@ -93,6 +94,17 @@ def test_e26_without_a_metric_it_is_scaffold_one_step_later(problem, cohort, est
     close(states[-1].c, theirs.c)
     fedavg = path(fedda.make("fedavg", lr=eta, steps=3), problem, 5, x0=y[0], **how)
     assert (fedavg - torch.stack(y[1:])).abs().max() > 1e-3  # and that is not FedAvg
+
+
+def test_e26_needs_a_constant_rate():
+    """SCAFFOLD's c_k weighs the gradients of a round by their rates, ours is their mean: with a rate that falls the two
+    differ."""
+    run = fedda.Run(FedDACV(LR, Plain(), Identity(), steps=3), quadratic(), cohort=3, seed=4)
+    states = [run.server, *(run.step() for _ in range(5))]
+    y = torch.stack([(s.x - LR(s.t) * s.nu)[0] for s in states])
+    theirs = path(fedda.make("scaffold", lr=lambda t: LR(t + 1), steps=3), quadratic(), 5, x0=y[0], cohort=3, seed=4)
+    assert 1e-4 < (theirs - y[1:]).abs().max() < 1e-2
+    close(theirs[0], y[1])  # in the first round all control variates are zero
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
@@ -166,6 +178,8 @@ def test_the_first_round_is_fedda_s(mvr):
 def test_it_has_one_way_of_averaging():
     with pytest.raises(ValueError, match="fedda-cv: no parameter 'averaging'"):
         fedda.make("fedda-cv", averaging="primal")
+    with pytest.raises(ValueError, match="FedDACV: averaging must be one of 'dual', got 'primal'"):
+        FedDACV(lambda t: 0.1, Plain(), Identity(), averaging="primal")
     with pytest.raises(ValueError, match="FedDACV: v_input must be one of"):
         fedda.make("fedda-cv", v_input="x")
 

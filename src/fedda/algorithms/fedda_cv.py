@@ -4,7 +4,7 @@ those of SCAFFOLD do (Karimireddy et al., ICML 2020). The combination is ours; n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class FedDACV(FedDA):
     FedDA ends near it, the nearer the smaller the rate.
 
     Deviations: no paper has this method. With a constant rate, H = 1, a = 1 and no penalty it is SCAFFOLD (option 2),
-    one step later.
+    one step later. `v_input="gradients"` squares the gradients before they are corrected.
 
     Choose it where clients differ and return often, and where you need an adaptive rate, a penalty or a constraint. It
     costs FedDA's gradients, one vector more each way, and one vector that every client keeps. Where clients are alike,
@@ -47,6 +47,8 @@ class FedDACV(FedDA):
         mu: Tensor  # the second moment behind H
         c: Tensor  # the mean of all control variates
         t: Tensor  # the global step
+
+    choices: ClassVar = FedDA.choices | {"averaging": ("dual",)}
 
     @property
     def memory(self) -> tuple[str, ...]:  # type: ignore[override]
