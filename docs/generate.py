@@ -258,7 +258,7 @@ def index():
 
 def page(entry):
     builder = getattr(entry.build, "func", entry.build)
-    cls = builder if inspect.isclass(builder) else fedda.algorithms.fedda.FedDA
+    cls = builder if inspect.isclass(builder) else entry.build.args[0]  # FedDA's variants are built from their class
     module = inspect.getmodule(cls)
     doc = inspect.getdoc(cls)
     body, _, example = doc.partition("\n>>> ")
@@ -266,7 +266,7 @@ def page(entry):
     parts = [f"# {listing.names(entry)}", entry.summary if cls is not builder else "", body]
     if cls.__mro__[1] is not fedda.Algorithm:
         parent = cls.__mro__[1]
-        name = next(e.name for e in registry.algorithms if e.build is parent)
+        name = next(e.name for e in registry.algorithms if e.owner == parent.__name__)
         parts.append(f"A variant of [{name}]({name}.md): what is not said here is as there.")
     parts.append(f"**Reference.** {' '.join(inspect.getdoc(module).split())}")
     heads = tuple(listing.COSTS.values())

@@ -59,6 +59,8 @@ STABLE = {
     "fedda-1-2": {"lr": 0.5, "w": 8.0, "eps": 0.5},
     "fedda-2-1": {"lr": 0.02, "eps": 0.5},
     "fedda-2-2": {"lr": 0.1, "eps": 0.5},
+    "fedda-cv": {"lr": 0.02, "eps": 0.5},
+    "fedda-cv-mvr": {"lr": 0.1, "w": 8.0, "eps": 0.5},
     "feddyn": {"lr": 0.1, "alpha": 0.5},
     "fedexp": {"lr": 0.1, "eps": 0.1},
     "fedglomo": {"lr": 0.05},

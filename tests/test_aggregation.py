@@ -55,6 +55,9 @@ INF = float("inf")
 # Options that change what a task replies.
 VARIANTS = [
     ("fedda-mvr", {"averaging": "primal"}),
+    ("fedda-mvr", {"v_input": "gradients"}),
+    ("fedda-mvr", {"v_input": "gradients", "averaging": "primal"}),
+    ("fedda-cv", {"v_input": "gradients"}),
     ("local-amsgrad", {"state": "averaged"}),
     ("local-amsgrad", {"state": "naive"}),
     ("local-adapt", {"correction": "none"}),
@@ -107,9 +110,9 @@ def test_the_table_of_moved_replies_is_what_moving_finds():
             continue  # a plugin speaks for itself
         for task, found in found_by_moving(fedda.make(name, **STABLE.get(name, {}) | words)).items():
             seen.add(task)
-            primal = task == "FedDA.local" and "averaging" not in words
+            dual = task in ("FedDA.local", "FedDA.local_and_squares") and "averaging" not in words  # no X is sent
             for own in found:
-                assert own == (() if primal else centres.MOVED[task]), (name, words, task)
+                assert own == (() if dual else centres.MOVED[task]), (name, words, task)
     assert seen == set(centres.MOVED)
 
 
@@ -232,7 +235,10 @@ def test_rounds_are_those_of_numpy(what, name):
     for _ in range(3):
         for a, b in zip(run.server, expected, strict=True):
             close(a, b, 1e-12)
+        kept = {k: v.clone() for k, v in run.simulation.memory.items()}
         expected = run.algorithm.round(run.server, Twin(run.simulation.cohort(run.round, 5), name, rule, run.round + 1))
+        for k, v in kept.items():  # the round is run again: clients remember what they did before it
+            run.simulation.memory[k].copy_(v)
         run.step()
     for a, b in zip(run.server, expected, strict=True):
         close(a, b, 1e-12)

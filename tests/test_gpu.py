@@ -176,7 +176,7 @@ def images(clients=6, **more):
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-3), ("tf32", 0.1), ("bf16", 0.5)])
-@pytest.mark.parametrize("name", ["fedavg", "fedda-mvr", "fedda-2-1", "scaffold", "stem"])
+@pytest.mark.parametrize("name", ["fedavg", "fedda-mvr", "fedda-2-1", "fedda-cv", "scaffold", "stem"])
 def test_every_precision_follows_the_sequential_engine(name, precision, bound):
     """Within a share of how far the model has moved: a switched maximum in a pool, more than the rounding itself, makes
     paths part (tests/test_kernels.py holds the gradients themselves)."""

@@ -155,10 +155,15 @@ def test_composite_baselines_by_hand():
             assert last(fedda.make(name, **words), problem, 2, x0=x0).x.item() == pytest.approx(expected, rel=1e-13)
 
 
-def test_e3_stem_is_fedda_mvr_without_a_metric():
-    for problem, cohort in ((quadratic(), 3), (digits(), 4)):
-        stem = fedda.make("stem", lr=0.3, w=8.0, c=2.0, steps=3)
-        same(stem, fedda_of(Mvr(2.0), Identity(), steps=3), problem, cohort=cohort)
+@pytest.mark.parametrize("old_point", ["own", "server"])
+def test_e3_stem_is_fedda_mvr_without_a_metric(old_point):
+    for problem, cohort in ((quadratic(), 3), (quadratic(), 5), (digits(), 4)):
+        stem = fedda.make("stem", lr=0.3, w=8.0, c=2.0, steps=3, old_point=old_point)
+        ours = fedda_of(Mvr(2.0), Identity(), steps=3, old_point=old_point)
+        same(stem, ours, problem, cohort=cohort)
+        other = fedda.make("stem", lr=0.3, w=8.0, c=2.0, steps=3, old_point={"own": "server"}.get(old_point, "own"))
+        a, b = (path(algorithm, problem, 5, seed=3, cohort=cohort) for algorithm in (stem, other))
+        assert (a - b).abs().max() > 1e-4  # the two readings are two methods
 
 
 @pytest.mark.parametrize("name", ["fedavg", "stem", "fedda"])
@@ -194,7 +199,7 @@ def test_e18_fedavg_s_bias_in_closed_form_and_scaffold_s_exactness():
         scaffold = fedda.make("scaffold", lr=eta, steps=steps, option=option)
         close(last(scaffold, problem, 400).x[0], problem.minimum, 1e-8)
     # MVR without correction does not remove drift (E18)
-    mvr = last(fedda.make("stem", lr=lambda t: eta, c=1.0, steps=steps), problem, 400).x[0]
+    mvr = last(fedda.make("stem", lr=lambda t: eta, c=1.0, steps=steps, old_point="server"), problem, 400).x[0]
     assert 0.3 < (mvr - problem.minimum).norm() / (biased - problem.minimum).norm() < 3
 
 

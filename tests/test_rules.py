@@ -75,6 +75,8 @@ S = torch.tensor([[3.0, -4.0]], dtype=torch.float64)
     (Diagonal(0.9, 0.1, beta_mode="weight"), [8.1, 14.4], [8.1**0.5 + 0.1, 14.4**0.5 + 0.1]),
     (Diagonal(0.9, 0.1, mu0="nu0"), [9.0, 16.0], [3.1, 4.1]),
     (Diagonal(0.9, 0.1, bias_correction=True), [0.9, 1.6], [3.1, 4.1]),
+    (Diagonal(0.9, eps_mode="relative", kappa=0.5, bias_correction=True), [0.9, 1.6], [3 + 1.75, 4 + 1.75]),
+    (Scalar(0.9, mu0="zero", eps_mode="relative", kappa=0.5, bias_correction=True), [0.5], [5 + 2.5]),
     (Scalar(0.9, 0.1, mu0="zero"), [0.5], [0.6]),
     (Scalar(0.9, 0.1), [5.0], [5.1]),
     (Scalar(0.9, 0.1, mu0="zero", beta_mode="weight"), [4.5], [4.6]),
@@ -94,6 +96,8 @@ def test_first_matrix():
     one = Diagonal(0.9, 0.1, h0="one")
     assert one.diagonal(one.start(S), zero).tolist() == [[1.0, 1.0]]
     assert one.diagonal(one.start(S), zero + 1).tolist() == [[0.1, 0.1]]
+    relative = Diagonal(0.9, eps_mode="relative", bias_correction=True)
+    assert relative.diagonal(relative.start(S), zero).tolist() == [[1.0, 1.0]]  # nobody moves in that round
 
 
 def test_mu0_from_nu0_has_the_units_of_s():
@@ -128,6 +132,9 @@ def test_tiny_eps_never_gives_a_zero_h():
     (lambda: Diagonal(mu0="x"), "Diagonal: mu0 must be one of 'zero', 'nu0', got 'x'"),
     (lambda: Scalar(beta=1.5), r"Scalar: beta must be in \[0, 1\], got 1.5"),
     (lambda: Diagonal(mu0="nu0", bias_correction=True), "Diagonal: bias_correction must be False with mu0='nu0'"),
+    (lambda: Diagonal(eps_mode="relative"), "Diagonal: bias_correction must be True with eps_mode='relative'"),
+    (lambda: Diagonal(eps_mode="x"), "Diagonal: eps_mode must be one of 'absolute', 'relative', got 'x'"),
+    (lambda: Diagonal(kappa=0.0), "Diagonal: kappa must be > 0, got 0.0"),
     (lambda: Fixed(torch.tensor([1.0, 0.0])), r"Fixed: h must be > 0, got \[1.0, 0.0\]"),
     (lambda: CubeRoot(0.1, 0.0), "CubeRoot: w must be > 0, got 0.0"),
     (lambda: L1(-1), "L1: gamma must be >= 0, got -1"),

@@ -44,6 +44,8 @@ TRAFFIC = {
     "fedda-1-2": (2, 2, lambda I: 2 * I, 0, 1, 4, 0),
     "fedda-2-1": (3, 2, lambda I: I, 0, 1, 0, 0),
     "fedda-2-2": (2, 2, lambda I: I, 0, 1, 4, 0),
+    "fedda-cv": (4, 3, lambda I: I, 0, 1, 0, 0),
+    "fedda-cv-mvr": (4, 3, lambda I: 2 * I, 0, 1, 0, 0),
 }
 
 
@@ -181,7 +183,7 @@ class Failing(fedda.Quadratic):
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_client_that_fails_is_left_out_and_counted(name, engine, value):
-    if name in ("scaffold", "feddyn"):
+    if name in ("scaffold", "feddyn", "fedda-cv", "fedda-cv-mvr"):
         pytest.skip("its server state counts absent clients: tested by itself below")
     base = quadratic(clients=4)
     algorithm = stable(name, steps=2)
@@ -276,7 +278,10 @@ def test_bias_correction_counts_rounds():
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize("name,state,memory", [("scaffold", "c", "c"), ("feddyn", "h", "g")])
+@pytest.mark.parametrize(
+    "name,state,memory",
+    [("scaffold", "c", "c"), ("feddyn", "h", "g"), ("fedda-cv", "c", "c"), ("fedda-cv-mvr", "c", "c")],
+)
 def test_server_states_stay_the_mean_of_the_clients_also_after_a_failure(name, state, memory, weights):
     """c = sum_k p_k c_k (and h = sum_k p_k g_k), r of K clients, one of which fails for a while."""
     problem = Failing(quadratic(clients=6), [2], after=4, until=9)

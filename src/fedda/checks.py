@@ -34,6 +34,7 @@ BOUNDS: dict[str, Bound] = {
     "momentum": BELOW_ONE,
     "beta": FRACTION,
     "eps": POSITIVE,
+    "kappa": POSITIVE,
     "scale": POSITIVE,
     "gamma": AT_LEAST_ZERO,
     "gamma1": AT_LEAST_ZERO,

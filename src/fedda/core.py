@@ -22,10 +22,14 @@ ClientTask = Callable[..., tuple[Tensor, ...]]
 A = TypeVar("A")
 
 
+class Number(str):
+    """The name of a client memory that is one number, not a vector: ``memory = ("X", Number("t"))``."""
+
+
 class Client(Protocol):
     """One client, or a stack of them: what a task may use."""
 
-    memory: dict[str, Tensor]  # vectors that stay on the client between rounds
+    memory: dict[str, Tensor]  # vectors (and numbers, see `Number`) that stay on the client between rounds
     count: int  # how many clients the stack holds
 
     def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
@@ -115,7 +119,7 @@ class Algorithm(ABC):
     """
 
     Server: ClassVar[type]
-    memory: ClassVar[tuple[str, ...]] = ()  # client vectors it needs, zero at first (a property where options decide)
+    memory: ClassVar[tuple[str, ...]] = ()  # what clients keep, zero at first (a property where options decide)
     choices: ClassVar[dict[str, tuple[Any, ...]]] = {}  # the values that a word may take, where they are few
     steps: int
 

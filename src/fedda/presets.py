@@ -32,7 +32,8 @@ _CIFAR10: dict[str, Words] = {
     "local-adapt": {"lr": 0.001, "server_lr": 0.002, "beta1": 0.9, "beta2": 0.999, "server_eps": 1e-3},
     "local-amsgrad": {"lr": 0.001, "beta1": 0.9, "beta2": 0.999},
     "mime-mvr": {"lr": 0.1, "w": 100.0, "c": 2000.0},
-    "stem": {"lr": 0.1, "w": 100.0, "c": 2000.0},
+    # ours: what the kept runs have, and as FedDA's Algorithm 2 takes its old point (deviations, nu between rounds)
+    "stem": {"lr": 0.1, "w": 100.0, "c": 2000.0, "old_point": "server"},
 }
 _L1: Words = {"kind": "l1", "gamma": 0.01}
 
@@ -49,7 +50,7 @@ PRESETS: dict[str, dict[str, Words]] = {
         # ours: 50 of 500 clients take part, so their states are averaged, not kept
         "local-amsgrad": {"lr": 0.0005, "beta1": 0.9, "beta2": 0.999, "state": "averaged"},
         "mime-mvr": {"lr": 1.0, "w": 1e4, "c": 400.0},
-        "stem": {"lr": 1.0, "w": 1e4, "c": 400.0},
+        "stem": {"lr": 1.0, "w": 1e4, "c": 400.0, "old_point": "server"},
     },
     "pathmnist": {
         "fedavg": {"lr": 0.01},
@@ -75,7 +76,7 @@ def preset(name: str, which: str) -> Words:
     """The words of a preset for one algorithm.
 
     >>> preset("stem", "cifar10")
-    {'lr': 0.1, 'w': 100.0, 'c': 2000.0}
+    {'lr': 0.1, 'w': 100.0, 'c': 2000.0, 'old_point': 'server'}
     """
     if str(which).endswith(".toml"):
         table = read(Path(which))

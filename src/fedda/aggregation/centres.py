@@ -24,6 +24,8 @@ A = TypeVar("A")
 MOVED: dict[str, tuple[int, ...]] = {
     "FedDA.first": (),
     "FedDA.local": (2,),  # z, nu, and for averaging = primal X
+    "FedDA.local_and_squares": (3,),  # the squares, and then the same
+    "FedDACV.local": (),  # z, nu, the change of c, and for v_input = gradients the squares
     "FedAvg.local": (0,),
     "FedAvgSubgradient.local": (0,),
     "FedProx.local": (0,),

@@ -6,6 +6,7 @@ from . import (
     fedavgm,
     fedcm,
     fedda,
+    fedda_cv,
     feddualavg,
     feddyn,
     fedexp,
@@ -17,6 +18,7 @@ from . import (
     local_amsgrad,
     mime,
     mime_mvr,
+    old_point,
     scaffold,
     stem,
 )
@@ -27,6 +29,7 @@ __all__ = [
     "fedavgm",
     "fedcm",
     "fedda",
+    "fedda_cv",
     "feddualavg",
     "feddyn",
     "fedexp",
@@ -38,6 +41,7 @@ __all__ = [
     "local_amsgrad",
     "mime",
     "mime_mvr",
+    "old_point",
     "scaffold",
     "stem",
 ]

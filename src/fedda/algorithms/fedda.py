@@ -16,6 +16,7 @@ from ..rules.estimators import Estimator, Momentum, Mvr
 from ..rules.preconditioners import Diagonal, Preconditioner, Scalar
 from ..rules.prox import Prox, feasible_start, prox
 from ..rules.schedules import Schedule, cube_root, schedule
+from .old_point import CHOICES, MEMORY, keep_point, own_point
 
 PAPER = "Li, Huang, Huang 2023"
 
@@ -28,7 +29,14 @@ class FedDA(Algorithm):
 
     from z = 0, X = x_tau; then the server maps the mean of z with the SAME H, averages nu, and refreshes H from z.
     S is the sum of the etas in z. `averaging="primal"` (the mean of X) and `v_input="nu"` (H from the last estimate)
-    are ablations of the paper's two remarks; `mu_scale="mean"` divides z by S instead of the last eta.
+    are ablations of the paper's two remarks; `mu_scale="mean"` divides z by S instead of the last eta. The
+    variance-reduced variants take `old_point="own"` too: the first old gradient of a round is then at the client's own
+    last point, as in STEM, and not at x_tau, as in Algorithm 2.
+
+    Beyond the paper: `eps_mode="relative"` replaces epsilon by kappa times the mean of H's other part, so that nothing
+    has to be fitted to the size of a model's gradients. It always takes `mu_scale="mean"`, `mu0="zero"` and bias
+    correction, and does not read `eps`. Its first round measures H, at x_0: nobody moves. `v_input="gradients"` builds
+    H from the squares of the clients' mini-batch gradients, averaged over steps and clients: one vector more goes up.
 
     Deviations: where the paper is ambiguous (beta, alpha, mu_0, the L1 weight) see docs/deviations.md.
 
@@ -49,7 +57,10 @@ class FedDA(Algorithm):
         mu: Tensor  # the second moment behind H
         t: Tensor  # the global step
 
-    choices: ClassVar = {"mu_scale": ("sum", "mean"), "v_input": ("z", "nu"), "averaging": ("dual", "primal")}
+    choices: ClassVar = {
+        "mu_scale": ("sum", "mean"), "v_input": ("z", "nu", "gradients"), "averaging": ("dual", "primal"),
+        "old_point": CHOICES,
+    }  # fmt: skip
     lr: Schedule
     estimator: Estimator
     preconditioner: Preconditioner
@@ -59,84 +70,154 @@ class FedDA(Algorithm):
     mu_scale: str = "sum"
     v_input: str = "z"
     averaging: str = "dual"
+    old_point: str = "server"
 
-    def init(self, x: Tensor, clients: Cohort) -> Server:
+    @property
+    def memory(self) -> tuple[str, ...]:  # type: ignore[override]
+        return MEMORY if self.old_point == "own" else ()
+
+    def init(self, x: Tensor, clients: Cohort) -> Any:
         if isinstance(self.estimator, Mvr):
             self.estimator.warn(self.lr(step_counter(x)))
         x = feasible_start("FedDA", self.prox, x)
         (nu,) = clients.average(self.first, x)
-        return self.Server(x, nu, self.preconditioner.start(self.gain * nu), step_counter(x))
+        return FedDA.Server(x, nu, self.preconditioner.start(self.gain * nu), step_counter(x))
 
     @on_client
     def first(self, client: Client, x: Tensor) -> tuple[Tensor, ...]:
         return client.gradients(x)
 
-    def round(self, server: Server, cohort: Cohort) -> Server:  # Algorithm 1
+    def round(self, server: Any, cohort: Cohort) -> Any:  # Algorithm 1
         x, nu, mu, t = server
-        H = self.preconditioner.diagonal(mu, t / self.steps)
-        etas = [self.lr(t + i) for i in range(self.steps)]
-        z, nu, *X = cohort.average(self.local, x, nu, H, t)  # lines 5-8, 10
-        x = X[0] if X else self.primal(z, x, H, sum(etas))  # line 9, with the OLD H
-        s = self.gain * nu if self.v_input == "nu" else z / (etas[-1] if self.mu_scale == "sum" else sum(etas))
-        mu = self.preconditioner.update(mu, s)  # line 11
-        return self.Server(x, nu, mu, t + self.steps)
+        H, q = self.metric(server), None
+        if self.v_input == "gradients":
+            q, z, nu, *X = cohort.average(self.local_and_squares, x, nu, H, t)
+        else:
+            z, nu, *X = cohort.average(self.local, x, nu, H, t)  # lines 5-8, 10
+        x, mu = self.refreshed(server, H, z, nu, q)
+        return FedDA.Server(X[0] if X else x, nu, mu, t + self.steps)
+
+    def refreshed(self, server: Any, H: Tensor, z: Tensor, nu: Tensor, q: Any = None) -> tuple[Tensor, Tensor]:
+        """The new x and mu, from the means of the clients' z and nu (and of q, their squared gradients)."""
+        etas = [self.lr(server.t + i) for i in range(self.steps)]
+        x = self.moved(z, server.x, H, sum(etas), server.t)  # line 9, with the OLD H
+        if self.v_input == "z":
+            s = z / (etas[-1] if self.mu_scale == "sum" else sum(etas))
+        else:
+            s = self.gain * (nu if self.v_input == "nu" else q.sqrt())
+        return x, self.preconditioner.update(server.mu, s)  # line 11
+
+    def metric(self, server: Any) -> Tensor:
+        return self.preconditioner.diagonal(server.mu, server.t / self.steps)
 
     @on_client
     def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:  # Algorithm 2
-        x, z, total = x0, torch.zeros_like(x0), 0.0  # line 2
+        z, total = torch.zeros_like(x0), 0.0  # line 2
+        x_prev = own_point(client, x0, t) if self.old_point == "own" else x0
         for i in range(self.steps):  # line 3
             eta = self.lr(t + i)
             z, total = z - eta * nu, total + eta  # line 4
-            x, x_prev = self.primal(z, x0, H, total), x  # line 5
+            x = self.moved(z, x0, H, total, t)  # line 5
             nu = self.estimator(nu, x, x_prev, eta, client)  # line 6
+            x_prev = x
+        if self.old_point == "own":
+            keep_point(client, x, t + self.steps)
         return (z, nu, x) if self.averaging == "primal" else (z, nu)  # line 8
+
+    @on_client
+    def local_and_squares(self, client: Client, *down: Tensor) -> tuple[Tensor, ...]:
+        squares = Squares(client)
+        replies = self.local(squares, *down)
+        return squares.total / self.steps, *replies
 
     @property
     def gain(self) -> int:
         """How much larger s = z / eta is than one gradient estimate: the length of the sum in z, or 1."""
         return self.steps if self.mu_scale == "sum" else 1
 
-    def first_rate(self, server: Server) -> Tensor:
-        return self.scale * self.lr(server.t) / self.preconditioner.diagonal(server.mu, server.t).amin(-1, True)
+    def first_rate(self, server: Any) -> Tensor | None:
+        if self.preconditioner.measures_first:
+            return None  # H is not known yet
+        return self.scale * self.lr(server.t) / self.metric(server).amin(-1, True)
 
-    def mapping(self, server: Server, gradient: Tensor) -> Tensor:
-        x, _, mu, t = server
-        S = sum(self.lr(t + i) for i in range(self.steps))
-        moved = self.primal(-S * gradient, x, self.preconditioner.diagonal(mu, t / self.steps), S)
-        return (x - moved).double().norm(dim=-1, keepdim=True) / S
+    def mapping(self, server: Any, gradient: Tensor) -> Tensor:
+        S = sum(self.lr(server.t + i) for i in range(self.steps))
+        moved = self.primal(-S * gradient, server.x, self.metric(server), S)
+        return (server.x - moved).double().norm(dim=-1, keepdim=True) / S
 
-    def monitor(self, server: Server) -> dict[str, Tensor]:
-        H = self.preconditioner.diagonal(server.mu, server.t / self.steps)
+    def monitor(self, server: Any) -> dict[str, Tensor]:
+        H = self.metric(server)
         return {"h_min": H.amin(-1, True), "h_max": H.amax(-1, True)}
 
     def primal(self, z: Tensor, x0: Tensor, H: Tensor, total: Any) -> Tensor:
         return self.prox(x0 + self.scale * z / H, H / self.scale, total)
+
+    def moved(self, z: Tensor, x0: Tensor, H: Tensor, total: Any, t: Tensor) -> Tensor:
+        """The primal point of z, or x0 in a first round that only measures H."""
+        x = self.primal(z, x0, H, total)
+        return torch.where(t == 0, x0, x) if self.preconditioner.measures_first else x
+
+
+class Squares:
+    """A client that adds up the squares of its mini-batch gradients at the new points."""
+
+    def __init__(self, client: Client):
+        self.client, self.memory, self.count = client, client.memory, client.count
+        self.total: Any = 0.0
+
+    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
+        found = self.client.gradients(*points)  # the new point is the first
+        self.total = self.total + found[0] ** 2
+        return found
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        return self.client.full_gradient(x)
 
 
 MATRIX = {f.name: f.default for f in fields(Diagonal)}
 SWITCHES = {f.name: f.default for f in fields(FedDA) if f.default is not MISSING} | {"prox": None}
 
 
-def variant(i: int, j: int, **flat: Any) -> FedDA:
+def variant(cls: type[FedDA], i: int, j: int, **flat: Any) -> FedDA:
     """FedDA-i-j from flat words: i the estimator (1 MVR, 2 momentum), j the matrix (1 diagonal, 2 scalar)."""
     words = {name: flat.pop(name) for name in list(flat) if name not in SWITCHES}
+    if words["eps_mode"] == "relative":
+        words |= {"mu0": "zero", "bias_correction": True}
+        flat |= {"mu_scale": "mean"}
     matrix = (Diagonal, Scalar)[j - 1](**{name: words.pop(name) for name in MATRIX})
     rate = cube_root(words["lr"], words["w"]) if i == 1 else schedule(words["lr"])
     if i == 1:
         estimator: Estimator = Mvr.default(words["c"], rate)
     else:
         estimator = Momentum(words["momentum"], words["alpha_mode"])
-    return FedDA(rate, estimator, matrix, **flat | {"prox": prox(flat["prox"])})
+    return cls(rate, estimator, matrix, **flat | {"prox": prox(flat["prox"])})
 
 
-def register(i: int, j: int, names: tuple[str, ...], summary: str, **words: Any) -> None:
+def register(
+    cls: type[FedDA],
+    i: int,
+    j: int,
+    *names: str,
+    reference: str,
+    summary: str,
+    without: tuple[str, ...] = (),
+    **words: Any,
+) -> None:
+    """Register FedDA-i-j, or its variant in a subclass, under these names; `without` are switches that it has not."""
     defaults = {**words, **SWITCHES, **MATRIX, "mu0": ("zero", "nu0")[j - 1]}
-    algorithms.add(partial(variant, i, j), *names, owner="FedDA", reference=PAPER, summary=summary, defaults=defaults)
+    missing = (*without, "old_point") if i == 2 else without  # momentum takes no old gradient
+    defaults = {word: value for word, value in defaults.items() if word not in missing}
+    build = partial(variant, cls, i, j)
+    algorithms.add(build, *names, owner=cls.__name__, reference=reference, summary=summary, defaults=defaults)
 
 
 # The defaults are the paper's values for CIFAR-10; c = None is 0.5 / eta_0^2.
-register(1, 1, ("fedda-mvr", "fedda-1-1"), "FedDA, variance-reduced estimator, diagonal H.", lr=0.02, w=1e4, c=None)
-register(1, 2, ("fedda-1-2",), "FedDA, variance-reduced estimator, scalar H.", lr=1.0, w=5e3, c=None)
-MOMENTUM = {"momentum": 0.9, "alpha_mode": "history"}
-register(2, 1, ("fedda-2-1",), "FedDA, momentum estimator, diagonal H.", lr=0.001, **MOMENTUM)
-register(2, 2, ("fedda-2-2",), "FedDA, momentum estimator, scalar H.", lr=0.01, **MOMENTUM)
+MVR = {"lr": 0.02, "w": 1e4, "c": None}
+MOMENTUM = {"lr": 0.001, "momentum": 0.9, "alpha_mode": "history"}
+for i, j, names, summary, words in (
+    (1, 1, ("fedda-mvr", "fedda-1-1"), "FedDA, variance-reduced estimator, diagonal H.", MVR),
+    (1, 2, ("fedda-1-2",), "FedDA, variance-reduced estimator, scalar H.", MVR | {"lr": 1.0, "w": 5e3}),
+    (2, 1, ("fedda-2-1",), "FedDA, momentum estimator, diagonal H.", MOMENTUM),
+    (2, 2, ("fedda-2-2",), "FedDA, momentum estimator, scalar H.", MOMENTUM | {"lr": 0.01}),
+):
+    register(FedDA, i, j, *names, reference=PAPER, summary=summary, **words)

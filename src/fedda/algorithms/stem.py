@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.estimators import Mvr
 from ..rules.schedules import Schedule, cube_root
+from .old_point import CHOICES, MEMORY, keep_point, own_point
 
 
 @algorithms.register("stem", reference="Khanduri et al. 2021")
@@ -23,9 +24,13 @@ class Stem(Algorithm):
         X <- X - eta_t nu;     nu <- g(X; B) + (1 - a_t) (nu - g(X_old; B));     x <- mean_k X;     nu <- mean_k nu
         eta_t = lr / (w + t)^(1/3),   a_t = min(1, c eta_t^2)
 
+    X_old is the point before X. In the first step of a round it is the client's own last point, not the average x
+    (`old_point="own"`), so each client keeps its last point. A client that took no part in the round before uses x.
+    `old_point="server"` always uses x: then nothing is kept, and on clients that differ the drift is larger.
+
     Deviations: nu_0 is one batch of the ordinary size from every client; c = None is 0.5 / eta_0^2.
 
-    Choose it as the control for FedDA-MVR: the difference between the two is the metric.
+    Choose it as the control for FedDA-MVR with the same `old_point`: the difference between the two is the metric.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
@@ -38,10 +43,16 @@ class Stem(Algorithm):
         nu: Tensor
         t: Tensor
 
+    choices: ClassVar = {"old_point": CHOICES}
     lr: Any = 0.1
     w: Any = 100.0
     c: Any = None
     steps: int = 5
+    old_point: str = "own"
+
+    @property
+    def memory(self) -> tuple[str, ...]:  # type: ignore[override]
+        return MEMORY if self.old_point == "own" else ()
 
     @property
     def rate(self) -> Schedule:
@@ -68,8 +79,12 @@ class Stem(Algorithm):
     @on_client
     def local(self, client: Client, x: Tensor, nu: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         rate, estimator = self.rate, self.estimator
+        x_old = own_point(client, x, t) if self.old_point == "own" else x
         for i in range(self.steps):
             eta = rate(t + i)
-            x, x_old = x - eta * nu, x
+            x = x - eta * nu
             nu = estimator(nu, x, x_old, eta, client)
+            x_old = x
+        if self.old_point == "own":
+            keep_point(client, x, t + self.steps)
         return x, nu

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..core import ClientTask, Problem
+from ..core import ClientTask, Number, Problem
 from .world import ALONE, Alone
 
 
@@ -68,8 +68,9 @@ class Simulation:
         self.total = self.weights.sum()  # once: no round may take longer the more clients there are
         self.world: Alone = getattr(engine, "world", ALONE)
         self.owned = self.world.mine(problem.clients)  # whose memory is kept in this process
-        shape = (*seeds.shape[:-1], self.owned.stop - self.owned.start, problem.d)
-        self.memory = {name: torch.zeros(shape, dtype=problem.dtype, device=problem.device) for name in memory}
+        rows = (*seeds.shape[:-1], self.owned.stop - self.owned.start)
+        like = torch.zeros((), dtype=problem.dtype, device=problem.device)
+        self.memory = {name: like.new_zeros(*rows, 1 if isinstance(name, Number) else problem.d) for name in memory}
         self.expected: dict[int, int] = {}  # batches that an exchange took last time, by those drawn before it
 
     def everyone(self) -> SimulatedCohort:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..bench.machine import machine
 from ..bench.timing import Contender, race, started
-from ..core import Algorithm, ClientTask
+from ..core import Algorithm, ClientTask, Number
 from ..engines import Vectorised
 from ..engines.simulated import SimulatedCohort
 from ..experiments.choices import processors
@@ -85,7 +85,7 @@ def method(
     seconds: float, say: Callable[[str], None],
 ) -> Method:  # fmt: skip
     """One algorithm: what it sends, and how long its rounds take."""
-    device, memory = problem.device, len(algorithm.memory)
+    device, memory = problem.device, sum(not isinstance(name, Number) for name in algorithm.memory)
     # What travels of clients' memory goes by the host, so that such a round is not one CUDA graph.
     engine = Vectorised(graph=not memory)
 

@@ -7,7 +7,7 @@ s = z / eta, the round's sum of gradient estimates up to sign.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ FLOOR = 1e-12  # h is never below it, whatever eps
 
 
 class Preconditioner(Protocol):
+    @property
+    def measures_first(self) -> bool: ...  # whether nobody moves in the first round, which only measures H
     def start(self, s0: Tensor) -> Tensor: ...
     def diagonal(self, mu: Tensor, n: Tensor) -> Tensor: ...
     def update(self, mu: Tensor, s: Tensor) -> Tensor: ...
@@ -27,6 +29,7 @@ class Preconditioner(Protocol):
 class Fixed:
     """H = Diag(h) for the whole run, h a number or a vector [d]."""
 
+    measures_first: ClassVar[bool] = False
     h: Any = 1.0
 
     def __post_init__(self) -> None:
@@ -54,6 +57,15 @@ class Diagonal:
     `beta` is the decay; ``beta_mode="weight"`` reads the equation as printed, beta on the new term.
     ``mu0="zero"`` is the paper's start, ``"nu0"`` starts at the first estimate; ``h0="one"`` makes the first
     round's H the identity; `bias_correction` divides mu by 1 - beta^n as Adam does.
+
+    ``eps_mode="relative"`` needs no epsilon: h = sqrt(mu) + kappa mean_j sqrt(mu_j), with bias correction. Then h has
+    the size of the gradients, whatever the model, and only their ratios matter. H is unknown before the first update,
+    so the first round measures it and nobody moves.
+
+    >>> matrix = Diagonal(beta=0.5, eps_mode="relative", bias_correction=True)
+    >>> mu = matrix.update(torch.zeros(1, 2), torch.tensor([[3.0, 1.0]]))
+    >>> matrix.diagonal(mu, torch.tensor(1.0))
+    tensor([[5., 3.]])
     """
 
     beta: float = 0.999
@@ -62,15 +74,24 @@ class Diagonal:
     beta_mode: str = "decay"
     h0: str = "from_mu"
     bias_correction: bool = False
+    eps_mode: str = "absolute"
+    kappa: float = 1.0
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check(name, beta=self.beta, eps=self.eps)
+        check(name, beta=self.beta, eps=self.eps, kappa=self.kappa)
         one_of(name, "mu0", self.mu0, ("zero", "nu0"))
         one_of(name, "beta_mode", self.beta_mode, ("decay", "weight"))
         one_of(name, "h0", self.h0, ("from_mu", "one"))
+        one_of(name, "eps_mode", self.eps_mode, ("absolute", "relative"))
+        if self.measures_first and not self.bias_correction:
+            raise ValueError(f"{name}: bias_correction must be True with eps_mode='relative', got False")
         if self.bias_correction and self.mu0 == "nu0":
             raise ValueError(f"{name}: bias_correction must be False with mu0='nu0', which has no bias, got True")
+
+    @property
+    def measures_first(self) -> bool:
+        return self.eps_mode == "relative"
 
     def moment(self, s: Tensor) -> Tensor:
         return s**2
@@ -85,8 +106,10 @@ class Diagonal:
     def diagonal(self, mu: Tensor, n: Tensor) -> Tensor:
         if self.bias_correction:
             mu = mu / torch.where(n > 0, 1 - self.decay**n, 1.0).to(mu.dtype)
-        h = (self.root(mu) + self.eps).clamp(min=FLOOR)
-        return torch.where(n == 0, torch.ones_like(h), h) if self.h0 == "one" else h
+        root = self.root(mu)
+        eps = self.kappa * root.mean(-1, keepdim=True) if self.measures_first else self.eps
+        h = (root + eps).clamp(min=FLOOR)
+        return torch.where(n == 0, torch.ones_like(h), h) if self.measures_first or self.h0 == "one" else h
 
     def update(self, mu: Tensor, s: Tensor) -> Tensor:
         return self.decay * mu + (1 - self.decay) * self.moment(s)

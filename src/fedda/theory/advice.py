@@ -78,7 +78,7 @@ def advise(
     >>> round(advice.L_H, 2), round(advice.proposed.stable, 2), round(advice.literal.stable * 48 * 25, 2)
     (4.0, 0.2, 1.0)
     """
-    if not isinstance(algorithm, FedDA) or not isinstance(algorithm.estimator, Mvr):
+    if type(algorithm) is not FedDA or not isinstance(algorithm.estimator, Mvr):
         raise ValueError("theory: Theorem 1 is about FedDA with the MVR estimator: take fedda-mvr or fedda-1-2")
     run = Run(algorithm, problem, seed=seed, force=True)
     placed: Any = run.algorithm

@@ -104,7 +104,7 @@ def penalised(experiment: Experiment) -> str:
     """The FedDA with a penalty in an experiment."""
     for label in experiment.algorithms:
         made = experiment.build(label)
-        if isinstance(made, FedDA) and experiment.algorithms[label].get("prox"):
+        if type(made) is FedDA and experiment.algorithms[label].get("prox"):
             return label
     raise ValueError(f"theory: {experiment.name} holds no FedDA with a penalty or a constraint to average both ways")
 

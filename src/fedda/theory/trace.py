@@ -145,7 +145,7 @@ def _round(run: Run) -> Trace:
 def continued(run: Run, rounds: int) -> Iterator[Trace]:
     """The insides of the next rounds of a run that has begun."""
     checks.check("traces", rounds=rounds)
-    if not isinstance(run.algorithm, FedDA):
+    if type(run.algorithm) is not FedDA:  # nor a subclass, whose rounds are others
         raise ValueError(f"theory: the algorithm must be a FedDA, got {type(run.algorithm).__name__}")
     if run.algorithm.averaging != "dual":
         raise ValueError(f"theory: averaging must be 'dual', got {run.algorithm.averaging!r}: the theory has no other")

@@ -22,7 +22,7 @@ def analysed(experiment: Experiment, label: str | None = None) -> str:
     'fedda-mvr'
     """
     made = {name: experiment.build(name) for name in experiment.algorithms}
-    known = [name for name, own in made.items() if isinstance(own, FedDA) and isinstance(own.estimator, Mvr)]
+    known = [name for name, own in made.items() if type(own) is FedDA and isinstance(own.estimator, Mvr)]
     if not known:
         words = "such as fedda-mvr: Theorem 1 is about no other"
         raise ValueError(f"theory: {experiment.name} holds no FedDA with the MVR estimator, {words}")

@@ -20,6 +20,8 @@ from ..config import Experiment
 from .parts import Part, Plan, canonical
 
 DONE = "done.json"
+# Words that are younger than the kept runs, and the value that those runs had: a run at this value keeps its old name.
+LATER = {"old_point": "server", "eps_mode": "absolute", "kappa": 1.0}
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def entries(experiment: Experiment, work: Path) -> list[Entry]:
         own = canonical(words)
         one = experiment.model_copy(update={"figure": "", "setting": "", "title": "", "algorithms": {own["name"]: own}})
         about = one.model_dump(exclude={"name", "rounds"})  # a shorter run is the beginning of a longer one
+        about["algorithms"] = {own["name"]: {k: v for k, v in own.items() if k not in LATER or v != LATER[k]}}
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:10]
         name = f"{slug(Path(experiment.problem.data).stem)}-{own['name']}-{key}"
         found.append(Entry(label, one.model_copy(update={"name": name}), work / "runs" / name))
