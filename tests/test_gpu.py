@@ -111,8 +111,10 @@ def test_batchnorm_is_captured(name, precision):
     """By the general path; statistics for evaluation are estimated on the device, for all replicas at once."""
     problem = fedda.load("digits", clients=6, model="cnn", filters=16, layers=2, norm="batch", device="cuda")
     how = {"path": "traced", "precision": precision}
+    # cuDNN's sums differ in the last bit from one run to the next, and a rate of 0.1 makes that 1e-3 in five rounds.
+    rate = {"lr": 0.01} if name == "fedavg" else {}
     runs = [
-        fedda.Run(stable(name), problem, cohort=4, seed=[0, 1], engine=Vectorised(graph=g, **how))
+        fedda.Run(stable(name, **rate), problem, cohort=4, seed=[0, 1], engine=Vectorised(graph=g, **how))
         for g in (False, True)
     ]
     for _ in range(5):
