@@ -423,6 +423,14 @@ def test_metrics_that_lie_or_fail_do_not_end_a_run(said, app, tmp_path):
     assert bool(run.server.x.isfinite().all())
 
 
+def test_batch_norm_is_refused_in_one_line(app, tmp_path):
+    with pytest.raises(ValueError, match=r"^deploy: 1 is a BatchNorm, which federations cannot train: use GroupNorm$"):
+        serve(
+            InProcessGrid(app, CLIENTS), plan(tmp_path), lambda: nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10)),
+            LOSS, say=quiet,
+        )  # fmt: skip
+
+
 # -- strangers --------------------------------------------------------------------------------------------------------
 def refusal(grid, content, node=1):
     """What a client says to a message."""

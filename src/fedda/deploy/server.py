@@ -19,6 +19,7 @@ from ..aggregation import Budget, Noise
 from ..aggregation.accounting import REPRODUCIBLE
 from ..files import write_whole
 from ..problems import problem as make_problem
+from ..problems.batchnorm import learning
 from ..problems.neural import Loss, flatten, trainable
 from ..running import Run
 from .checkpoint import Checkpoint
@@ -110,6 +111,13 @@ class Plan:
         return cls(**known)
 
 
+def refuse_batch_norm(model: nn.Module) -> None:
+    """Each site would evaluate with statistics of its own, and the trained model would have none."""
+    layers = learning(model)
+    if layers:
+        raise ValueError(f"deploy: {next(iter(layers))} is a BatchNorm, which federations cannot train: use GroupNorm")
+
+
 class Remote:
     """The federation as a problem: its clients are elsewhere, so it has sizes and a start, but no gradients."""
 
@@ -118,6 +126,7 @@ class Remote:
     def __init__(self, model: Model, loss: Loss, plan: Plan, test: tuple[Any, Any] | None):
         self.model, self.plan, self.dtype, self.device = model, plan, DTYPES[plan.dtype], torch.device("cpu")
         network = self._made(plan.seed)
+        refuse_batch_norm(network)
         self.layout = [(name, tuple(p.shape)) for name, p in trainable(network)]
         self.d = flatten(network).numel()
         self.judge = None
