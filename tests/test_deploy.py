@@ -429,6 +429,7 @@ def test_batch_norm_is_refused_in_one_line(app, tmp_path):
             InProcessGrid(app, CLIENTS), plan(tmp_path), lambda: nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10)),
             LOSS, say=quiet,
         )  # fmt: skip
+    assert not list(tmp_path.iterdir())
 
 
 # -- strangers --------------------------------------------------------------------------------------------------------

@@ -169,6 +169,7 @@ def serve(
 
     `secret` (32 bytes) decides cohorts and batches of a new run; without it the operating system gives one.
     """
+    remote: Any = Remote(model, loss, plan, test)  # first: a model that is refused leaves nothing behind
     checkpoint, draws = Checkpoint(Path(plan.out)), SecretDraws(secret)
     federation = Federation(
         grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.min_replies, plan.repeats, plan.limit,
@@ -189,7 +190,7 @@ def serve(
         checkpoint.begin(draws.key)
     report: dict[str, Any] = {}
     try:
-        remote: Any = Remote(model, loss, plan, test).joined(federation)
+        remote.joined(federation)
         ledger = checkpoint.ledger()
         charged = (
             (ledger.starts, ledger.rounds)
