@@ -742,11 +742,14 @@ def test_the_two_sides_apart_are_the_simulation(name, what):
         (lambda: TopK(0.0), r"TopK: share must be in \(0, 1\], got 0.0"),
         (lambda: TopK(1.5), "TopK: share must be"),
         (lambda: Noise(-1.0, norm=1.0), "Noise: multiplier must be >= 0, got -1.0"),
-        (lambda: Noise(1.0, norm=INF), "Noise: norm must be a finite number > 0"),
-        (lambda: Noise(1.0, norm=1.0).epsilon(stable("fedavg"), 5, 1, 0.0), r"budget: delta must be in \(0, 1\)"),
+        (lambda: Noise(1.0, norm=INF), "Noise: norm must be a number from 1e-30 to 1e\\+30"),
+        (lambda: Noise(1.0, norm=1.0).epsilon(stable("fedavg"), 5, 1, 0.0), r"epsilon: delta must be in \(0, 1\)"),
         (lambda: Noise(1.0, norm=1.0).epsilon(stable("fedavg"), 5, 1, 0.1, 9), "epsilon: cohort must be a whole number from 1 to 5"),
-        (lambda: Noise(1.0, norm=1.0).epsilon(stable("fedavg"), 5, 1, 0.1, against="server"), "budget: against must be one of 'outside', 'site', got 'server'"),
+        (lambda: Noise(1.0, norm=1.0).epsilon(stable("fedavg"), 5, 1, 0.1, against="server"), "epsilon: against must be one of 'outside', 'site', got 'server'"),
         (lambda: Noise(1.0, norm=1.0, seed=1).epsilon(stable("fedavg"), 5, 1, 0.1), "Noise: not private: reproducible noise: leave out the seed"),
+        (lambda: Noise(1.0, norm=1e-320), "Noise: norm must be a number from 1e-30 to 1e"),
+        (lambda: Noise(1e300, norm=1.0), "Noise: multiplier must be at most 1e"),
+        (lambda: Noise(1.0, norm=1.0).epsilon(stable("fedavg"), 5, 1, 0.1, cohorts="hidden"), "epsilon: cohorts must be one of 'secret', 'known', got 'hidden'"),
         (lambda: Noise(1.0, norm=1.0, seed=-1), "Noise: seed must be a whole number >= 0, or left out, got -1"),
         (lambda: make("medain"), "unknown aggregation 'medain'; did you mean 'median'"),
         (lambda: make("trimmed", part=1), "trimmed: no parameter 'part'"),
@@ -842,7 +845,7 @@ def test_an_experiment_s_rows_are_those_of_train(what, engine, tmp_path):
 def test_a_sweep_s_points_go_through_the_wrappers(tmp_path):
     table = checked(tiny(aggregation=FILES["topk"], algorithms={"fedavg": {"lr": 0.1}}), "tiny")
     search(Sweep(table, ["fedavg.lr=0.1,0.2"]), tmp_path / "sweep", Quiet())
-    problem = table.problem.build(validation=True)
+    problem = table.problem.build(tuning=True)
     for point, lr in enumerate((0.1, 0.2)):
         alone = fedda.train(
             fedda.make("fedavg", lr=lr), problem, rounds=6, every=2, seed=[0, 1], aggregation=table.wrappers()

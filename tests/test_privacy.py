@@ -30,6 +30,7 @@ from flwr.app import Error, Message  # noqa: E402
 from fedda.deploy import InProcessGrid, Plan, Site, client_app, export  # noqa: E402
 from fedda.deploy.secret import SecretDraws  # noqa: E402
 from fedda.deploy.server import serve  # noqa: E402
+from fedda.deploy.simulate import FILES  # noqa: E402
 from fedda.deploy.trained import facts_of  # noqa: E402
 
 CLIENTS = 4
@@ -103,10 +104,25 @@ def test_old_noise_gives_its_key_and_new_noise_does_not():
     base = unfolded(int(key) & rng.MASK, 0)
     assert int(rng.fold(torch.tensor(signed(base)), 0)) == int(key)
 
+    # The present noise is no SplitMix of any key: in the slice that would hold the answer for it, there is none.
     fresh = gaussian.normal(gaussian.new_key(), (d,))
-    u = math.exp(-(float(fresh.abs().max()) ** 2) / 2)  # the attacker's best guess of the hash behind the largest
+    u = math.exp(-(float(fresh.abs().max()) ** 2) / 2)
     for middle in (u / 2, u, 2 * u):
         assert keys_that_explain(fresh, hashes_near(int(middle * 2**64), width)) == []
+
+
+def test_noise_is_the_chacha20_stream_of_its_key_and_nothing_else():
+    """By hand, from the bytes of the `cryptography` package: with any other generator behind it this fails."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    key, n = gaussian.new_key(), 1000
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(24 * n // 2))
+    words = np.frombuffer(stream, np.uint64) >> np.uint64(11)
+    high, low, turn = (part.astype(float) for part in np.split(words, 3))
+    radius = np.sqrt(-2 * np.log((high + (low + 0.5) * 2.0**-53) * 2.0**-53))
+    angle = 2 * np.pi * turn * 2.0**-53
+    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    np.testing.assert_allclose(gaussian.normal(key, (n,)).numpy(), expected, rtol=1e-13)
 
 
 # -- attack 2: cohorts from a batch key ------------------------------------------------------------------------------------
@@ -154,9 +170,65 @@ def test_secret_cohorts_are_uniform_and_a_function_of_the_secret():
     assert all(torch.equal(a, b) for a, b in zip(again.cohort(5, n, r), draws.cohort(5, n, r), strict=True))
     other = SecretDraws(bytes(32))
     assert not torch.equal(other.everyone(n)[1], draws.everyone(n)[1])
-    draws.attempt = 1  # a repeated attempt has a cohort and batches of its own
+    draws.attempts = lambda kind: 1  # a repeated attempt has a cohort and batches of its own
     cohorts = [[d.cohort(tau, n, r)[0].tolist() for tau in range(40)] for d in (draws, again)]
     assert sum(a != b for a, b in zip(*cohorts, strict=True)) > 30
+
+
+class Listening(InProcessGrid):
+    """Writes down whom the server asks in each round, and the key that it gives them."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.asked = []
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        own = {
+            m.metadata.dst_node_id - 1: m.content["words"]["key"]
+            for m in messages
+            if m.content["words"]["task"] == "local"
+        }
+        self.asked += [own] if own else []
+        return super().push_messages(messages)
+
+
+def test_a_federation_s_cohorts_come_from_no_seed(tmp_path):
+    """What a server sends: two runs of one plan have other cohorts and keys, and no key leads to a seed or a cohort."""
+    grids = [Listening(app(), 8) for _ in range(2)]
+    how = {"clients": 8, "cohort": 2, "rounds": 12, "every": 0, "aggregation": "[]", "seed": 5}
+    for i, grid in enumerate(grids):
+        serve(grid, plan(tmp_path / str(i), **how), model, LOSS, say=lambda words: None)
+    cohorts = [[sorted(asked) for asked in grid.asked] for grid in grids]
+    assert len(cohorts[0]) == 12 and sum(a != b for a, b in zip(*cohorts, strict=True)) > 6
+    assert cohorts[0] != [old_cohort(5, tau, 8, 2) for tau in range(12)]
+    found = {seed_behind(key, tau, k) for tau, asked in enumerate(grids[0].asked) for k, key in asked.items()}
+    assert len(found) == 24 and 5 not in found
+
+
+def test_a_repeated_attempt_has_another_cohort(tmp_path):
+    """The accountant counts attempts as independently sampled: with noise they must be."""
+    how = {"clients": 8, "cohort": 2, "every": 0, "rounds": 1}
+    same = 0
+    for at in range(12):
+        grids = [Dying(app(), 8), Listening(app(), 8)]
+        with suppress(KeyboardInterrupt):
+            serve(grids[0], plan(tmp_path / str(at), **how), model, LOSS, say=lambda words: None)
+        serve(grids[1], plan(tmp_path / str(at), **how, resume=True), model, LOSS, say=lambda words: None)
+        one, two = (grid.asked[0] for grid in grids)
+        same += sorted(one) == sorted(two)
+        assert not set(one.values()) & set(two.values())
+    assert same < 6  # by chance one in 28
+
+
+class Dying(Listening):
+    """The server dies when the replies of its first round are there."""
+
+    def pull_messages(self, ids):
+        found = super().pull_messages(ids)
+        if self.asked and found:
+            raise KeyboardInterrupt
+        return found
 
 
 def test_secret_draws_give_a_run_of_every_engine_the_same_numbers():
@@ -345,6 +417,31 @@ def test_noise_is_the_stream_of_its_key():
     assert torch.equal(gaussian.normal(key, (2 * gaussian.CHUNK,)), long[: 2 * gaussian.CHUNK])
     assert gaussian.normal(key, (5,)).shape == (5,) and gaussian.normal(key, (2, 1, 3)).shape == (2, 1, 3)
     assert not torch.isclose(gaussian.normal(bytes(32), (100,)), long[:100]).any()
+
+
+def excluded(pair, width, lattice):
+    """Whether no radius that the generator can make leads to this pair of numbers, each known to half a width."""
+    low, high = (np.hypot(*(np.abs(pair) + side * width)) for side in (-0.5, 0.5))
+    u = np.exp(-(np.array([high, low]) ** 2) / 2)
+    return lattice(u)
+
+
+def test_no_sum_can_be_excluded_by_a_gap_between_large_numbers():
+    """53 random bits for the radius leave gaps wider than the grid: a pair in a gap shows that a sum is impossible."""
+    d, multiplier = 1_000_000, 8.0
+    width = 2 * 2.0**-20 / math.sqrt(d) / multiplier  # of the finest grid that we have used, in standard deviations
+    g = np.random.default_rng(0)
+    old = lambda u: math.floor(u[1] * 2**53 - 0.5) < math.ceil(u[0] * 2**53 - 0.5)  # noqa: E731  no (k + 0.5) / 2^53
+    u, angle = (g.integers(0, 1 << 16, 2000) + 0.5) * 2.0**-53, 2 * np.pi * g.random(2000)
+    pairs = np.stack([np.sqrt(-2 * np.log(u)) * np.cos(angle), np.sqrt(-2 * np.log(u)) * np.sin(angle)], axis=-1)
+    shifted = pairs + g.normal(size=pairs.shape) * 0.01  # as they would look from a neighbouring sum
+    assert not any(excluded(pair, width, old) for pair in pairs)
+    assert np.mean([excluded(pair, width, old) for pair in shifted]) > 0.5
+    # Now: neighbouring radii are closer than a thousandth of the present width, up to the largest there are.
+    width = 2 * gaussian.SLACK / math.sqrt(d) / multiplier
+    for bits in range(1, 106):
+        one, two = (math.sqrt(-2 * math.log(v)) for v in (2.0**-bits, 2.0**-bits * (1 + 2.0**-52) + 2.0**-106))
+        assert one - two < width / 1000 or bits > 70  # below 2^-70, which nobody will ever see
 
 
 def test_what_leaves_lies_on_a_grid_that_knows_nothing_of_the_data():
@@ -558,6 +655,8 @@ def test_a_federation_stops_at_its_budget_and_says_what_it_spent(tmp_path):
         ({"aggregation": json.dumps([NOISE | {"seed": 1}])}, "not private: reproducible noise: the noise of a federation has no seed"),
         ({"aggregation": "[]", "budget": '{"epsilon": 1}'}, "Plan: a privacy budget needs noise in aggregation"),
         ({"budget": "8"}, "budget must be a table"),
+        ({"budget": "0"}, "budget must be a table"),
+        ({"budget": "null"}, "budget must be a table"),
         ({"budget": "{"}, "Plan: budget must be a JSON table"),
     ],
 )  # fmt: skip
@@ -601,8 +700,8 @@ def test_no_secret_lies_in_any_file_but_its_own(umask, tmp_path, monkeypatch):
     out = tmp_path / "out"
     secret = bytes.fromhex(json.loads((out / "server.secret").read_text())["secret"])
     assert len(secret) == 32
-    private = [out / "server.secret", *tmp_path.glob("node*/*.safetensors")]
-    assert len(private) == 1 + CLIENTS
+    private = [*(out / name for name in FILES), *tmp_path.glob("node*/*.safetensors")]
+    assert len(private) == len(FILES) + CLIENTS
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     spelled = [
         form for key in (secret, *keys) for form in (key, key[::-1], key.hex().encode(), key.hex().upper().encode())
@@ -639,8 +738,59 @@ def test_a_run_whose_secret_is_gone_is_not_resumed(tmp_path):
         serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out", resume=True), model, LOSS, say=lambda words: None)
 
 
+@pytest.mark.parametrize("content", [None, "", "[]", '{"starts": 1, "rounds": 1}', '{"starts": "x", "rounds": 9}'])
+def test_a_lost_or_old_ledger_is_not_believed(content, tmp_path):
+    serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out"), model, LOSS, say=lambda words: None)
+    ledger = tmp_path / "out" / "privacy.json"
+    ledger.unlink() if content is None else ledger.write_text(content)
+    with pytest.raises(
+        ValueError, match=r"privacy\.json: is lost, old or damaged: it must count at least 1 starts and 3 rounds"
+    ):
+        serve(
+            InProcessGrid(app(), CLIENTS),
+            plan(tmp_path / "out", rounds=5, resume=True),
+            model,
+            LOSS,
+            say=lambda words: None,
+        )
+
+
+def test_a_start_that_is_refused_is_not_charged(tmp_path):
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"one round more would spend an epsilon of 2\.17"):
+            asked = plan(tmp_path / "out", budget='{"epsilon": 0.01}')
+            serve(InProcessGrid(app(), CLIENTS), asked, model, LOSS, say=lambda words: None)
+    assert not (tmp_path / "out" / "privacy.json").exists()
+
+
+def test_a_budget_below_what_was_spent_is_called_exceeded(tmp_path):
+    said = []
+    serve(InProcessGrid(app(), CLIENTS), plan(tmp_path), model, LOSS, say=said.append)
+    less = plan(tmp_path, rounds=9, resume=True, budget='{"epsilon": 3.0}')
+    serve(InProcessGrid(app(), CLIENTS), less, model, LOSS, say=said.append)
+    assert said[-1].startswith("the privacy budget is exceeded: ") and said[-1].endswith(" of 3 after round 3 of 9")
+
+
+@pytest.mark.parametrize("secret", [b"", b"abc", "0" * 32])
+def test_a_secret_that_is_none_is_refused(secret, tmp_path):
+    with pytest.raises(ValueError, match="the secret must be 32 bytes"):
+        serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out"), model, LOSS, secret=secret)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_strategy_with_noise_gives_its_metrics(tmp_path):
+    from flwr.app import ArrayRecord
+
+    from fedda.deploy import Strategy
+
+    how = {"clients": CLIENTS, "batch": 5, "dtype": "float64", "out": str(tmp_path), "aggregation": json.dumps([NOISE])}
+    strategy = Strategy(model().double(), LOSS, "fedavg", {"lr": 0.1}, **how)
+    result = strategy.start(InProcessGrid(app(), CLIENTS), ArrayRecord(model().double().state_dict()), num_rounds=2)
+    assert result.evaluate_metrics_clientapp[2]["epsilon_site"] > 0
+
+
 def test_several_wrappers_and_budget_words():
-    assert Budget.of(None) is None and Budget.of(Budget(3.0)) == Budget(3.0)
+    assert Budget.of(Budget(3.0)) == Budget(3.0)
     how = {"rounds": 1, "aggregation": [Clip(1.0, "client"), Noise(1.0, norm=1.0)]}
     row = fedda.train(stable("fedavg"), quadratic(), **how).history[-1]
     assert row["privacy"] == "delta 1e-05, sampling of cohorts not credited" and row["epsilon_site"] > 0

@@ -77,8 +77,8 @@ class Run:
         memory = (*algorithm.memory, *residuals(self.aggregation, self.algorithm, start))
         self.simulation = Simulation(self.problem, how, seeds, weights, memory, draws)
         self.privacy = privacy(
-            self.aggregation, self.algorithm, start, problem.clients, self.cohort, Budget.of(budget),
-            self.simulation.draws.secret, charged,
+            self.aggregation, self.algorithm, start, problem.clients, self.cohort,
+            None if budget is None else Budget.of(budget), self.simulation.draws.secret, charged,
         )  # fmt: skip
         self.world = self.simulation.world
         self.counts, self.round = Counts(), 0

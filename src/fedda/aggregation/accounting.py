@@ -96,9 +96,9 @@ class Budget:
             one_of("budget", "cohorts", self.cohorts, COHORTS)
 
     @classmethod
-    def of(cls, table: Mapping[str, Any] | Budget | None) -> Budget | None:
+    def of(cls, table: Mapping[str, Any] | Budget) -> Budget:
         """From a table with the keys epsilon, delta, against and cohorts, as experiment files have it."""
-        if table is None or isinstance(table, Budget):
+        if isinstance(table, Budget):
             return table
         if not isinstance(table, Mapping) or "epsilon" not in table:
             raise ValueError(f"budget must be a table such as {{'epsilon': 8.0, 'delta': 1e-5}}, got {table!r}")
@@ -145,11 +145,18 @@ class Privacy:
         """The last of so many rounds that the budget allows."""
         if not self.limited or self.within(rounds):
             return rounds
-        low, high = 0, rounds  # low is allowed, or is the round at which the run stands; high is not
+        low, high = 0, rounds  # high exceeds the budget; low does not, or is 0
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.within(middle) else (low, middle)
         return low
+
+    def stopped(self, done: int, rounds: int) -> str:
+        """Why a run that has done so many rounds does no more."""
+        if self.within(done):
+            return f"the privacy budget is spent after round {done} of {rounds}"
+        spent = self.epsilon(done, self.budget.against)
+        return f"the privacy budget is exceeded: {spent:.3g} of {self.budget.epsilon:g} after round {done} of {rounds}"
 
     def row(self, rounds: int) -> dict[str, Any]:
         """What a row says of it."""
@@ -161,7 +168,8 @@ class Privacy:
             return {"privacy": f"epsilon {MISSING}"}
         if self.accountant.multiplier == 0:
             return {"privacy": "not private: no noise"}
-        sampling = "credited" if self.accountant.sampling else "not credited"
+        everybody = self.accountant.cohort == self.accountant.clients
+        sampling = "credited" if self.accountant.sampling and not everybody else "not credited"
         return {"privacy": f"delta {self.budget.delta:g}, sampling of cohorts {sampling}", **spent}
 
 

@@ -89,14 +89,14 @@ def norms(owner: str, norm: Norm, task: str, replies: int) -> list[float]:
     return [norm] * replies
 
 
-def check_norm(owner: str, norm: Any, most: float = math.inf) -> None:
-    """Refuse what is not a length (below infinity, where noise is to be as large)."""
+def check_norm(owner: str, norm: Any, least: float = 0.0, most: float = math.inf) -> None:
+    """Refuse what is not a length > 0; noise, which is as large, wants one within bounds."""
     for entry in norm.values() if isinstance(norm, Mapping) and norm else [norm]:
         several = isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry)
         for one in entry if several else [entry]:
             real = isinstance(one, int | float) and not isinstance(one, bool)
             # A whole number may be too large for any tensor.
-            if not (real and 0 < one <= most and (one == math.inf or one <= sys.float_info.max)):
-                words = "a number > 0" if most == math.inf else "a finite number > 0"
+            if not (real and one > 0 and least <= one <= most and (one == math.inf or one <= sys.float_info.max)):
+                words = "a number > 0" if most == math.inf else f"a number from {least:g} to {most:g}"
                 form = "one for each reply, or a table by task"
                 raise ValueError(f"{owner}: norm must be {words}, {form}, got {shown(one)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +11,17 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..checks import AT_LEAST_ZERO, check, number
+from ..checks import AT_LEAST_ZERO, check, number, one_of
 from ..core import Algorithm, ClientTask
 from . import gaussian
-from .accounting import REPRODUCIBLE, Accountant, Budget, Privacy
+from .accounting import COHORTS, REPRODUCIBLE, Accountant, Budget, Privacy
 from .clip import check_norm, clipped, norms
 from .foreseen import foreseen
 from .registered import aggregations
 from .robust import one
 from .wrapper import Exchange, Wrapper, followed
+
+LARGEST = 1e30  # norm and multiplier: their products and roots stay finite
 
 
 @aggregations.register("noise")
@@ -54,7 +55,9 @@ class Noise(Wrapper):
         number("Noise", "multiplier", self.multiplier, AT_LEAST_ZERO)
         if isinstance(self.multiplier, Tensor):
             raise ValueError("Noise: multiplier must be one number, got a tensor")
-        check_norm("Noise", self.norm, most=sys.float_info.max)
+        check_norm("Noise", self.norm, least=1 / LARGEST, most=LARGEST)
+        if self.multiplier > LARGEST:
+            raise ValueError(f"Noise: multiplier must be at most {LARGEST:g}, got {self.multiplier}")
         whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
         if self.seed is not None and not (whole and 0 <= self.seed < 2**63):
             raise ValueError(f"Noise: seed must be a whole number >= 0, or left out, got {self.seed!r}")
@@ -134,14 +137,14 @@ class Noise(Wrapper):
         if self.reproducible:
             raise ValueError(f"Noise: {REPRODUCIBLE}: leave out the seed")
         check("epsilon", clients=clients, rounds=rounds)
-        budget = Budget(delta=delta, against=against, cohorts=cohorts)
+        one_of("epsilon", "cohorts", cohorts, COHORTS)
         # How many replies there are does not depend on the penalty, which may speak of parameters by name.
         own: Any = algorithm
         prox: list[Any] = [f for f in dataclasses.fields(own) if f.name == "prox"]
         usual = {f.name: f.default if f.default is not dataclasses.MISSING else f.default_factory() for f in prox}
         plain = dataclasses.replace(own, **usual)
         asked = clients if cohort is None else cohort
-        made = self.accountant(plain, torch.zeros(1, 1), clients, asked, aggregation, budget.cohorts == "secret")
+        made = self.accountant(plain, torch.zeros(1, 1), clients, asked, aggregation, cohorts == "secret")
         return made.epsilon(rounds, delta, against)
 
 

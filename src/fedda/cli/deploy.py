@@ -99,11 +99,15 @@ def export(
         "model.safetensors"
     ),
 ) -> None:
-    """Write the trained model, and nothing else, into a file that can be published.
+    """Write the trained model into a file that can be published.
 
     The folder itself holds a secret, and data about single sites.
     """
     with installed():
         from ..deploy.trained import export as write
+        from ..deploy.trained import facts_of
     names = write(folder, out)
+    spent = facts_of(folder).get("privacy", {})
+    epsilon = f"epsilon {spent['epsilon_outside']:.3g} against the outside" if "epsilon_outside" in spent else ""
     print(f"{out}: {len(names)} parameters: {', '.join(names)}")
+    print(f"privacy: {epsilon or 'no noise, no guarantee'}{', ' + spent['privacy'] if epsilon else ''}")

@@ -5,7 +5,9 @@
 | state.safetensors | the last complete round: what the algorithm keeps, the plan, the sites' names. No secret |
 | metrics.jsonl | a row for each evaluation |
 | privacy.json | with noise: how many attempts at a start and at a round were begun |
-| server.secret | mode 0600: the secret that cohorts and batch keys come from, and who took part when |
+| server.secret | the secret that cohorts and batch keys come from, and who took part when |
+
+Rows and reports tell something about single sites, too, so all files have mode 0600.
 """
 
 from __future__ import annotations
@@ -66,23 +68,35 @@ class Checkpoint:
         self.held.close()
 
     def append(self, rows: list[dict[str, Any]]) -> None:
-        with open(self.rows, "ab") as file:
+        with open(self.rows, "ab", opener=lambda path, flags: os.open(path, flags, PRIVATE)) as file:
             file.write(json_lines(rows))
 
-    def ledger(self) -> Ledger:
-        """What was charged so far, also by a server that died before its first checkpoint."""
-        return Ledger(**json.loads(self.charges.read_text())) if self.charges.exists() else Ledger()
+    def ledger(self, starts: int = 0, rounds: int = 0) -> Ledger:
+        """What was charged so far, also by a server that died before its first checkpoint: at least so many."""
+        try:
+            found = Ledger(**json.loads(self.charges.read_text()))
+            whole = all(type(value) is int for value in asdict(found).values())
+        except FileNotFoundError:
+            found, whole = Ledger(), True
+        except (TypeError, ValueError):
+            whole = False
+        if not whole or found.starts < starts or found.rounds < rounds:
+            raise ValueError(
+                f"{self.charges}: is lost, old or damaged: it must count at least {starts} starts and {rounds} rounds "
+                "with noise; without it nobody knows what the run has spent"
+            )
+        return found
 
     def charge(self, ledger: Ledger) -> None:
         """On the disk before the attempt begins: what leaves the server was paid for."""
-        write_whole(self.charges, (json.dumps(asdict(ledger)) + "\n").encode())
+        write_whole(self.charges, (json.dumps(asdict(ledger)) + "\n").encode(), PRIVATE)
 
     def save(self, tensors: dict[str, Tensor], base: Tensor, facts: dict[str, Any]) -> None:
         """The state of a complete round. Who took part is kept with the secrets, under the number of the exchange."""
         self.bases = dict([*self.bases.items(), (facts["stamp"], base.clone())][-2:])
         self._keep_secrets()
         content = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-        write_whole(self.file, save(content, metadata={"facts": json.dumps(facts)}))
+        write_whole(self.file, save(content, metadata={"facts": json.dumps(facts)}), PRIVATE)
 
     def _keep_secrets(self) -> None:
         bases = {str(stamp): base.tolist() for stamp, base in self.bases.items()}
@@ -115,7 +129,7 @@ class Checkpoint:
         """Rows of later rounds, and a line that was not finished, are dropped."""
         kept = [line for line in self._lines() if json.loads(line)["round"] <= last]
         if self.rows.exists() and (content := b"".join(kept)) != self.rows.read_bytes():
-            write_whole(self.rows, content)
+            write_whole(self.rows, content, PRIVATE)
 
     def _lines(self) -> list[bytes]:
         lines = self.rows.read_bytes().splitlines(keepends=True) if self.rows.exists() else []

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from .. import checks, rng
 from ..aggregation import Budget, Noise
 from ..aggregation.accounting import REPRODUCIBLE
-from ..files import write_whole
+from ..files import PRIVATE, write_whole
 from ..problems import problem as make_problem
 from ..problems.batchnorm import learning
 from ..problems.neural import Loss, flatten, trainable
 from ..running import Run
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, Ledger
 from .federation import Federation
 from .secret import SecretDraws
 from .traffic import DTYPES, algorithm, wrappers
@@ -84,7 +84,7 @@ class Plan:
             table = json.loads(self.budget)
         except ValueError:
             raise ValueError(f"Plan: budget must be a JSON table, got {self.budget[:40]!r}") from None
-        return Budget.of(table or None)
+        return None if table == {} else Budget.of(table)
 
     @property
     def table(self) -> str:
@@ -170,7 +170,7 @@ def serve(
     `secret` (32 bytes) decides cohorts and batches of a new run; without it the operating system gives one.
     """
     remote: Any = Remote(model, loss, plan, test)  # first: a model that is refused leaves nothing behind
-    checkpoint, draws = Checkpoint(Path(plan.out)), SecretDraws(secret)
+    checkpoint, draws, ledger = Checkpoint(Path(plan.out)), SecretDraws(secret), Ledger()
     federation = Federation(
         grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.min_replies, plan.repeats, plan.limit,
         aggregation=plan.aggregation,
@@ -191,19 +191,24 @@ def serve(
     report: dict[str, Any] = {}
     try:
         remote.joined(federation)
-        ledger = checkpoint.ledger()
-        charged = (
-            (ledger.starts, ledger.rounds)
-            if state is None
-            else (ledger.starts - 1, ledger.rounds - int(state["round"]))
-        )
-        if state is None and plan.noisy:
-            draws.attempt, ledger.starts = ledger.starts, ledger.starts + 1
-            checkpoint.charge(ledger)
+        charged = (0, 0)
+        if plan.noisy:
+            done = (0, 0) if state is None else (1, int(state["round"]))
+            ledger = checkpoint.ledger(*done)
+            charged = ledger.starts - done[0], ledger.rounds - done[1]
+
+            def attempts(kind: str) -> int:
+                """Charged before anything is sent: this attempt's noise and cohort are never used again."""
+                number: int = getattr(ledger, kind)
+                setattr(ledger, kind, number + 1)
+                checkpoint.charge(ledger)
+                return number
+
+            draws.attempts = attempts
         run = Run(
             algorithm(plan.table), remote, plan.cohort or None, plan.seed, engine=federation, weights=plan.weights,
             state=state, aggregation=wrappers(plan.aggregation), budget=plan.spending, draws=draws,
-            charged=charged if plan.noisy else (0, 0),
+            charged=charged,
         )  # fmt: skip
         if state is None:
             _save(checkpoint, run, federation, plan)
@@ -211,20 +216,17 @@ def serve(
         last = run.last(plan.rounds)
         while run.round < last:
             began = time.monotonic()
-            if plan.noisy:  # charged before anything is sent: this attempt's noise and cohort are never used again
-                draws.attempt, ledger.rounds = ledger.rounds, ledger.rounds + 1
-                checkpoint.charge(ledger)
             run.advance()
             _save(checkpoint, run, federation, plan)  # before the evaluation sends the new model to the sites
             _evaluate(checkpoint, run, plan, time.monotonic() - began)
             say(f"round {run.round} of {plan.rounds}: {_line(run, federation)}")
         if last < plan.rounds:
-            report["stopped"] = f"the privacy budget is spent after round {run.round} of {plan.rounds}"
+            report["stopped"] = run.privacy.stopped(run.round, plan.rounds) if run.privacy else ""
             say(report["stopped"])
         return run
     finally:
         report |= {"rejected": dict(federation.rejections.counts), "last": federation.rejections.words}
-        write_whole(checkpoint.place / "report.json", (json.dumps(report, indent=1) + "\n").encode())
+        write_whole(checkpoint.place / "report.json", (json.dumps(report, indent=1) + "\n").encode(), PRIVATE)
         checkpoint.release()
 
 

@@ -74,7 +74,9 @@ class Strategy(Base):
         result.arrays = _arrays(first, run.server.x)
         rows = Checkpoint(Path(plan.out)).rows
         for row in map(json.loads, rows.read_text().splitlines() if rows.exists() else ()):  # none with every = 0
-            metrics = {name: value for name, value in row.items() if name not in COUNTS}
+            metrics: Any = {
+                name: value for name, value in row.items() if name not in COUNTS and isinstance(value, int | float)
+            }
             result.evaluate_metrics_clientapp[row["round"]] = MetricRecord(metrics)
         return result
 

@@ -24,10 +24,10 @@ def trained(out: str | Path, model: nn.Module) -> nn.Module:
 
 
 def export(out: str | Path, file: str | Path) -> list[str]:
-    """Write the model of the last checkpoint into a file that holds its named parameters and nothing else; their names.
+    """Write the model of the last checkpoint into a file that can be published; the names of its parameters.
 
-    The ending decides the format: .safetensors, or .pt for a state_dict that `torch.load` reads. The run's own folder
-    holds more than a model: who took part, what each site replied last, losses of single sites. Publish this file.
+    The ending decides the format: .safetensors, whose metadata also say the epsilon against the outside, or .pt for a
+    state_dict that `torch.load` reads. The run's own folder holds more: who took part when, and losses of sites.
     """
     file = Path(file)
     if file.suffix not in (".safetensors", ".pt"):

@@ -150,7 +150,7 @@ class Experiment(BaseModel):
     def spending(self) -> Budget | None:
         """The privacy budget."""
         with owned(self.name):
-            return Budget.of(self.budget)
+            return None if self.budget is None else Budget.of(self.budget)
 
     def completed(self) -> Experiment:
         """The same with every default, as it is read back from its file: what runs is what is written."""

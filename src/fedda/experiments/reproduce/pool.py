@@ -120,7 +120,8 @@ def entries(experiment: Experiment, work: Path) -> list[Entry]:
     for label, words in experiment.algorithms.items():
         own = canonical(words)
         one = experiment.model_copy(update={"figure": "", "setting": "", "title": "", "algorithms": {own["name"]: own}})
-        about = one.model_dump(exclude={"name", "rounds"})  # a shorter run is the beginning of a longer one
+        without = {"name", "rounds"}  # a shorter run is the beginning of a longer one
+        about = one.model_dump(exclude=without | ({"budget"} if one.budget is None else set()))
         about["algorithms"] = {own["name"]: {k: v for k, v in own.items() if k not in LATER or v != LATER[k]}}
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:10]
         name = f"{slug(Path(experiment.problem.data).stem)}-{own['name']}-{key}"
