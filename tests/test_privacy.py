@@ -437,7 +437,11 @@ def test_no_sum_can_be_excluded_by_a_gap_between_large_numbers():
     shifted = pairs + g.normal(size=pairs.shape) * 0.01  # as they would look from a neighbouring sum
     assert not any(excluded(pair, width, old) for pair in pairs)
     assert np.mean([excluded(pair, width, old) for pair in shifted]) > 0.5
-    # Now: neighbouring radii are closer than a thousandth of the present width, up to the largest there are.
+    # Now: the low bits count where the high ones are few, and neighbouring radii are closer than a thousandth of the
+    # present width, up to the largest that anybody will see.
+    for high, low in ((0, 0), (0, 1), (0, 2**52), (1, 0), (1, 2**52), (3, 7), (2**53 - 1, 2**53 - 1)):
+        got = gaussian.radius(torch.tensor([high]).double(), torch.tensor([low]).double())
+        assert float(got) == pytest.approx(math.sqrt(-2 * math.log((high + (low + 0.5) / 2**53) / 2**53)), rel=1e-14)
     width = 2 * gaussian.SLACK / math.sqrt(d) / multiplier
     for bits in range(1, 106):
         one, two = (math.sqrt(-2 * math.log(v)) for v in (2.0**-bits, 2.0**-bits * (1 + 2.0**-52) + 2.0**-106))

@@ -25,10 +25,6 @@ def new_key() -> bytes:
 def normal(key: bytes, shape: tuple[int, ...]) -> Tensor:
     """Standard normal float64 by Box and Muller, from the ChaCha20 stream of a key of 256 bits.
 
-    The radius comes from a uniform number of 106 bits, so that it has 53 significant bits however small it is. With
-    53 bits in all, large radii would be few and far apart, and a pair of numbers between two of them would show that a
-    sum is impossible.
-
     >>> normal(bytes(32), (2, 3)).shape
     torch.Size([2, 3])
     """
@@ -38,11 +34,20 @@ def normal(key: bytes, shape: tuple[int, ...]) -> Tensor:
         half = (len(part) + 1) // 2
         words = torch.from_numpy(np.frombuffer(stream.update(bytes(24 * half)), np.int64).copy())
         high, low, turn = ((words >> 11) & (2**53 - 1)).double().split(half)
-        uniform = low.add_(0.5).mul_(2.0**-53).add_(high).mul_(2.0**-53)  # in (0, 1]
-        radius, angle = uniform.log_().mul_(-2).clamp_(min=0).sqrt_(), turn.mul_(2.0**-53 * 2 * math.pi)
-        part[:half] = radius * angle.cos()
-        part[half:] = (radius * angle.sin())[: len(part) - half]
+        far, angle = radius(high, low), turn.mul_(2.0**-53 * 2 * math.pi)
+        part[:half] = far * angle.cos()
+        part[half:] = (far * angle.sin())[: len(part) - half]
     return out.view(shape)
+
+
+def radius(high: Tensor, low: Tensor) -> Tensor:
+    """sqrt(-2 log u) of a uniform u of 106 bits, in two halves that are overwritten.
+
+    So u has 53 significant bits however small it is. With 53 bits in all, large radii would be few and far apart, and a
+    pair of numbers between two of them would show that a sum is impossible.
+    """
+    uniform = low.add_(0.5).mul_(2.0**-53).add_(high).mul_(2.0**-53)  # in (0, 1]
+    return uniform.log_().mul_(-2).clamp_(min=0).sqrt_()
 
 
 def noisy(total: Tensor, norm: float, multiplier: float, key: bytes) -> Tensor:
