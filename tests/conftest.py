@@ -84,6 +84,14 @@ def stable(name, **more):
     return fedda.make(name, **STABLE.get(name, {}), **more)
 
 
+def variants():
+    """(name, options) for every option that an algorithm's class offers to the tests, where the name takes it."""
+    for name in NAMES:
+        for words in type(stable(name)).variants:
+            if words.keys() <= registry.algorithms.find(name).defaults.keys():
+                yield name, words
+
+
 def quadratic(clients=5, d=4, noise=0.3, seed=0, common=False):
     """Heterogeneous quadratics; with `common`, one Hessian for all clients."""
     g = torch.Generator().manual_seed(seed)

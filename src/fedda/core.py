@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -121,6 +121,8 @@ class Algorithm(ABC):
     Server: ClassVar[type]
     memory: ClassVar[tuple[str, ...]] = ()  # what clients keep, zero at first (a property where options decide)
     choices: ClassVar[dict[str, tuple[Any, ...]]] = {}  # the values that a word may take, where they are few
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ()  # options that change what is sent, kept or drawn, for tests
+    means_of_memory: ClassVar[dict[str, str]] = {}  # server fields that stay the mean of a memory over ALL clients
     steps: int
 
     def __post_init__(self) -> None:
@@ -154,10 +156,29 @@ class Algorithm(ABC):
         return {}
 
 
-def on_client(task: A) -> A:
-    """Mark a method as a task for clients: an engine runs no other."""
-    task.on_client = True  # type: ignore[attr-defined]
-    return task
+@overload
+def on_client(task: A) -> A: ...
+@overload
+def on_client(*, model_replies: tuple[int, ...]) -> Callable[[A], A]: ...
+def on_client(task: Any = None, *, model_replies: tuple[int, ...] = ()) -> Any:
+    """Mark a method as a task for clients: an engine runs no other.
+
+    `model_replies` names the replies that are moved copies of the model that was sent, which is the task's first
+    tensor. FedAvg's reply is one. FedDA's z is not: it begins at zero. Clipping, noise and compression work on the
+    change of such a reply.
+
+    >>> @on_client(model_replies=(0,))
+    ... def local(self, client, x, t):
+    ...     return x - 0.1 * client.gradients(x)[0], t
+    >>> local.on_client, local.model_replies
+    (True, (0,))
+    """
+
+    def mark(task: A) -> A:
+        task.on_client, task.model_replies = True, model_replies  # type: ignore[attr-defined]
+        return task
+
+    return mark if task is None else mark(task)
 
 
 def step_counter(like: Tensor) -> Tensor:

@@ -33,11 +33,12 @@ class Asked(NamedTuple):
         return tuple(shape[-1] for shape in self.up)
 
 
-Look = Callable[[ClientTask, int], None]  # a task and how many replies it has
+Tensors = tuple[Tensor, ...]
+Look = Callable[[ClientTask, Tensors, Tensors], None]  # a task, what was sent to it, and its replies
 
 
 def foreseen(
-    algorithm: Algorithm, x: Tensor, look: Look = lambda task, replies: None
+    algorithm: Algorithm, x: Tensor, look: Look = lambda task, down, replies: None
 ) -> tuple[list[Asked], list[Asked]]:
     """The exchanges of the start, and those of a round; `look` sees every task.
 
@@ -74,7 +75,7 @@ class StillCohort:
 
     size = population = 1
 
-    def __init__(self, client: Still, look: Look = lambda task, replies: None):
+    def __init__(self, client: Still, look: Look = lambda task, down, replies: None):
         self.client, self.look = client, look
         self.asked: list[Asked] = []
 
@@ -84,7 +85,7 @@ class StillCohort:
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         replies = task(self.client, *down)
-        self.look(task, len(replies))
+        self.look(task, down, replies)
         self.asked.append(Asked(task.__name__, *(tuple(tuple(v.shape) for v in side) for side in (down, replies))))
         return replies
 

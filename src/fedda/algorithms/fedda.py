@@ -14,7 +14,7 @@ from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.estimators import Estimator, Momentum, Mvr
 from ..rules.preconditioners import Diagonal, Preconditioner, Scalar
-from ..rules.prox import Prox, feasible_start, prox
+from ..rules.prox import L1, Box, L1Ball, NonNegative, Prox, feasible_start, prox
 from ..rules.schedules import Schedule, cube_root, schedule
 from .old_point import CHOICES, MEMORY, keep_point, own_point
 
@@ -61,6 +61,16 @@ class FedDA(Algorithm):
         "mu_scale": ("sum", "mean"), "v_input": ("z", "nu", "gradients"), "averaging": ("dual", "primal"),
         "old_point": CHOICES,
     }  # fmt: skip
+    variants: ClassVar = (
+        {"averaging": "primal", "prox": L1(0.05)},
+        {"old_point": "own", "prox": Box(-0.2, 0.3)},
+        {"eps_mode": "relative", "kappa": 0.5, "averaging": "primal"},
+        {"eps_mode": "relative", "v_input": "gradients", "prox": L1Ball(1.0)},
+        {"v_input": "gradients", "averaging": "primal", "prox": L1(0.05)},
+        {"v_input": "nu", "mu0": "nu0", "prox": L1(0.05)},
+        {"v_input": "nu", "mu_scale": "mean", "mu0": "zero", "bias_correction": True, "h0": "one"},
+        {"beta_mode": "weight", "alpha_mode": "weight", "prox": NonNegative()},
+    )
     lr: Schedule
     estimator: Estimator
     preconditioner: Preconditioner
@@ -110,7 +120,7 @@ class FedDA(Algorithm):
     def metric(self, server: Any) -> Tensor:
         return self.preconditioner.diagonal(server.mu, server.t / self.steps)
 
-    @on_client
+    @on_client(model_replies=(2,))  # X, which averaging = primal sends
     def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:  # Algorithm 2
         z, total = torch.zeros_like(x0), 0.0  # line 2
         x_prev = own_point(client, x0, t) if self.old_point == "own" else x0
@@ -124,7 +134,7 @@ class FedDA(Algorithm):
             keep_point(client, x, t + self.steps)
         return (z, nu, x) if self.averaging == "primal" else (z, nu)  # line 8
 
-    @on_client
+    @on_client(model_replies=(3,))  # the same, behind the squares
     def local_and_squares(self, client: Client, *down: Tensor) -> tuple[Tensor, ...]:
         squares = Squares(client)
         replies = self.local(squares, *down)

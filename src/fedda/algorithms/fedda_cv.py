@@ -49,6 +49,7 @@ class FedDACV(FedDA):
         t: Tensor  # the global step
 
     choices: ClassVar = FedDA.choices | {"averaging": ("dual",)}
+    means_of_memory: ClassVar = {"c": "c"}
 
     @property
     def memory(self) -> tuple[str, ...]:  # type: ignore[override]
