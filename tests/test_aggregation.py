@@ -35,7 +35,7 @@ from fedda.aggregation import (  # fmt: skip
     residuals,
     unpacked,
 )
-from fedda.aggregation.foreseen import Still, StillCohort
+from fedda.aggregation.foreseen import ZeroGradientClient, ZeroGradientCohort
 from fedda.aggregation.wrapper import followed
 from fedda.core import Algorithm, on_client
 from fedda.engines import Distributed, Sequential, Vectorised
@@ -52,7 +52,7 @@ INF = float("inf")
 # -- where replies have moved from ----------------------------------------------------------------------------------------
 
 
-class Asking(StillCohort):
+class Asking(ZeroGradientCohort):
     """Keeps what was asked, to ask it again."""
 
     def average(self, task, *down):
@@ -64,7 +64,7 @@ def found_by_moving(algorithm):
     """For each task: its name, the replies that move as the model moves where no gradient pulls them, and those that
     its mark names. Every other tensor sent is positive noise, and no reply is to follow any of those."""
     x = torch.linspace(4.0, 5.0, 6, dtype=torch.float64)[None]
-    cohort = Asking(Still(x, algorithm.memory))
+    cohort = Asking(ZeroGradientClient(x, algorithm.memory))
     server = algorithm.round(algorithm.init(x, cohort), cohort)
     algorithm.round(server, cohort)  # t > 0
     found = []
@@ -77,7 +77,7 @@ def found_by_moving(algorithm):
         sent = [x, *other]
 
         def ask(sent, task=task):
-            return task(Still(x, algorithm.memory), *sent)
+            return task(ZeroGradientClient(x, algorithm.memory), *sent)
 
         own = []
         for j, v in enumerate(sent):
@@ -513,7 +513,7 @@ def test_with_feedback_a_fifth_of_the_coordinates_is_enough(name, bound):
 
 def test_float16_sends_later_what_is_too_large_for_it():
     whole = torch.tensor([[1e5, -2e5, 3.0]], dtype=torch.float64)
-    client = Still(whole, ("residual.local.0",))
+    client = ZeroGradientClient(whole, ("residual.local.0",))
     task = Float16().on_client(on_client(named(lambda client, x: (x,))))
     sent = [task(client, v)[0] for v in (whole, whole * 0, whole * 0, whole * 0)]
     assert sent[0].tolist() == [[65504.0, -65504.0, 3.0]]
@@ -554,7 +554,7 @@ def test_packing_loses_nothing_and_refuses_what_was_not_packed():
     for wrappers in COMPRESSIONS.values():
         task = client_side(wrappers, on_client(named(lambda client, x: (x, x[..., :1]))))
         whole = torch.randn(1, 30, generator=g, dtype=torch.float64)
-        sent, short = task(Still(whole, ()), whole)
+        sent, short = task(ZeroGradientClient(whole, ()), whole)
         parts = packed(wrappers, sent, 30)
         assert torch.equal(unpacked(wrappers, parts, (1, 30), torch.float64, 30), sent)
         assert sum(p.numel() * p.element_size() for p in parts) == compression.bytes_of(wrappers)(sent, [whole])

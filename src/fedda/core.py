@@ -29,14 +29,58 @@ class Number(str):
 class Client(Protocol):
     """One client, or a stack of them: what a task may use."""
 
-    memory: dict[str, Tensor]  # vectors (and numbers, see `Number`) that stay on the client between rounds
-    count: int  # how many clients the stack holds
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """Vectors (and numbers, see `Number`) that stay on the client between rounds."""
 
-    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
-        """One fresh mini-batch, evaluated at every point given."""
+    @property
+    def count(self) -> int:
+        """How many clients the stack holds."""
+
+    @property
+    def samples(self) -> Tensor:
+        """How many samples each client of the stack has: [..., clients, 1], in the model's dtype."""
+
+    def uniform(self) -> Tensor:
+        """A fresh random number in (0, 1) for each client, [..., clients, 1]: the same in every engine."""
+
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
+        """One fresh mini-batch, evaluated at every point given.
+
+        `active`, [..., clients, 1] and boolean, is for unequal work: the gradients of the other clients are zero, and
+        are not counted.
+        """
 
     def full_gradient(self, x: Tensor) -> Tensor:
         """The gradient over all of the client's data."""
+
+
+class ClientWrapper:
+    """A client that passes everything on to another. A subclass changes one thing."""
+
+    def __init__(self, client: Client):
+        self.client = client
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        return self.client.memory
+
+    @property
+    def count(self) -> int:
+        return self.client.count
+
+    @property
+    def samples(self) -> Tensor:
+        return self.client.samples
+
+    def uniform(self) -> Tensor:
+        return self.client.uniform()
+
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
+        return self.client.gradients(*points, active=active)
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        return self.client.full_gradient(x)
 
 
 class Cohort(Protocol):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Client, Cohort, on_client, step_counter
+from ..core import Algorithm, Client, ClientWrapper, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.estimators import Estimator, Momentum, Mvr
 from ..rules.preconditioners import Diagonal, Preconditioner, Scalar
@@ -138,7 +138,7 @@ class FedDA(Algorithm):
     def local_and_squares(self, client: Client, *down: Tensor) -> tuple[Tensor, ...]:
         squares = Squares(client)
         replies = self.local(squares, *down)
-        return squares.total / self.steps, *replies
+        return squares.mean(), *replies
 
     @property
     def gain(self) -> int:
@@ -168,20 +168,32 @@ class FedDA(Algorithm):
         return torch.where(t == 0, x0, x) if self.preconditioner.measures_first else x
 
 
-class Squares:
-    """A client that adds up the squares of its mini-batch gradients at the new points."""
+class StepMean(ClientWrapper):
+    """A client that averages something over the steps that it takes; a step in which it is not active is not one."""
 
     def __init__(self, client: Client):
-        self.client, self.memory, self.count = client, client.memory, client.count
-        self.total: Any = 0.0
+        super().__init__(client)
+        self.total, self.taken = 0.0, 0  # type: Any, Any
 
-    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
-        found = self.client.gradients(*points)  # the new point is the first
-        self.total = self.total + found[0] ** 2
+    def add(self, value: Tensor, active: Tensor | None) -> None:
+        self.total = self.total + (value if active is None else torch.where(active, value, 0.0))
+        self.taken = self.taken + (1 if active is None else active.to(value.dtype))
+
+    def mean(self, otherwise: Any = 0.0) -> Tensor:
+        """The mean over the steps taken; `otherwise` for a client that took none."""
+        if not isinstance(self.taken, Tensor):
+            mean: Tensor = self.total / self.taken
+            return mean
+        return torch.where(self.taken > 0, self.total / self.taken.clamp(min=1), otherwise)
+
+
+class Squares(StepMean):
+    """A client that averages the squares of its mini-batch gradients at the new points."""
+
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
+        found = super().gradients(*points, active=active)  # the new point is the first
+        self.add(found[0] ** 2, active)
         return found
-
-    def full_gradient(self, x: Tensor) -> Tensor:
-        return self.client.full_gradient(x)
 
 
 MATRIX = {f.name: f.default for f in fields(Diagonal)}

@@ -136,10 +136,12 @@ def run(
     cohort.drawn = words["drawn"]
     with torch.no_grad():
         client, counts = Members(cohort, slice(0, 1), stacked=False), Counts()
-        replies = client_side(around, task)(CountedClient(client, counts), *down)
+        counted = CountedClient(client, counts)
+        replies = client_side(around, task)(counted, *down)
         client.remember(torch.ones(1, 1, dtype=torch.bool))
     shelf.put((words["saved"], words["base"]), words["stamp"], simulation.memory)
-    spent = {"draws": client.draws, "gradients": counts.gradients, "full_gradients": counts.full_gradients}
+    computed = counts.gradients - int(counted.idle)
+    spent = {"draws": client.draws, "gradients": computed, "full_gradients": counts.full_gradients}
     whole = [v.expand(1, v.shape[-1]) for v in replies]
     return tuple(part for v in whole for part in travels(around, v, longest(down))), spent
 
