@@ -64,6 +64,7 @@ STABLE = {
     "feddyn": {"lr": 0.1, "alpha": 0.5},
     "fedexp": {"lr": 0.1, "eps": 0.1},
     "fedglomo": {"lr": 0.05},
+    "fednova": {"lr": 0.1},
     "local-adapt": {"lr": 0.01, "server": "sgd", "server_lr": 1.0, "eps": 1e-3, "correction": "joint"},
     "local-amsgrad": {"lr": 0.01, "eps": 1e-3},
     "mime": {"lr": 0.1},
