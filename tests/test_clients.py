@@ -205,3 +205,48 @@ def test_samples_are_those_of_the_data():
     run = fedda.Run(Lottery(), problem)
     client = Members(run.simulation.everyone(), slice(0, 5), stacked=True)
     assert torch.equal(client.samples[:, 0], problem.sizes.double())
+
+
+@dataclass(frozen=True)
+class Replying(Algorithm):
+    """Replies what `reply` makes of x and g."""
+
+    class Server(NamedTuple):
+        x: torch.Tensor
+
+    reply: object
+    steps: int = 1
+
+    def init(self, x, clients):
+        return self.Server(x)
+
+    def round(self, server, cohort):
+        return self.Server(cohort.average(self.local, server.x)[0])
+
+    @on_client
+    def local(self, client, x):
+        (g,) = client.gradients(x)
+        return self.reply(x - 0.1 * g, g)
+
+
+MISTAKES = {
+    "a forgotten tuple": (lambda x, g: x, r"must reply a tuple of tensors, got a Tensor: write `return \(x,\)`"),
+    "nothing": (lambda x, g: None, r"must reply a tuple of tensors, got a NoneType: write `return \(x,\)`"),
+    "a number": (lambda x, g: (x, 0.1), r"reply 1 must be a tensor, got a float: make it one for each client"),
+    "a norm": (lambda x, g: (x, g.norm()), r"reply 1 is one number for all clients together.*`g.norm\(dim=-1, keepdim=True\)`"),
+    "a lost last axis": (lambda x, g: (x, g.norm(dim=-1)), r"reply 1 must be \[.*, m\], one row for each client, got \["),
+    "a lost client axis": (lambda x, g: (x.mean(dim=-2),), r"reply 0 must be \[.*, m\], one row for each client, got \["),
+    "the wrong axis": (lambda x, g: (x.transpose(-1, -2),), r"reply 0 must be \[.*, m\], one row for each client, got \["),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, [0, 1]], ids=["alone", "replicas"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_replies_are_checked_where_they_arrive(kind, engine, seed):
+    reply, line = MISTAKES[kind]
+    with pytest.raises(ValueError, match=rf"^Replying\.local:? {line}") as why:
+        last(Replying(reply), quadratic(), 1, engine=engine, seed=seed)
+    assert "\n" not in str(why.value)
+    with pytest.raises(ValueError, match=rf"^Replying\.local:? {line}"):  # before any wrapper touches them
+        last(Replying(reply), quadratic(), 1, engine=engine, seed=seed, aggregation=[fedda.aggregation.Clip(1.0)])

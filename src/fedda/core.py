@@ -225,6 +225,37 @@ def on_client(task: Any = None, *, model_replies: tuple[int, ...] = ()) -> Any:
     return mark if task is None else mark(task)
 
 
+def check_replies(task: Any, replies: Any, lead: tuple[int, ...]) -> None:
+    """Refuse replies that are not a tuple of tensors [..., clients, m]; `lead` is [..., clients] of who replied.
+
+    >>> check_replies("Mine.local", torch.zeros(3, 4), (3,))
+    Traceback (most recent call last):
+    ValueError: Mine.local must reply a tuple of tensors, got a Tensor: write `return (x,)`
+    """
+    name = getattr(task, "__qualname__", task)
+    if not isinstance(replies, tuple | list):
+        raise ValueError(f"{name} must reply a tuple of tensors, got a {type(replies).__name__}: write `return (x,)`")
+    for i, reply in enumerate(replies):
+        if not isinstance(reply, Tensor):
+            raise ValueError(
+                f"{name}: reply {i} must be a tensor, got a {type(reply).__name__}: make it one for each client, such "
+                "as `torch.full_like(x[..., :1], value)`"
+            )
+        shape = tuple(reply.shape)
+        if len(shape) == len(lead) + 1 and all(n in (1, most) for n, most in zip(shape, lead, strict=False)):
+            continue
+        wanted = f"[{', '.join(map(str, lead))}, m]"
+        if not shape:
+            raise ValueError(
+                f"{name}: reply {i} is one number for all clients together, and must be {wanted}: name the axis, such "
+                "as `g.norm(dim=-1, keepdim=True)`"
+            )
+        raise ValueError(
+            f"{name}: reply {i} must be {wanted}, one row for each client, got {list(shape)}: reduce the last axis alone "
+            "and keep it, such as `g.sum(dim=-1, keepdim=True)`"
+        )
+
+
 def step_counter(like: Tensor) -> Tensor:
     """t = 0, one for each replica: [..., 1, 1], in the model's dtype (float32 counts to 2^24)."""
     return torch.zeros_like(like[..., :1])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, ClientTask, ClientWrapper
+from ..core import Algorithm, ClientTask, ClientWrapper, check_replies
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -97,6 +97,7 @@ class ZeroGradientCohort:
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         replies = task(self.client, *down)
+        check_replies(task, replies, tuple(self.client.one.shape[:-1]))
         self.look(task, down, replies)
         self.asked.append(Asked(task.__name__, *(tuple(tuple(v.shape) for v in side) for side in (down, replies))))
         return replies

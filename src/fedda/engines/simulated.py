@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..core import ClientTask, Number, Problem
+from ..core import ClientTask, Number, Problem, check_replies
 from .world import ALONE, Alone
 
 UNIFORM = -1  # folded into a client's key for its random numbers; batches fold in their number, from 0
@@ -93,6 +93,7 @@ class SimulatedCohort:
         self.drawn = self.draws = 0  # batches before and after an exchange: a second one goes on with fresh ones
         self.fine = torch.ones_like(ids, dtype=torch.bool)  # who has sent finite numbers only, so far in this round
         self.kept = simulation.memory  # where members find their memory, and leave it
+        self.task: ClientTask | None = None  # of the exchange
 
     def rows(self, part: slice) -> tuple[Any, ...]:
         """Where the memory of the clients at these places is kept."""
@@ -117,13 +118,14 @@ class SimulatedCohort:
     def _begin(self, task: ClientTask) -> None:
         if not getattr(task, "on_client", False):
             raise ValueError(f"{getattr(task, '__qualname__', task)} is no task for clients: mark it with @on_client")
-        self.drawn = self.draws
+        self.drawn, self.task = self.draws, task
 
     def settle(self, members: Members, replies: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
         """What the server may use of the replies, each [..., c, m] with zeros for a client with a non-finite number in
         any reply, and the clients' weights [..., c, 1]: such a client is out for the rest of the round, is counted, and
         keeps its old memory."""
         ids = members.ids
+        check_replies(self.task, replies, ids.shape)
         full = [reply.expand(*ids.shape, reply.shape[-1]) for reply in replies]
         finite = self.fine[..., members.part]  # a view: what is found here is remembered
         for reply in full:
