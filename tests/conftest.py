@@ -64,6 +64,7 @@ STABLE = {
     "feddyn": {"lr": 0.1, "alpha": 0.5},
     "fedexp": {"lr": 0.1, "eps": 0.1},
     "fedglomo": {"lr": 0.05},
+    "fednova": {"lr": 0.1},
     "local-adapt": {"lr": 0.01, "server": "sgd", "server_lr": 1.0, "eps": 1e-3, "correction": "joint"},
     "local-amsgrad": {"lr": 0.01, "eps": 1e-3},
     "mime": {"lr": 0.1},
@@ -82,6 +83,14 @@ def name(request):
 
 def stable(name, **more):
     return fedda.make(name, **STABLE.get(name, {}), **more)
+
+
+def variants():
+    """(name, options) for every option that an algorithm's class offers to the tests, where the name takes it."""
+    for name in NAMES:
+        for words in type(stable(name)).variants:
+            if words.keys() <= registry.algorithms.find(name).defaults.keys():
+                yield name, words
 
 
 def quadratic(clients=5, d=4, noise=0.3, seed=0, common=False):

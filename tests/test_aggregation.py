@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import fedda
 from commands import Quiet, tiny
-from conftest import NAMES, STABLE, close, digits, last, quadratic, stable
+from conftest import NAMES, STABLE, close, digits, last, quadratic, stable, variants
 from fedda import registry, rng
 from fedda.aggregation import (  # fmt: skip
     Aggregated,
@@ -27,17 +27,15 @@ from fedda.aggregation import (  # fmt: skip
     TopK,
     Trimmed,
     Wrapper,
-    centres,
     client_side,
     compression,
     make,
     means,
-    moved,
     packed,
     residuals,
     unpacked,
 )
-from fedda.aggregation.foreseen import Still, StillCohort
+from fedda.aggregation.foreseen import ZeroGradientClient, ZeroGradientCohort
 from fedda.aggregation.wrapper import followed
 from fedda.core import Algorithm, on_client
 from fedda.engines import Distributed, Sequential, Vectorised
@@ -52,21 +50,9 @@ INF = float("inf")
 
 
 # -- where replies have moved from ----------------------------------------------------------------------------------------
-# Options that change what a task replies.
-VARIANTS = [
-    ("fedda-mvr", {"averaging": "primal"}),
-    ("fedda-mvr", {"v_input": "gradients"}),
-    ("fedda-mvr", {"v_input": "gradients", "averaging": "primal"}),
-    ("fedda-cv", {"v_input": "gradients"}),
-    ("local-amsgrad", {"state": "averaged"}),
-    ("local-amsgrad", {"state": "naive"}),
-    ("local-adapt", {"correction": "none"}),
-    ("mime-mvr", {"form": "B"}),
-    ("mime", {"base": "adam"}),
-]
 
 
-class Asking(StillCohort):
+class Asking(ZeroGradientCohort):
     """Keeps what was asked, to ask it again."""
 
     def average(self, task, *down):
@@ -75,20 +61,23 @@ class Asking(StillCohort):
 
 
 def found_by_moving(algorithm):
-    """{task: replies that move as the model moves}, where no gradient pulls them; every other tensor sent is positive
-    noise, and no reply is to follow any of those."""
+    """For each task: its name, the replies that move as the model moves where no gradient pulls them, and those that
+    its mark names. Every other tensor sent is positive noise, and no reply is to follow any of those."""
     x = torch.linspace(4.0, 5.0, 6, dtype=torch.float64)[None]
-    cohort = Asking(Still(x, algorithm.memory))
+    cohort = Asking(ZeroGradientClient(x, algorithm.memory))
     server = algorithm.round(algorithm.init(x, cohort), cohort)
     algorithm.round(server, cohort)  # t > 0
-    found = {}
+    found = []
     for task, down in cohort.calls:
         g = torch.Generator().manual_seed(0)
-        other = [v if v.shape[-1] == 1 else 0.5 + torch.rand(v.shape, generator=g, dtype=v.dtype) for v in down[1:]]
+        other = [
+            v.clamp(min=1) if v.shape[-1] == 1 else 0.5 + torch.rand(v.shape, generator=g, dtype=v.dtype)
+            for v in down[1:]  # numbers are steps or a scalar metric
+        ]
         sent = [x, *other]
 
         def ask(sent, task=task):
-            return task(Still(x, algorithm.memory), *sent)
+            return task(ZeroGradientClient(x, algorithm.memory), *sent)
 
         own = []
         for j, v in enumerate(sent):
@@ -99,34 +88,27 @@ def found_by_moving(algorithm):
                     if a.shape[-1] == 6 and torch.allclose(a - b, shift.expand_as(a), rtol=0, atol=1e-12):
                         assert j == 0, f"{task.__qualname__}: reply {i} follows tensor {j}, which is no model"
                         own.append(i)
-        found.setdefault(task.__qualname__, []).append(tuple(own))
+        marked = tuple(i for i in task.model_replies if i < len(ask(sent)))
+        found.append((task.__qualname__, tuple(own), marked))
     return found
 
 
-def test_the_table_of_moved_replies_is_what_moving_finds():
+def test_the_marks_of_model_replies_are_what_moving_finds():
     seen = set()
-    for name, words in [(name, {}) for name in NAMES] + VARIANTS:
-        if not type(stable(name)).__module__.startswith("fedda.algorithms"):
-            continue  # a plugin speaks for itself
-        for task, found in found_by_moving(fedda.make(name, **STABLE.get(name, {}) | words)).items():
+    for name, words in [(name, {}) for name in NAMES] + list(variants()):
+        words = {word: value for word, value in words.items() if word != "prox"}  # a bound lets nothing move
+        for task, found, marked in found_by_moving(fedda.make(name, **STABLE.get(name, {}) | words)):
             seen.add(task)
-            dual = task in ("FedDA.local", "FedDA.local_and_squares") and "averaging" not in words  # no X is sent
-            for own in found:
-                assert own == (() if dual else centres.MOVED[task]), (name, words, task)
-    assert seen == set(centres.MOVED)
-
-
-def test_every_task_of_an_algorithm_is_in_the_table():
+            assert found == marked, (name, words, task)
     for entry in registry.algorithms:
         cls = type(entry(**STABLE.get(entry.alias_of or entry.name, {})))
-        if cls.__module__.startswith("fedda.algorithms"):
-            marked = {v.__qualname__ for k in cls.__mro__ for v in vars(k).values() if getattr(v, "on_client", False)}
-            assert marked <= set(centres.MOVED), entry.name
+        marked = {v.__qualname__ for k in cls.__mro__ for v in vars(k).values() if getattr(v, "on_client", False)}
+        assert marked <= seen, entry.name
 
 
 @dataclass(frozen=True)
 class Own(Algorithm):
-    """An algorithm from elsewhere, of which the table knows nothing."""
+    """An algorithm from elsewhere that does not say what it replies."""
 
     class Server(NamedTuple):
         x: torch.Tensor
@@ -145,13 +127,15 @@ class Own(Algorithm):
 
 
 class Marked(Own):
-    local = moved(0)(on_client(lambda self, client, x: (x - 0.5 * client.gradients(x)[0],)))
+    local = on_client(model_replies=(0,))(lambda self, client, x: (x - 0.5 * client.gradients(x)[0],))
     local.__name__ = "local"
 
 
 def test_a_task_from_elsewhere_says_what_it_replies_or_is_refused():
     problem = quadratic(noise=0.0, common=True)
-    with pytest.raises(ValueError, match=r"which replies of Own.local are moved copies .*mark the task with @fedda"):
+    with pytest.raises(
+        ValueError, match=r"reply 0 of Own.local is a moved copy .*mark the task with @on_client\(model_"
+    ):
         fedda.train(Own(), problem, rounds=1, aggregation=[Clip(1.0)])
     fedda.train(Own(), problem, rounds=1, aggregation=[Median()])  # need not know
     close(fedda.train(Marked(), problem, rounds=300, aggregation=[Clip(1e3)]).x, problem.minimum, 1e-10)
@@ -529,7 +513,7 @@ def test_with_feedback_a_fifth_of_the_coordinates_is_enough(name, bound):
 
 def test_float16_sends_later_what_is_too_large_for_it():
     whole = torch.tensor([[1e5, -2e5, 3.0]], dtype=torch.float64)
-    client = Still(whole, ("residual.local.0",))
+    client = ZeroGradientClient(whole, ("residual.local.0",))
     task = Float16().on_client(on_client(named(lambda client, x: (x,))))
     sent = [task(client, v)[0] for v in (whole, whole * 0, whole * 0, whole * 0)]
     assert sent[0].tolist() == [[65504.0, -65504.0, 3.0]]
@@ -568,9 +552,9 @@ def test_bytes_are_those_that_travel():
 def test_packing_loses_nothing_and_refuses_what_was_not_packed():
     g = torch.Generator().manual_seed(0)
     for wrappers in COMPRESSIONS.values():
-        task = client_side(wrappers, moved()(on_client(named(lambda client, x: (x, x[..., :1])))))
+        task = client_side(wrappers, on_client(named(lambda client, x: (x, x[..., :1]))))
         whole = torch.randn(1, 30, generator=g, dtype=torch.float64)
-        sent, short = task(Still(whole, ()), whole)
+        sent, short = task(ZeroGradientClient(whole, ()), whole)
         parts = packed(wrappers, sent, 30)
         assert torch.equal(unpacked(wrappers, parts, (1, 30), torch.float64, 30), sent)
         assert sum(p.numel() * p.element_size() for p in parts) == compression.bytes_of(wrappers)(sent, [whole])
@@ -795,7 +779,7 @@ def test_what_no_round_could_do_is_refused_before_the_first():
         fedda.Run(stable("fedavg"), quadratic(), aggregation=[Clip((1.0, 1.0))])
     with pytest.raises(ValueError, match=r"Noise: norm has no entry for the task 'statistics', only for 'local'"):
         fedda.Run(stable("mime"), quadratic(), aggregation=[Noise(1.0, norm={"local": 1.0})])
-    with pytest.raises(ValueError, match=r"which replies of Own.local are moved copies"):
+    with pytest.raises(ValueError, match=r"reply 0 of Own.local is a moved copy"):
         fedda.Run(Own(), quadratic(), aggregation=[Clip(1.0)])
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedda
-from conftest import STABLE, close, digits, last, quadratic, stable
+from conftest import STABLE, close, digits, last, quadratic, stable, variants
 from fedda import registry
 from fedda.core import Algorithm, on_client
 from fedda.engines import Vectorised
@@ -53,30 +53,6 @@ def algorithms():
 
 
 CASES = [(a, p) for a in algorithms() for p in PROBLEMS]
-# Options that change what travels, what is remembered or what is drawn.
-OPTIONS = [
-    ("scaffold", {"option": 1}),
-    ("local-amsgrad", {"state": "averaged"}),
-    ("local-amsgrad", {"state": "naive"}),
-    ("local-adapt", {"client": "yogi", "correction": "local"}),
-    ("local-adapt", {"client": "adagrad", "correction": "none", "server": "adam", "server_lr": 0.01}),
-    ("mime", {"base": "adam", "eps": 0.1}),
-    ("mimelite", {"base": "adam", "eps": 0.1, "mix_second_moment": True}),
-    ("mime-mvr", {"form": "B"}),
-    ("stem", {"old_point": "server"}),
-    ("fedadam", {"bias_correction": True, "v0": 0.0}),
-    ("fedda-mvr", {"averaging": "primal", "prox": fedda.prox.L1(0.05)}),
-    ("fedda-mvr", {"old_point": "own", "prox": fedda.prox.Box(-0.2, 0.3)}),
-    ("fedda-1-2", {"old_point": "own"}),
-    ("fedda-2-1", {"eps_mode": "relative", "kappa": 0.5, "averaging": "primal"}),
-    ("fedda-1-2", {"eps_mode": "relative", "v_input": "gradients", "prox": fedda.prox.L1Ball(1.0)}),
-    ("fedda-mvr", {"v_input": "gradients", "averaging": "primal", "prox": fedda.prox.L1(0.05)}),
-    ("fedda-cv", {"eps_mode": "relative", "v_input": "gradients", "prox": fedda.prox.L1(0.05)}),
-    ("fedda-cv", {"v_input": "nu", "mu0": "nu0", "prox": fedda.prox.L1(0.05)}),
-    ("fedda-cv-mvr", {"old_point": "own", "prox": fedda.prox.L2Ball(0.4)}),
-    ("fedda-2-1", {"v_input": "nu", "mu_scale": "mean", "bias_correction": True, "h0": "one"}),
-    ("fedda-2-2", {"beta_mode": "weight", "alpha_mode": "weight", "prox": fedda.prox.NonNegative()}),
-]
 
 
 @pytest.mark.parametrize("which,problem", CASES)
@@ -90,10 +66,10 @@ def test_sequential_equals_vectorised_in_every_chunking(which, problem):
                 close(a, b, 1e-12)
 
 
-@pytest.mark.parametrize("name,words", OPTIONS)
+@pytest.mark.parametrize("name,words", list(variants()))
 def test_options_agree_between_engines_replicas_and_after_a_resume(name, words):
     problem = quadratic(clients=7)
-    algorithm = fedda.make(name, **STABLE[name] | words)
+    algorithm = fedda.make(name, **STABLE.get(name, {}) | words)
     truth = last(algorithm, problem, 4, cohort=4, seed=3, engine="sequential")
     half = fedda.Run(algorithm, problem, cohort=4, seed=[3, 8], engine=Vectorised(chunk=3))
     half.step()

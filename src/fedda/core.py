@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -29,14 +29,58 @@ class Number(str):
 class Client(Protocol):
     """One client, or a stack of them: what a task may use."""
 
-    memory: dict[str, Tensor]  # vectors (and numbers, see `Number`) that stay on the client between rounds
-    count: int  # how many clients the stack holds
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """Vectors (and numbers, see `Number`) that stay on the client between rounds."""
 
-    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
-        """One fresh mini-batch, evaluated at every point given."""
+    @property
+    def count(self) -> int:
+        """How many clients the stack holds."""
+
+    @property
+    def samples(self) -> Tensor:
+        """How many samples each client of the stack has: [..., clients, 1], in the model's dtype."""
+
+    def uniform(self) -> Tensor:
+        """A fresh random number in (0, 1) for each client, [..., clients, 1]: the same in every engine."""
+
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
+        """One fresh mini-batch, evaluated at every point given.
+
+        `active`, [..., clients, 1] and boolean, is for unequal work: the gradients of the other clients are zero, and
+        are not counted.
+        """
 
     def full_gradient(self, x: Tensor) -> Tensor:
         """The gradient over all of the client's data."""
+
+
+class ClientWrapper:
+    """A client that passes everything on to another. A subclass changes one thing."""
+
+    def __init__(self, client: Client):
+        self.client = client
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        return self.client.memory
+
+    @property
+    def count(self) -> int:
+        return self.client.count
+
+    @property
+    def samples(self) -> Tensor:
+        return self.client.samples
+
+    def uniform(self) -> Tensor:
+        return self.client.uniform()
+
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
+        return self.client.gradients(*points, active=active)
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        return self.client.full_gradient(x)
 
 
 class Cohort(Protocol):
@@ -121,6 +165,8 @@ class Algorithm(ABC):
     Server: ClassVar[type]
     memory: ClassVar[tuple[str, ...]] = ()  # what clients keep, zero at first (a property where options decide)
     choices: ClassVar[dict[str, tuple[Any, ...]]] = {}  # the values that a word may take, where they are few
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ()  # options that change what is sent, kept or drawn, for tests
+    means_of_memory: ClassVar[dict[str, str]] = {}  # server fields that stay the mean of a memory over ALL clients
     steps: int
 
     def __post_init__(self) -> None:
@@ -154,10 +200,60 @@ class Algorithm(ABC):
         return {}
 
 
-def on_client(task: A) -> A:
-    """Mark a method as a task for clients: an engine runs no other."""
-    task.on_client = True  # type: ignore[attr-defined]
-    return task
+@overload
+def on_client(task: A) -> A: ...
+@overload
+def on_client(*, model_replies: tuple[int, ...]) -> Callable[[A], A]: ...
+def on_client(task: Any = None, *, model_replies: tuple[int, ...] = ()) -> Any:
+    """Mark a method as a task for clients: an engine runs no other.
+
+    `model_replies` names the replies that are moved copies of the model that was sent, which is the task's first
+    tensor. FedAvg's reply is one. FedDA's z is not: it begins at zero. Clipping, noise and compression work on the
+    change of such a reply.
+
+    >>> @on_client(model_replies=(0,))
+    ... def local(self, client, x, t):
+    ...     return x - 0.1 * client.gradients(x)[0], t
+    >>> local.on_client, local.model_replies
+    (True, (0,))
+    """
+
+    def mark(task: A) -> A:
+        task.on_client, task.model_replies = True, model_replies  # type: ignore[attr-defined]
+        return task
+
+    return mark if task is None else mark(task)
+
+
+def check_replies(task: Any, replies: Any, lead: tuple[int, ...]) -> None:
+    """Refuse replies that are not a tuple of tensors [..., clients, m]; `lead` is [..., clients] of who replied.
+
+    >>> check_replies("Mine.local", torch.zeros(3, 4), (3,))
+    Traceback (most recent call last):
+    ValueError: Mine.local must reply a tuple of tensors, got a Tensor: write `return (x,)`
+    """
+    name = getattr(task, "__qualname__", task)
+    if not isinstance(replies, tuple | list):
+        raise ValueError(f"{name} must reply a tuple of tensors, got a {type(replies).__name__}: write `return (x,)`")
+    for i, reply in enumerate(replies):
+        if not isinstance(reply, Tensor):
+            raise ValueError(
+                f"{name}: reply {i} must be a tensor, got a {type(reply).__name__}: make it one for each client, such "
+                "as `torch.full_like(x[..., :1], value)`"
+            )
+        shape = tuple(reply.shape)
+        if len(shape) == len(lead) + 1 and all(n in (1, most) for n, most in zip(shape, lead, strict=False)):
+            continue
+        wanted = f"[{', '.join(map(str, lead))}, m]"
+        if not shape:
+            raise ValueError(
+                f"{name}: reply {i} is one number for all clients together, and must be {wanted}: name the axis, such "
+                "as `g.norm(dim=-1, keepdim=True)`"
+            )
+        raise ValueError(
+            f"{name}: reply {i} must be {wanted}, one row for each client, got {list(shape)}: reduce the last axis alone "
+            "and keep it, such as `g.sum(dim=-1, keepdim=True)`"
+        )
 
 
 def step_counter(like: Tensor) -> Tensor:

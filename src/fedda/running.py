@@ -95,6 +95,7 @@ class Run:
         # clients with a reply that was not finite, summed over rounds
         self.dropped = torch.zeros(self.lead, dtype=torch.int64, device=like.device)
         self.silent = torch.zeros_like(self.dropped)  # rounds in a row without a finite reply
+        self.idle = torch.zeros_like(self.dropped)  # gradients in `counts` of clients that were not active
         self.first_rates: list[float] | None = None  # eta_0 / min h of every replica, where the algorithm has one
         if state is None:
             self._start(start, force)
@@ -104,7 +105,9 @@ class Run:
     @torch.no_grad()
     def _start(self, x: Tensor, force: bool) -> None:
         everyone = self.simulation.everyone()
-        self.server = self.algorithm.init(x, self._wrapped(everyone, -1))
+        counting = self._counting(everyone)
+        self.server = self.algorithm.init(x, self._wrapped(counting, -1))
+        self.idle = self.idle + counting.idle
         if not bool(everyone.fine.any(dim=-1).all()):
             raise Diverged("no client gave a finite reply at the start: look at the data and at x0")
         rate = self.algorithm.first_rate(self.server)
@@ -153,8 +156,8 @@ class Run:
             self.counts = self.counts + self.counts_of_a_round
             self.round += 1
             return
-        server, alive, lost = self._round(self.round)
-        self.dropped = self.dropped + lost
+        server, alive, lost, idle = self._round(self.round)
+        self.dropped, self.idle = self.dropped + lost, self.idle + idle
         if not bool(alive.all()):
             self.silent = torch.where(alive, 0, self.silent + 1)
             server = self._kept(alive, server)
@@ -163,19 +166,24 @@ class Run:
         self.server, self.round = server, self.round + 1
         self.refuse_silence()
 
-    def _round(self, tau: int | Tensor) -> tuple[Any, Tensor, Tensor]:
-        """The next state, which replicas live, and how many replies of each were lost."""
+    def _round(self, tau: int | Tensor) -> tuple[Any, Tensor, Tensor, Any]:
+        """The next state, which replicas live, how many replies of each were lost, and how many of the gradients that
+        were asked for nobody computed, because the client was not active."""
         cohort = self.simulation.cohort(tau, self.cohort)
-        server = self.algorithm.round(self.server, self._wrapped(cohort, tau))
+        counting = self._counting(cohort)
+        server = self.algorithm.round(self.server, self._wrapped(counting, tau))
         # A replica that has been silent too long is over: it stays where it is, and the others go on.
         alive = cohort.fine.any(dim=-1) & (self.silent < PATIENCE)
-        return server, alive, (~cohort.fine).sum(dim=-1)
+        return server, alive, (~cohort.fine).sum(dim=-1), counting.idle
 
-    def _wrapped(self, cohort: Cohort, tau: int | Tensor) -> Cohort:
-        """What an algorithm sees of it: counted at the wire, aggregated behind it; -1 is the start."""
+    def _counting(self, cohort: Cohort) -> Counting:
+        """The cohort, counted at the wire."""
+        return Counting(cohort, self.counts, bytes_of=bytes_of(self.aggregation) if self.aggregation else None)
+
+    def _wrapped(self, counting: Counting, tau: int | Tensor) -> Cohort:
+        """What an algorithm sees of it: aggregated behind the wire; -1 is the start."""
         if not self.aggregation:
-            return Counting(cohort, self.counts)
-        counting = Counting(cohort, self.counts, bytes_of=bytes_of(self.aggregation))
+            return counting
         return Aggregated(counting, self.aggregation, rng.fold(self.key, tau + 1), self._new_key)
 
     def _new_key(self) -> bytes:
@@ -197,11 +205,11 @@ class Run:
 
         def step() -> list[Tensor]:
             self.counts = Counts()
-            server, alive, lost = self._round(tau)
+            server, alive, lost, idle = self._round(tau)
             silent = torch.where(alive, 0, self.silent + 1)
-            return [*self._kept(alive, server), self.dropped + lost, silent, tau + 1]
+            return [*self._kept(alive, server), self.dropped + lost, silent, self.idle + idle, tau + 1]
 
-        state = [*self.server, self.dropped, self.silent, tau]
+        state = [*self.server, self.dropped, self.silent, self.idle, tau]
         try:
             with self.problem.arithmetic() if hasattr(self.problem, "arithmetic") else nullcontext():
                 self.graph = captured(step, state, list(self.simulation.memory.values()))
@@ -241,9 +249,11 @@ class Run:
         over = self.silent >= PATIENCE
         columns = {k: torch.where(over, torch.nan, v.double()).reshape(-1).tolist() for k, v in metrics.items()}
         counted = {"steps": self.round * self.algorithm.steps, **asdict(self._counted())}
+        idle = self._idle().reshape(-1).tolist()
         spent = {} if self.privacy is None else self.privacy.row(self.round)
         return [
-            {"round": self.round, "seed": seed, **counted, "dropped": dropped}
+            {"round": self.round, "seed": seed, **counted, "gradients": counted["gradients"] - idle[i]}
+            | {"dropped": dropped}
             | {name: column[i] for name, column in columns.items()}
             | spent
             for i, (seed, dropped) in enumerate(zip(self.seeds, self.dropped.reshape(-1).tolist(), strict=True))
@@ -264,6 +274,10 @@ class Run:
         gradients, full = map(int, self.world.sum([here])[0].tolist())
         return replace(self.counts, gradients=gradients, full_gradients=full)
 
+    def _idle(self) -> Tensor:
+        """The gradients in `counts`, of all ranks, that nobody computed: one number for each replica."""
+        return self.world.sum([self.idle.double()])[0].to(torch.int64)
+
     def _details(self, x: Tensor) -> dict[str, Tensor]:
         sizes = [math.prod(shape) for _, shape in self.problem.layout]
         details = {}
@@ -280,6 +294,8 @@ class Run:
         memory = self.simulation.memory
         tensors |= {f"memory.{name}": self.world.gather(value, value.dim() - 2) for name, value in memory.items()}
         tensors |= {f"counts.{name}": torch.tensor(value) for name, value in asdict(self._counted()).items()}
+        idle = self._idle()
+        tensors |= {"idle": idle} if bool(idle.any()) else {}  # few algorithms have clients that are not active
         return tensors | {"round": torch.tensor(self.round), "dropped": self.dropped, "silent": self.silent}
 
     def _load(self, state: dict[str, Tensor]) -> None:
@@ -297,6 +313,8 @@ class Run:
             self.counts = replace(self.counts, gradients=0, full_gradients=0)
         self.round = int(state["round"])
         self.dropped, self.silent = state["dropped"].to(device), state["silent"].to(device)
+        if "idle" in state and not self.world.rank:
+            self.idle = state["idle"].to(device)
 
 
 def on_path(problem: Any, path: str, precision: str, clients: int) -> Any:

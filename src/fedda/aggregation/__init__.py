@@ -11,7 +11,6 @@ tensor([2.0000], dtype=torch.float64)
 from typing import Any
 
 from .accounting import Accountant, Budget, Privacy
-from .centres import moved
 from .clip import Clip
 from .cohort import Aggregated, checked, client_side, refuse_unfit, residuals, server_side
 from .compression import Compression, Float16, TopK, packed, unpacked
@@ -22,7 +21,7 @@ from .wrapper import Exchange, Wrapper
 
 __all__ = [
     "Accountant", "Aggregated", "Budget", "Clip", "Compression", "Exchange", "Float16", "Median", "Noise", "Privacy",
-    "TopK", "Trimmed", "Wrapper", "aggregations", "checked", "client_side", "completed", "make", "moved", "packed",
+    "TopK", "Trimmed", "Wrapper", "aggregations", "checked", "client_side", "completed", "make", "packed",
     "privacy", "refuse_unfit", "residuals", "server_side", "unpacked",
 ]  # fmt: skip
 

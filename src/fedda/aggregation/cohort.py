@@ -82,14 +82,14 @@ def relative(wrappers: Sequence[Wrapper]) -> bool:
 def refuse_unfit(wrappers: Sequence[Wrapper], algorithm: Algorithm, x: Tensor) -> None:
     """Refuse wrappers that can do nothing with a task of the algorithm, before it is asked."""
 
-    def look(task: ClientTask, replies: int) -> None:
+    def look(task: ClientTask, down: tuple[Tensor, ...], replies: tuple[Tensor, ...]) -> None:
         if relative(wrappers):
-            centres.moved_replies(task)
+            centres.refuse_unmarked(task, down, replies)
         for wrapper in wrappers:
-            wrapper.fits(task.__name__, replies)
+            wrapper.fits(task.__name__, len(replies))
 
     if wrappers:
-        foreseen(algorithm, x, look)
+        foreseen(algorithm, x + 0.1, look)  # not at zero, where a copy of the model is like any other zero
 
 
 def residuals(wrappers: Sequence[Wrapper], algorithm: Algorithm, x: Tensor) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, ClientTask
+from ..core import Algorithm, ClientTask, ClientWrapper, check_replies
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -33,11 +33,12 @@ class Asked(NamedTuple):
         return tuple(shape[-1] for shape in self.up)
 
 
-Look = Callable[[ClientTask, int], None]  # a task and how many replies it has
+Tensors = tuple[Tensor, ...]
+Look = Callable[[ClientTask, Tensors, Tensors], None]  # a task, what was sent to it, and its replies
 
 
 def foreseen(
-    algorithm: Algorithm, x: Tensor, look: Look = lambda task, replies: None
+    algorithm: Algorithm, x: Tensor, look: Look = lambda task, down, replies: None
 ) -> tuple[list[Asked], list[Asked]]:
     """The exchanges of the start, and those of a round; `look` sees every task.
 
@@ -46,35 +47,47 @@ def foreseen(
     ([Asked(task='first', down=((1, 3),), up=((1, 3),))],
      [Asked(task='local', down=((1, 3), (1, 3), (1, 3), (1, 1)), up=((1, 3), (1, 3)))])
     """
-    client = Still(x, algorithm.memory)
-    start, round = StillCohort(client, look), StillCohort(client, look)
+    client = ZeroGradientClient(x, algorithm.memory)
+    start, round = ZeroGradientCohort(client, look), ZeroGradientCohort(client, look)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will warn
         algorithm.round(algorithm.init(x, start), round)
     return start.asked, round.asked
 
 
-class Still:
-    """A client that pulls the model nowhere."""
+class ZeroGradientClient(ClientWrapper):
+    """One client, with one sample, whose gradients are all zero. There is no other client behind it."""
 
     count = 1
 
     def __init__(self, x: Tensor, memory: tuple[str, ...]):
-        self.memory = {name: torch.zeros_like(x) for name in memory}
+        self.one = torch.ones_like(x[..., :1])
+        self._memory = {name: torch.zeros_like(x) for name in memory}
 
-    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        return self._memory
+
+    @property
+    def samples(self) -> Tensor:
+        return self.one
+
+    def uniform(self) -> Tensor:
+        return self.one / 2
+
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
         return tuple(torch.zeros_like(x) for x in points)
 
     def full_gradient(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
 
 
-class StillCohort:
+class ZeroGradientCohort:
     """The cohort of that client."""
 
     size = population = 1
 
-    def __init__(self, client: Still, look: Look = lambda task, replies: None):
+    def __init__(self, client: ZeroGradientClient, look: Look = lambda task, down, replies: None):
         self.client, self.look = client, look
         self.asked: list[Asked] = []
 
@@ -84,7 +97,8 @@ class StillCohort:
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         replies = task(self.client, *down)
-        self.look(task, len(replies))
+        check_replies(task, replies, tuple(self.client.one.shape[:-1]))
+        self.look(task, down, replies)
         self.asked.append(Asked(task.__name__, *(tuple(tuple(v.shape) for v in side) for side in (down, replies))))
         return replies
 

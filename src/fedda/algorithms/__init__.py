@@ -1,47 +1,9 @@
-"""One paper, one file. Importing this package registers every algorithm."""
+"""One paper, one file. Importing this package imports every module in it, and each registers its algorithms."""
 
-from . import (
-    fafed,
-    fedavg,
-    fedavgm,
-    fedcm,
-    fedda,
-    fedda_cv,
-    feddualavg,
-    feddyn,
-    fedexp,
-    fedglomo,
-    fedmid,
-    fedopt,
-    fedprox,
-    local_adapt,
-    local_amsgrad,
-    mime,
-    mime_mvr,
-    old_point,
-    scaffold,
-    stem,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "fafed",
-    "fedavg",
-    "fedavgm",
-    "fedcm",
-    "fedda",
-    "fedda_cv",
-    "feddualavg",
-    "feddyn",
-    "fedexp",
-    "fedglomo",
-    "fedmid",
-    "fedopt",
-    "fedprox",
-    "local_adapt",
-    "local_amsgrad",
-    "mime",
-    "mime_mvr",
-    "old_point",
-    "scaffold",
-    "stem",
-]
+__all__ = sorted(module.name for module in iter_modules(__path__))
+
+for name in __all__:
+    import_module(f"{__name__}.{name}")

@@ -62,7 +62,7 @@ class Fafed(Algorithm):
         x, m, v = cohort.average(self.local, x, m, v, t)
         return self.Server(x, m, v, t + self.steps)
 
-    @on_client
+    @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, m: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, h = schedule(self.lr), v.sqrt() + self.eps
         for i in range(self.steps):

@@ -46,7 +46,7 @@ class FedAvg(Algorithm):
         (mean,) = cohort.average(self.local, x, t)
         return self.Server(x + self.server_lr * (mean - x), t + self.steps)
 
-    @on_client
+    @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr = schedule(self.lr)
         for i in range(self.steps):
@@ -65,7 +65,7 @@ class FedAvgSubgradient(FedAvg):
 
     gamma: Any = 0.001
 
-    @on_client
+    @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr = schedule(self.lr)
         for i in range(self.steps):

@@ -52,7 +52,7 @@ class FedCM(Algorithm):
         delta = (x - mean) / total
         return self.Server(x - self.server_lr * total * delta, delta, t + self.steps)
 
-    @on_client
+    @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, delta: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr = schedule(self.lr)
         for i in range(self.steps):

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Client, Cohort, on_client, step_counter
+from ..core import Algorithm, Client, ClientWrapper, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.estimators import Estimator, Momentum, Mvr
 from ..rules.preconditioners import Diagonal, Preconditioner, Scalar
-from ..rules.prox import Prox, feasible_start, prox
+from ..rules.prox import L1, Box, L1Ball, NonNegative, Prox, feasible_start, prox
 from ..rules.schedules import Schedule, cube_root, schedule
 from .old_point import CHOICES, MEMORY, keep_point, own_point
 
@@ -61,6 +61,16 @@ class FedDA(Algorithm):
         "mu_scale": ("sum", "mean"), "v_input": ("z", "nu", "gradients"), "averaging": ("dual", "primal"),
         "old_point": CHOICES,
     }  # fmt: skip
+    variants: ClassVar = (
+        {"averaging": "primal", "prox": L1(0.05)},
+        {"old_point": "own", "prox": Box(-0.2, 0.3)},
+        {"eps_mode": "relative", "kappa": 0.5, "averaging": "primal"},
+        {"eps_mode": "relative", "v_input": "gradients", "prox": L1Ball(1.0)},
+        {"v_input": "gradients", "averaging": "primal", "prox": L1(0.05)},
+        {"v_input": "nu", "mu0": "nu0", "prox": L1(0.05)},
+        {"v_input": "nu", "mu_scale": "mean", "mu0": "zero", "bias_correction": True, "h0": "one"},
+        {"beta_mode": "weight", "alpha_mode": "weight", "prox": NonNegative()},
+    )
     lr: Schedule
     estimator: Estimator
     preconditioner: Preconditioner
@@ -110,7 +120,7 @@ class FedDA(Algorithm):
     def metric(self, server: Any) -> Tensor:
         return self.preconditioner.diagonal(server.mu, server.t / self.steps)
 
-    @on_client
+    @on_client(model_replies=(2,))  # X, which averaging = primal sends
     def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:  # Algorithm 2
         z, total = torch.zeros_like(x0), 0.0  # line 2
         x_prev = own_point(client, x0, t) if self.old_point == "own" else x0
@@ -124,11 +134,11 @@ class FedDA(Algorithm):
             keep_point(client, x, t + self.steps)
         return (z, nu, x) if self.averaging == "primal" else (z, nu)  # line 8
 
-    @on_client
+    @on_client(model_replies=(3,))  # the same, behind the squares
     def local_and_squares(self, client: Client, *down: Tensor) -> tuple[Tensor, ...]:
         squares = Squares(client)
         replies = self.local(squares, *down)
-        return squares.total / self.steps, *replies
+        return squares.mean(), *replies
 
     @property
     def gain(self) -> int:
@@ -158,20 +168,32 @@ class FedDA(Algorithm):
         return torch.where(t == 0, x0, x) if self.preconditioner.measures_first else x
 
 
-class Squares:
-    """A client that adds up the squares of its mini-batch gradients at the new points."""
+class StepMean(ClientWrapper):
+    """A client that averages something over the steps that it takes; a step in which it is not active is not one."""
 
     def __init__(self, client: Client):
-        self.client, self.memory, self.count = client, client.memory, client.count
-        self.total: Any = 0.0
+        super().__init__(client)
+        self.total, self.taken = 0.0, 0  # type: Any, Any
 
-    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
-        found = self.client.gradients(*points)  # the new point is the first
-        self.total = self.total + found[0] ** 2
+    def add(self, value: Tensor, active: Tensor | None) -> None:
+        self.total = self.total + (value if active is None else torch.where(active, value, 0.0))
+        self.taken = self.taken + (1 if active is None else active.to(value.dtype))
+
+    def mean(self, otherwise: Any = 0.0) -> Tensor:
+        """The mean over the steps taken; `otherwise` for a client that took none."""
+        if not isinstance(self.taken, Tensor):
+            mean: Tensor = self.total / self.taken
+            return mean
+        return torch.where(self.taken > 0, self.total / self.taken.clamp(min=1), otherwise)
+
+
+class Squares(StepMean):
+    """A client that averages the squares of its mini-batch gradients at the new points."""
+
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
+        found = super().gradients(*points, active=active)  # the new point is the first
+        self.add(found[0] ** 2, active)
         return found
-
-    def full_gradient(self, x: Tensor) -> Tensor:
-        return self.client.full_gradient(x)
 
 
 MATRIX = {f.name: f.default for f in fields(Diagonal)}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core import Client, Cohort, on_client
-from .fedda import MOMENTUM, MVR, FedDA, Squares, register
+from .fedda import MOMENTUM, MVR, FedDA, Squares, StepMean, register
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class FedDACV(FedDA):
         t: Tensor  # the global step
 
     choices: ClassVar = FedDA.choices | {"averaging": ("dual",)}
+    means_of_memory: ClassVar = {"c": "c"}
 
     @property
     def memory(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -74,26 +75,27 @@ class FedDACV(FedDA):
         squares = Squares(client)
         corrected = Corrected(squares if self.v_input == "gradients" else client, c - own)
         z, nu = super().local(corrected, x, nu, H, t)  # FedDA's steps, on corrected gradients
-        new = corrected.total / self.steps
+        new = corrected.mean(otherwise=own)
         client.memory["c"] = new
-        q = (squares.total / self.steps,) if self.v_input == "gradients" else ()
+        q = (squares.mean(),) if self.v_input == "gradients" else ()
         return z, nu, new - own, *q
 
 
-class Corrected:
-    """A client whose gradients are shifted by c - c_k. It adds up its own gradients at the new points, unshifted."""
+class Corrected(StepMean):
+    """A client whose gradients are shifted by c - c_k. It averages its own gradients at the new points, unshifted."""
 
     def __init__(self, client: Client, shift: Tensor):
-        self.client, self.memory, self.count = client, client.memory, client.count
-        self.shift, self.total = shift, torch.zeros_like(shift)
+        super().__init__(client)
+        self.shift = shift
 
-    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
-        found = self.client.gradients(*points)  # one batch; the new point is the first
-        self.total = self.total + found[0]
-        return tuple(g + self.shift for g in found)
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
+        found = super().gradients(*points, active=active)  # one batch; the new point is the first
+        self.add(found[0], active)
+        shifted = tuple(g + self.shift for g in found)
+        return shifted if active is None else tuple(torch.where(active, g, 0.0) for g in shifted)
 
     def full_gradient(self, x: Tensor) -> Tensor:
-        return self.client.full_gradient(x) + self.shift
+        return super().full_gradient(x) + self.shift
 
 
 for i, name, estimator, words in (

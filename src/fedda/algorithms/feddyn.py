@@ -4,7 +4,7 @@ ICLR 2021)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class FedDyn(Algorithm):
         t: Tensor
 
     memory = ("g",)
+    means_of_memory: ClassVar = {"h": "g"}
 
     lr: Any = 0.05
     alpha: Any = 0.1
@@ -54,7 +55,7 @@ class FedDyn(Algorithm):
         h = h - self.alpha * cohort.share * (mean - x)
         return self.Server(x + self.server_lr * (mean - h / self.alpha - x), h, t + self.steps)
 
-    @on_client
+    @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, y, own = schedule(self.lr), x, client.memory["g"]
         for i in range(self.steps):

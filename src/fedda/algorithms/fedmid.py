@@ -48,7 +48,7 @@ class FedMiD(FedAvg):
         total = sum(schedule(self.lr)(server.t + i) for i in range(self.steps))
         return self.Server(self.prox(x, 1.0, self.server_lr * total), t)
 
-    @on_client
+    @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr = schedule(self.lr)
         for i in range(self.steps):

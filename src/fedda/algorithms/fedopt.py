@@ -43,6 +43,7 @@ class FedAdam(FedAvg):
         v_max: Tensor  # the largest v so far: FedAMS steps by it
         t: Tensor
 
+    variants: ClassVar = ({"bias_correction": True, "v0": 0.0},)
     kind: ClassVar[str] = "adam"
     largest: ClassVar[bool] = False
     server_lr: Any = 0.01

@@ -33,7 +33,7 @@ class FedProx(FedAvg):
 
     mu: Any = 0.01
 
-    @on_client
+    @on_client(model_replies=(0,))
     def local(self, client: Client, x0: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, x = schedule(self.lr), x0
         for i in range(self.steps):

@@ -45,6 +45,10 @@ class LocalAdapt(Algorithm):
         t: Tensor
 
     choices: ClassVar = {"client": (*KINDS, "sgd"), "server": ("adam", "sgd"), "correction": ("none", "local", "joint")}
+    variants: ClassVar = (
+        {"client": "yogi", "correction": "local"},
+        {"client": "adagrad", "correction": "none", "server": "adam", "server_lr": 0.01},
+    )
     lr: Any = 0.001
     server_lr: Any = 0.002
     steps: int = 5

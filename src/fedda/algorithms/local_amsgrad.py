@@ -42,6 +42,7 @@ class LocalAmsgrad(Algorithm):
         t: Tensor
 
     choices: ClassVar = {"state": ("local", "averaged", "naive")}
+    variants: ClassVar = ({"state": "averaged"}, {"state": "naive"})
     lr: Any = 0.001
     beta1: Any = 0.9
     beta2: Any = 0.999
@@ -71,7 +72,7 @@ class LocalAmsgrad(Algorithm):
         v, m = means if self.state == "averaged" else (v, m)
         return self.Server(x, v_hat, m, v, t + self.steps)
 
-    @on_client
+    @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, v_hat: Tensor, t: Tensor, *sent: Tensor) -> tuple[Tensor, ...]:
         lr, memory, naive = schedule(self.lr), client.memory, self.state == "naive"
         m, v = sent or (memory["m"], memory["v"])

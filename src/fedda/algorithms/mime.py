@@ -42,6 +42,10 @@ class Mime(Algorithm):
         t: Tensor
 
     choices: ClassVar = {"base": ("sgdm", "adam")}
+    variants: ClassVar = (
+        {"base": "adam", "eps": 0.1},
+        {"base": "adam", "eps": 0.1, "mix_second_moment": True},
+    )
     lite: ClassVar[bool] = False
     lr: Any = 0.05
     steps: int = 5
@@ -70,7 +74,7 @@ class Mime(Algorithm):
     def statistics(self, client: Client, x: Tensor) -> tuple[Tensor, ...]:
         return (client.full_gradient(x),)
 
-    @on_client
+    @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor, m: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         lr, y = schedule(self.lr), x  # rest: v for base adam, then c for Mime
         for i in range(self.steps):

@@ -42,6 +42,7 @@ class MimeMvr(Algorithm):
         t: Tensor
 
     choices: ClassVar = {"form": ("A", "B")}
+    variants: ClassVar[tuple[Any, ...]] = ({"form": "B"},)
     lite: ClassVar[bool] = False
     lr: Any = 0.1
     w: Any = 100.0
@@ -78,7 +79,7 @@ class MimeMvr(Algorithm):
         fresh = g - (1 - self.alpha(t)) * g_prev
         return (fresh, g) if self.form == "B" else (fresh,)
 
-    @on_client
+    @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor, m: Tensor, *x_prev: Tensor) -> tuple[Tensor, ...]:
         y, eta = x, self.rate(t)
         for _ in range(self.steps):
@@ -98,4 +99,5 @@ class MimeLiteMvr(MimeMvr):
     """
 
     choices: ClassVar = {"form": ("A",)}  # what form B mixes is another exchange
+    variants: ClassVar[tuple[Any, ...]] = ()
     lite: ClassVar[bool] = True

@@ -43,6 +43,8 @@ class Scaffold(Algorithm):
     memory = ("c",)
 
     choices: ClassVar = {"option": (1, 2)}
+    variants: ClassVar = ({"option": 1},)
+    means_of_memory: ClassVar = {"c": "c"}
     lr: Any = 0.05
     steps: int = 5
     server_lr: Any = 1.0

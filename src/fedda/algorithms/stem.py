@@ -44,6 +44,7 @@ class Stem(Algorithm):
         t: Tensor
 
     choices: ClassVar = {"old_point": CHOICES}
+    variants: ClassVar = ({"old_point": "server"},)
     lr: Any = 0.1
     w: Any = 100.0
     c: Any = None
@@ -76,7 +77,7 @@ class Stem(Algorithm):
         x, nu = cohort.average(self.local, x, nu, t)
         return self.Server(x, nu, t + self.steps)
 
-    @on_client
+    @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, nu: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         rate, estimator = self.rate, self.estimator
         x_old = own_point(client, x, t) if self.old_point == "own" else x

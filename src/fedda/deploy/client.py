@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..aggregation import Wrapper, client_side, residuals
 from ..aggregation import packed as travels
 from ..aggregation.foreseen import longest
-from ..core import Algorithm, place
+from ..core import Algorithm, check_replies, place
 from ..engines import Counts, Sequential, Simulation
 from ..engines.simulated import Members, SimulatedCohort
 from ..engines.wrappers import CountedClient
@@ -136,10 +136,13 @@ def run(
     cohort.drawn = words["drawn"]
     with torch.no_grad():
         client, counts = Members(cohort, slice(0, 1), stacked=False), Counts()
-        replies = client_side(around, task)(CountedClient(client, counts), *down)
+        counted = CountedClient(client, counts)
+        replies = client_side(around, task)(counted, *down)
         client.remember(torch.ones(1, 1, dtype=torch.bool))
     shelf.put((words["saved"], words["base"]), words["stamp"], simulation.memory)
-    spent = {"draws": client.draws, "gradients": counts.gradients, "full_gradients": counts.full_gradients}
+    computed = counts.gradients - int(counted.idle)
+    spent = {"draws": client.draws, "gradients": computed, "full_gradients": counts.full_gradients}
+    check_replies(task, replies, (1,))
     whole = [v.expand(1, v.shape[-1]) for v in replies]
     return tuple(part for v in whole for part in travels(around, v, longest(down))), spent
 

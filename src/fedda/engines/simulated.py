@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..core import ClientTask, Number, Problem
+from ..core import ClientTask, Number, Problem, check_replies
 from .world import ALONE, Alone
+
+UNIFORM = -1  # folded into a client's key for its random numbers; batches fold in their number, from 0
 
 
 class Engine(Protocol):
@@ -91,6 +93,7 @@ class SimulatedCohort:
         self.drawn = self.draws = 0  # batches before and after an exchange: a second one goes on with fresh ones
         self.fine = torch.ones_like(ids, dtype=torch.bool)  # who has sent finite numbers only, so far in this round
         self.kept = simulation.memory  # where members find their memory, and leave it
+        self.task: ClientTask | None = None  # of the exchange
 
     def rows(self, part: slice) -> tuple[Any, ...]:
         """Where the memory of the clients at these places is kept."""
@@ -115,13 +118,14 @@ class SimulatedCohort:
     def _begin(self, task: ClientTask) -> None:
         if not getattr(task, "on_client", False):
             raise ValueError(f"{getattr(task, '__qualname__', task)} is no task for clients: mark it with @on_client")
-        self.drawn = self.draws
+        self.drawn, self.task = self.draws, task
 
     def settle(self, members: Members, replies: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
         """What the server may use of the replies, each [..., c, m] with zeros for a client with a non-finite number in
         any reply, and the clients' weights [..., c, 1]: such a client is out for the rest of the round, is counted, and
         keeps its old memory."""
         ids = members.ids
+        check_replies(self.task, replies, ids.shape)
         full = [reply.expand(*ids.shape, reply.shape[-1]) for reply in replies]
         finite = self.fine[..., members.part]  # a view: what is found here is remembered
         for reply in full:
@@ -141,16 +145,42 @@ class Members:
 
     def __init__(self, cohort: SimulatedCohort, part: slice, stacked: bool):
         self.problem, self.part, self.stacked = cohort.simulation.problem, part, stacked
-        self.ids, self.key, self.draws = cohort.ids[..., part], cohort.key[..., part], cohort.drawn
+        self.ids, self.key, self.drawn = cohort.ids[..., part], cohort.key[..., part], cohort.drawn
         self.count = self.ids.shape[-1]
+        self._next, self._uniforms = cohort.drawn, 0  # the next batch; random numbers drawn in this exchange
         self._kept, self._rows = cohort.kept, cohort.rows(part) if cohort.kept else ()
         self.memory = {name: kept[self._rows] for name, kept in self._kept.items()}
-        self._ahead = max(1, cohort.simulation.expected.get(self.draws, 1))
+        self._ahead = max(1, cohort.simulation.expected.get(self.drawn, 1))
         self._batches: Iterator[Any] = iter(())
 
-    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
+    @property
+    def draws(self) -> int:
+        """How many batches this round has drawn. An exchange that drew random numbers counts as one at least, so that
+        the next exchange gets other numbers."""
+        return max(self._next, self.drawn + bool(self._uniforms))
+
+    @property
+    def samples(self) -> Tensor:
+        return self.problem.sizes[self.ids][..., None].to(self.problem.dtype)
+
+    def uniform(self) -> Tensor:
+        key = rng.fold(rng.fold(rng.fold(self.key, UNIFORM), self.drawn), self._uniforms)
+        self._uniforms += 1
+        # A number just below 1 would be rounded to 1 in float32.
+        below_one = 1 - torch.finfo(self.problem.dtype).eps / 2
+        return rng.uniform(key)[..., None].to(self.problem.dtype).clamp(max=below_one)
+
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
+        if active is None:
+            return self._gradients(points)
+        if self.count and rng.near(active) and not bool(active.any()):  # nobody works; the batch keeps its number
+            self._batch()
+            return tuple(torch.zeros_like(self._spread(x)) for x in points)
+        return tuple(torch.where(active, g, 0.0) for g in self._gradients(points))
+
+    def _gradients(self, points: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not self.count:  # a process with no client in this round
-            self.draws += 1
+            self._next += 1
             return tuple(self._spread(x) for x in points)
         batch = self._batch()
         if self.stacked:
@@ -163,10 +193,10 @@ class Members:
         """The next batch: as many as were needed last time are drawn in one go, one after the other beyond them."""
         batch = next(self._batches, None)
         if batch is None:
-            draws = torch.arange(self.draws, self.draws + self._ahead, device=self.key.device)
+            draws = torch.arange(self._next, self._next + self._ahead, device=self.key.device)
             self._batches = batches(self.problem, self.ids, rng.fold(self.key, draws.view(-1, *[1] * self.key.dim())))
             self._ahead, batch = 1, next(self._batches)
-        self.draws += 1
+        self._next += 1
         return batch
 
     def full_gradient(self, x: Tensor) -> Tensor:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import wraps
+from typing import Any
 
 from torch import Tensor
 
-from ..core import Around, Client, ClientTask
+from ..core import Around, Client, ClientTask, ClientWrapper
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Counting(Around):
     counts: Counts
     sent: list[Tensor] = field(default_factory=list)  # in this round
     bytes_of: Callable[[Tensor, Sequence[Tensor]], int] | None = None  # a reply's, packed, from what was sent down
+    idle: Any = 0  # gradients in `counts` that nobody computed, of clients that were not active; one for each replica
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         means = self.cohort.average(self._counted(task), *down)
@@ -52,7 +54,10 @@ class Counting(Around):
     def _counted(self, task: ClientTask) -> ClientTask:
         @wraps(task)  # keeps its name and its mark
         def counted(client: Client, *down: Tensor) -> tuple[Tensor, ...]:
-            return task(CountedClient(client, self.counts), *down)
+            watched = CountedClient(client, self.counts)
+            replies = task(watched, *down)
+            self.idle = self.idle + watched.idle
+            return replies
 
         return counted
 
@@ -65,20 +70,25 @@ class Counting(Around):
         self.counts.bytes_up += self.size * sum(weigh(reply, down) for reply in up)
 
 
-class CountedClient:
-    """A client whose gradient evaluations are counted."""
+class CountedClient(ClientWrapper):
+    """A client whose gradient evaluations are counted: all that were asked for in `counts`, and in `idle` those of
+    clients that were not active, for each replica."""
 
     def __init__(self, client: Client, counts: Counts):
-        self._client, self._counts = client, counts
-        self.memory, self.count = client.memory, client.count
+        super().__init__(client)
+        self._counts = counts
+        self.idle: Any = 0
 
-    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
         self._counts.gradients += len(points) * self.count
-        return self._client.gradients(*points)
+        if active is not None:  # how many are active may differ from round to round: no number for the host
+            inactive = (~active).expand(*active.shape[:-2], self.count, 1)
+            self.idle = self.idle + len(points) * inactive.sum(dim=(-2, -1))
+        return super().gradients(*points, active=active)
 
     def full_gradient(self, x: Tensor) -> Tensor:
         self._counts.full_gradients += self.count
-        return self._client.full_gradient(x)
+        return super().full_gradient(x)
 
 
 def message_bytes(message: Tensor) -> int:

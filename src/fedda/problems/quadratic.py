@@ -17,7 +17,8 @@ class Quadratic:
     """f_k(x) = sum A_k (x - b_k)^2 / 2 on client k; A [K, d] holds the diagonal Hessians, b [K, d] the minima.
 
     A gradient is A_k (x - b_k) + noise xi, xi standard normal in each coordinate, the same at every point of one call.
-    In float64, whatever A and b are given in; `.to(dtype=...)` makes another.
+    In float64, whatever A and b are given in; `.to(dtype=...)` makes another. `sizes` says how many samples each client
+    has, 1 by default: for ``weights="samples"`` and for methods whose clients do unequal work.
 
     >>> Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]]).minimum
     tensor([3.], dtype=torch.float64)
@@ -25,11 +26,11 @@ class Quadratic:
 
     max_rate = float("inf")  # any step size may be right for some Hessian
 
-    def __init__(self, A: Any, b: Any, noise: float = 0.0):
+    def __init__(self, A: Any, b: Any, noise: float = 0.0, sizes: Any = None):
         check("Quadratic", noise=noise)
         self.A, self.b, self.noise = (*_pair(A, b), noise)
         self.clients, self.d = self.A.shape
-        self.sizes = torch.ones(self.clients, dtype=torch.int64, device=self.A.device)
+        self.sizes = _sizes(sizes, self.clients).to(self.A.device)
 
     @property
     def device(self) -> torch.device:
@@ -87,6 +88,13 @@ class Quadratic:
         some = mine(self.clients)
         losses = (self.A[some] * (x[..., None, :] - self.b[some]) ** 2).sum(dim=-1, dtype=torch.float64) / 2
         return {"train_loss": ((losses * weights[some]).sum(dim=-1), weights[some].sum())}
+
+
+def _sizes(sizes: Any, clients: int) -> Tensor:
+    found = torch.ones(clients, dtype=torch.int64) if sizes is None else torch.as_tensor(sizes)
+    if found.shape != (clients,) or found.is_floating_point() or bool((found < 1).any()):
+        raise ValueError(f"Quadratic: sizes must be {clients} whole numbers >= 1, one for each client, got {sizes!r}")
+    return found.to(torch.int64)
 
 
 def _pair(A: Any, b: Any) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Around, Client, ClientTask
+from ..core import Around, Client, ClientTask, ClientWrapper
 
 Tensors = tuple[Tensor, ...]
 
@@ -84,21 +84,17 @@ def exchange(down: Tensors, parts: list[Part], means: Tensors = ()) -> Exchange:
     return Exchange(down, calls, tuple(map(joined, zip(*(replies for _, replies in parts), strict=True))), means)
 
 
-class RecordedClient:
+class RecordedClient(ClientWrapper):
     """A client whose gradients are written down, with the points they are of."""
 
     def __init__(self, client: Client):
-        self._client = client
-        self.memory, self.count = client.memory, client.count
+        super().__init__(client)
         self.calls: list[Call] = []
 
-    def gradients(self, *points: Tensor) -> Tensors:
-        found = self._client.gradients(*points)
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> Tensors:
+        found = super().gradients(*points, active=active)
         self.calls.append(Call(*(tuple(spread(v, self.count) for v in own) for own in (points, found))))
         return found
-
-    def full_gradient(self, x: Tensor) -> Tensor:
-        return self._client.full_gradient(x)
 
 
 def spread(value: Tensor, clients: int) -> Tensor:
