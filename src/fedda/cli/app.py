@@ -18,8 +18,7 @@ import click
 import typer
 
 from .. import __version__, plugins
-from ..engines import Lost, started_by_torchrun
-from ..experiments import Stopped
+from ..processes import Lost, Stopped, started_by_torchrun
 from . import ranks
 
 app = typer.Typer(

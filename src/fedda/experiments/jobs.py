@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..engines import ALONE, Alone
+from ..processes import Stopped
 from ..running import Diverged, Run
 from .config import Experiment, one_line
 from .folder import Folder
@@ -28,14 +29,6 @@ class Progress(Protocol):
     def begin(self, label: str, done: int, rounds: int) -> None: ...
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None: ...
     def end(self, label: str, word: str) -> None: ...
-
-
-class Stopped(Exception):
-    """Somebody stopped the run (Ctrl-C, SIGTERM, a closed terminal); it can go on from its checkpoint."""
-
-    def __init__(self, signal_number: int, words: str):
-        super().__init__(f"stopped by {signal.Signals(signal_number).name}, {words}")
-        self.signal = signal_number
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from typing import Any
 from fedda.report.files import replace
 
 from ...files import alone
+from ...processes import Stopped
 from ..folder import Folder
-from ..jobs import MEMORY, Progress, Stopped
+from ..jobs import MEMORY, Progress
 from ..runner import built, run
 from ..sweep import search
 from .estimate import TIMES
