@@ -218,6 +218,23 @@ def test_a_public_name_is_imported_on_its_first_use():
     assert names & set(fedda.__all__) == {"aggregation", "algorithms", "engines"}
 
 
+POSIX = {"fcntl", "grp", "pty", "pwd", "resource", "termios"}  # modules that Windows does not have
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_windows_can_import_it(path):
+    """No import at the level of a module, and no name of os or signal without a look whether it is there."""
+    tree = ast.parse(path.read_text())
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in inside:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            assert not POSIX & set(names), f"{path.name}:{node.lineno}: {names}"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            whole = f"{node.value.id}.{node.attr}"
+            assert whole not in ("signal.SIGHUP", "signal.SIGPIPE", "signal.SIGKILL"), f"{path.name}:{node.lineno}"
+
+
 def tracked():
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -15,16 +14,20 @@ from typing import Any
 def taken(handle: int, wait: bool = False) -> bool:
     """Take an open file or folder for this process until it is closed, or the process ends, however it ends.
 
-    False where another process has it; with `wait`, when that one has let go of it. Where a file system has no locks,
-    everyone has it.
+    The answer is False where another process has it; with `wait`, the answer comes when that process has let go of it.
+    Where a file system has no locks, everyone has it.
     """
+    from filelock import lock_descriptor
+
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
+        return lock_descriptor(handle, blocking=wait)
     except OSError:
-        pass
-    return True
+        return True
+
+
+def open_folder(path: Path) -> int | None:
+    """A handle of a folder, to lock it or to write it to the disk; None on Windows, which has no such handles."""
+    return None if os.name == "nt" else os.open(path, os.O_RDONLY)
 
 
 @contextmanager
@@ -58,7 +61,7 @@ def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
         with open(handle, "wb") as file:
-            if mode is not None:
+            if mode is not None and hasattr(os, "fchmod"):
                 os.fchmod(handle, mode)
             file.write(content)
             file.flush()
@@ -68,11 +71,12 @@ def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)  # on a full disk its space is needed
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    folder = open_folder(path.parent)
+    if folder is not None:
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -57,7 +57,7 @@ def main() -> None:
         code = mistake(str(why))
     except BrokenPipeError:  # `fedda list | head -1`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 128 + signal.SIGPIPE
+        code = 128 + 13  # SIGPIPE, which Windows does not name
     except OSError as why:
         code = mistake(f"cannot write: {place_and_reason(why)}")
     except Stopped as why:

@@ -167,7 +167,8 @@ def show(found: dict[str, Any]) -> None:
         table(HEADS, rows(own["algorithms"]), f"{about}, {many}{noise}")
     for name, own in found.get("scaling", {}).items():
         table(["algorithm", "quantity", "value", *GROWTH, "to plain"], growth(own), f"{name}: how the cost grows")
-    print(f"most memory this process held: {size(1e6 * found['process_peak_mb'])}")
+    if found["process_peak_mb"] is not None:
+        print(f"most memory this process held: {size(1e6 * found['process_peak_mb'])}")
 
 
 HEADS = (

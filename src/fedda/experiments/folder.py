@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..files import json_lines, taken
+from ..files import json_lines, open_folder, taken
 
 ROWS = ("metrics.jsonl", "timings.jsonl")
 SWEEP = ("sweep.toml", "sweep.json", "best.toml")
@@ -43,6 +43,7 @@ class Folder:
         self.path, self.checkpoints = path, path / "checkpoint"
         self.state: dict[str, Any] = {"rows": dict.fromkeys(ROWS, 0), "algorithms": {}}
         self.handle: int | None = None
+        self.ours = False  # whether this process has the folder
 
     @property
     def holds_run(self) -> bool:
@@ -75,7 +76,7 @@ class Folder:
                 os.rename(stage.path, self.path)
         except BaseException as why:
             with suppress(OSError):
-                if stage.handle is not None:  # else it may be another run's
+                if stage.ours:  # else it may be another run's
                     stage.clear()
             for p in (stage.checkpoints, stage.path, *made):
                 with suppress(OSError):
@@ -84,7 +85,7 @@ class Folder:
             if isinstance(why, OSError):  # the user knows the place, not the stage
                 why.filename, why.filename2 = str(self.path), None
             raise
-        self.state, self.handle = stage.state, stage.handle
+        self.state, self.handle, self.ours = stage.state, stage.handle, stage.ours
 
     def clear(self) -> None:
         """Remove what a run wrote, and nothing else."""
@@ -96,17 +97,17 @@ class Folder:
                 path.unlink()
 
     def lock(self) -> None:
-        """Keep other runs out until `release`, or until this process ends, however it ends."""
-        handle = os.open(self.checkpoints, os.O_RDONLY)
-        if not taken(handle):
+        """Keep other runs out until `release`, or until this process ends, however it ends; Windows lets them in."""
+        handle = open_folder(self.checkpoints)
+        if handle is not None and not taken(handle):
             os.close(handle)
             raise ValueError(f"{self.path}: another run is writing into it; wait for it, or give another --out")
-        self.handle = handle
+        self.handle, self.ours = handle, True
 
     def release(self) -> None:
         if self.handle is not None:
             os.close(self.handle)
-            self.handle = None
+        self.handle, self.ours = None, False
 
     def open(self) -> None:
         """Back to the last checkpoint: everything is checked, then what was written after it is removed."""
@@ -230,9 +231,10 @@ class Folder:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)  # on a full disk its space is wanted
             raise
-        handle = os.open(final.parent, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+        handle = open_folder(final.parent)
+        if handle is not None:
+            os.fsync(handle)
+            os.close(handle)
 
 
 def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

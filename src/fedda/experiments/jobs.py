@@ -167,7 +167,8 @@ def stop_signals() -> Iterator[list[int]]:
     seen: list[int] = []
     usual: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-        usual = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+        usual = {s: signal.getsignal(s) for s in (getattr(signal, name) for name in names)}
     # What the caller ignores (nohup, a shell's background job) or has not set through Python stays as it is.
     usual = {s: handler for s, handler in usual.items() if handler not in (signal.SIG_IGN, None)}
 
