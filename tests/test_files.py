@@ -1,10 +1,15 @@
 """The files of runs: who has them, and that they are whole."""
 
 import errno
+import os
+import re
+import stat
 import subprocess
 import sys
 import threading
 import time
+from itertools import product
+from pathlib import Path
 
 import filelock
 import pytest
@@ -55,6 +60,47 @@ def test_a_file_system_without_locks_lets_everybody_in(tmp_path, monkeypatch):
     monkeypatch.setattr(filelock, "lock_descriptor", refuses)
     with files.alone(tmp_path / "one") as first, files.alone(tmp_path / "one") as second:
         assert first and second
+
+
+def test_a_failed_write_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch):
+    file = files.write_whole(tmp_path / "one", "old")
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def interrupted(handle):
+        raise KeyboardInterrupt
+
+    for name, fails in product(("fsync", "replace"), (full, interrupted)):
+        with monkeypatch.context() as broken, pytest.raises((OSError, KeyboardInterrupt)) as why:
+            broken.setattr(f"os.{name}", lambda *given, fails=fails: fails(given[0]))
+            files.write_whole(file, "new")
+        assert fails is interrupted or (why.value.filename, why.value.errno) == (str(file), errno.ENOSPC)
+        assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("one", "old")]
+    with pytest.raises(OSError) as why:
+        files.write_whole(tmp_path / "absent" / "one", "new")
+    assert why.value.filename == str(tmp_path / "absent" / "one")
+
+
+def test_a_secret_is_its_owner_s_from_its_first_byte_on(tmp_path):
+    file = files.write_whole(tmp_path / "secret", b"s", files.PRIVATE)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    before = os.umask(0o077)
+    try:
+        assert stat.S_IMODE(files.write_whole(tmp_path / "open", b"o", 0o644).stat().st_mode) == 0o644
+    finally:
+        os.umask(before)
+
+
+def test_there_is_one_writer_of_whole_files():
+    """A file is renamed into its place in one module; two others rename folders."""
+    source = Path(files.__file__).parent
+    renames = {
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if re.search(r"os\.(replace|rename)\(|mkstemp|NamedTemporaryFile", path.read_text())
+    }
+    assert renames == {"files.py", "data/cache.py", "experiments/folder.py"}
 
 
 @pytest.mark.parametrize("system", ["posix", "nt"])

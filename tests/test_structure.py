@@ -34,13 +34,13 @@ ALLOWED = {
     "algorithms": BASE | {"core", "rules"},
     "aggregation": BASE | {"core"},
     "engines": BASE | {"aggregation", "compiling", "core", "processes", "recording"},
-    "data": BASE,
-    "problems": BASE | {"compiling", "data", "recording"},
+    "data": BASE | {"files"},
+    "problems": BASE | {"compiling", "data", "files", "recording"},
     "arguments": BASE | {"aggregation", "engines"},
     "running": BASE | {"aggregation", "arguments", "core", "engines"},
     "training": BASE | {"arguments", "core", "running"},
     "costs": BASE | {"problems", "running"},
-    "report": set(),
+    "report": {"files"},
     "progress": set(),
     "experiments": BASE
     | {"aggregation", "core", "algorithms", "engines", "data", "files", "presets", "problems", "report", "rules"}
@@ -52,7 +52,19 @@ ALLOWED = {
     | {"core", "algorithms", "engines", "experiments", "problems", "report", "rules", "running", "__init__"},
     "deploy": BASE | {"aggregation", "core", "engines", "files", "problems", "running", "__init__"},
     "cli": BASE
-    | {"arguments", "bench", "data", "listing", "plugins", "problems", "experiments", "report", "progress", "__init__"}
+    | {
+        "arguments",
+        "bench",
+        "data",
+        "files",
+        "listing",
+        "plugins",
+        "problems",
+        "experiments",
+        "report",
+        "progress",
+        "__init__",
+    }
     | {"deploy", "engines", "plan", "processes", "theory"},
     "__main__": {"cli"},
     "__init__": BASE

@@ -115,7 +115,7 @@ def write_docs(out: Path) -> None:
     """The page and the README's part, in the checkout that the command is given in."""
     from ..experiments.reproduce import readme
     from ..experiments.reproduce.page import page
-    from ..report.files import replace
+    from ..files import write_whole
 
     if not Path("docs").is_dir() or not Path("README.md").is_file():
         raise ValueError("reproduce: --docs writes docs/reproduction.md and README.md: run it in a checkout")
@@ -124,7 +124,7 @@ def write_docs(out: Path) -> None:
         (Path("docs/reproduction.md"), page(out, os.path.relpath(out, "docs"))),
         (Path("README.md"), text),
     ):
-        replace(path, new)
+        write_whole(path, new)
         print(f"written: {path}")
 
 

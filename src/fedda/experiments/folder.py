@@ -10,8 +10,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..files import json_lines, open_folder, taken
+from ..files import json_lines, named, open_folder, taken, unfinished, write_whole
 
 ROWS = ("metrics.jsonl", "timings.jsonl")
 SWEEP = ("sweep.toml", "sweep.json", "best.toml")
@@ -30,7 +29,6 @@ PATTERNS = (
     "sweep-*.png",
     "tensorboard/*/events.out.tfevents.*",
     "checkpoint/*.safetensors",
-    "checkpoint/*.safetensors.tmp",
 )
 
 
@@ -91,10 +89,11 @@ class Folder:
         """Remove what a run wrote, and nothing else."""
         for name in OURS:
             (self.path / name).unlink(missing_ok=True)
-            (self.path / f"{name}.tmp").unlink(missing_ok=True)
         for pattern in PATTERNS:
             for path in self.path.glob(pattern):
                 path.unlink()
+        for path in unfinished(self.path, (*OURS, *PATTERNS)):
+            path.unlink()
 
     def lock(self) -> None:
         """Keep other runs out until `release`, or until this process ends, however it ends; Windows lets them in."""
@@ -132,13 +131,15 @@ class Folder:
             ) from None
         for name in ROWS:
             os.truncate(self.path / name, self.state["rows"][name])
-        for path in (*self.checkpoints.glob("*.safetensors"), *self.checkpoints.glob("*.tmp")):
+        for path in self.checkpoints.glob("*.safetensors"):
             if path.name not in files:
                 path.unlink()
+        for path in unfinished(self.path, (*ROWS, "checkpoint/*")):
+            path.unlink()
         self.note_failures()
 
     def append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        with _named(self.path / name), open(self.path / name, "ab") as file:
+        with named(self.path / name), open(self.path / name, "ab") as file:
             file.write(json_lines(rows))
 
     def save(self, label: str, tensors: dict[str, Tensor], **facts: Any) -> None:
@@ -219,22 +220,7 @@ class Folder:
         self.write("checkpoint/state.json", json.dumps(self.state, indent=1) + "\n")
 
     def write(self, name: str, content: str | bytes) -> None:
-        """The whole file or the old one, durable before it gets its name."""
-        final, temporary = self.path / name, self.path / f"{name}.tmp"
-        try:
-            with _named(final), open(temporary, "wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, final)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)  # on a full disk its space is wanted
-            raise
-        handle = open_folder(final.parent)
-        if handle is not None:
-            os.fsync(handle)
-            os.close(handle)
+        write_whole(self.path / name, content)
 
 
 def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -246,13 +232,3 @@ def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         found[name] = tensor.clone() if place in seen else tensor
         seen.add(place)
     return found
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """A failed write does not say by itself which file it was."""
-    try:
-        yield
-    except OSError as why:
-        why.filename = str(path)
-        raise
