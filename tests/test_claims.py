@@ -984,7 +984,7 @@ def test_write_leaves_the_claims_of_one_run(tmp_path):
 
 
 def test_the_end_of_a_run_is_about_its_own_figure(tmp_path, capsys):
-    from fedda.cli.claims import print_verdicts
+    from fedda.cli.verdicts import print_verdicts
 
     world = changed(paper(), {("cifar10", "fedcm", "test_accuracy"): 0.9})
     place = folder(tmp_path / "a", world["cifar10"], "cifar10")
@@ -999,7 +999,7 @@ def test_the_end_of_a_run_is_about_its_own_figure(tmp_path, capsys):
 
 
 def test_the_end_of_a_run_says_what_qualifies_it(tmp_path, capsys):
-    from fedda.cli.claims import print_verdicts
+    from fedda.cli.verdicts import print_verdicts
 
     place = stand_in(tmp_path / "a", {n: paper()["cifar10"][n] for n in ("fedda-mvr", "stem")}, seeds=[0])
     print_verdicts(place)

@@ -6,12 +6,14 @@ import importlib.util
 import pkgutil
 import re
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
 import fedda
+from commands import ENVIRONMENT
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "fedda"
@@ -26,23 +28,24 @@ ALLOWED = {
     "rng": set(),
     "presets": {"checks"},
     "plugins": set(),
+    "processes": set(),
     "registry": {"checks", "plugins", "presets"},
     "core": {"checks"},
     "rules": BASE,
     "algorithms": BASE | {"core", "rules"},
     "aggregation": BASE | {"core"},
-    "engines": BASE | {"aggregation", "compiling", "core", "recording"},
-    "data": BASE,
-    "problems": BASE | {"compiling", "data", "recording"},
+    "engines": BASE | {"aggregation", "compiling", "core", "processes", "recording"},
+    "data": BASE | {"files"},
+    "problems": BASE | {"compiling", "data", "files", "recording"},
     "arguments": BASE | {"aggregation", "engines"},
     "running": BASE | {"aggregation", "arguments", "core", "engines"},
     "training": BASE | {"arguments", "core", "running"},
     "costs": BASE | {"problems", "running"},
-    "report": set(),
+    "report": {"files"},
     "progress": set(),
     "experiments": BASE
     | {"aggregation", "core", "algorithms", "engines", "data", "files", "presets", "problems", "report", "rules"}
-    | {"running", "__init__"},
+    | {"processes", "running", "__init__"},
     "listing": BASE | {"aggregation", "costs", "presets", "problems", "experiments"},
     "bench": BASE | {"core", "engines", "problems", "running", "report", "__init__"},
     "plan": BASE | {"bench", "core", "engines", "experiments", "problems", "running"},
@@ -50,8 +53,20 @@ ALLOWED = {
     | {"core", "algorithms", "engines", "experiments", "problems", "report", "rules", "running", "__init__"},
     "deploy": BASE | {"aggregation", "core", "engines", "files", "problems", "running", "__init__"},
     "cli": BASE
-    | {"arguments", "bench", "data", "listing", "plugins", "problems", "experiments", "report", "progress", "__init__"}
-    | {"deploy", "engines", "plan", "theory"},
+    | {
+        "arguments",
+        "bench",
+        "data",
+        "files",
+        "listing",
+        "plugins",
+        "problems",
+        "experiments",
+        "report",
+        "progress",
+        "__init__",
+    }
+    | {"deploy", "engines", "plan", "processes", "theory"},
     "__main__": {"cli"},
     "__init__": BASE
     | {"aggregation", "core", "rules", "algorithms", "engines", "problems", "running", "training", "data"},
@@ -170,6 +185,62 @@ def test_every_algorithm_has_a_runnable_example_and_a_reference():
         assert entry.reference and entry.summary.endswith("."), entry.name
     for cls in (fedda.algorithms.fedavg.FedAvg, fedda.algorithms.fedda.FedDA):
         assert ">>>" in cls.__doc__
+
+
+SLOW = ("torch", "numpy", "matplotlib", "sklearn", "pydantic", "flwr")  # each takes a good part of a second to import
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--help",), ("--version",), ("list", "--help"), ("run", "--help"), ("data", "show", "--help")],
+    ids=" ".join,
+)
+def test_the_command_line_helps_before_torch_is_imported(words):
+    code = (
+        "import sys\n"
+        "from fedda.cli import main\n"
+        f"sys.argv = ['fedda', *{words!r}]\n"
+        "try:\n    main()\n"
+        f"finally:\n    print([name for name in {SLOW!r} if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]") and "fedda" in done.stdout
+
+
+def test_a_public_name_is_imported_on_its_first_use():
+    """`dir` shows the public names, and a module of the package does not replace one of them."""
+    code = (
+        "import sys, fedda, fedda.registry\n"
+        "assert sorted(dir(fedda)) == sorted([*fedda.__all__, '__version__'])\n"
+        "assert fedda.registry.algorithms.known == {}\n"
+        "assert 'fedavg' in fedda.registry.algorithms.entries\n"
+        "from fedda import *\n"
+        "assert make is fedda.make is fedda.registry.make and train is fedda.training.train\n"
+        "assert prox is fedda.rules.prox and prox.L1 and engines.World and algorithms.stem\n"
+        "assert not hasattr(fedda, 'nothing') and not hasattr(fedda, '_nothing')\n"
+        "print([name for name in ('matplotlib', 'sklearn', 'pydantic', 'typer', 'rich') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+    names = {path.stem for path in SOURCE.glob("*.py")} | {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert names & set(fedda.__all__) == {"aggregation", "algorithms", "engines"}
+
+
+POSIX = {"fcntl", "grp", "pty", "pwd", "resource", "termios"}  # modules that Windows does not have
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_windows_can_import_it(path):
+    """No import at the level of a module, and no name of os or signal without a look whether it is there."""
+    tree = ast.parse(path.read_text())
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in inside:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            assert not POSIX & set(names), f"{path.name}:{node.lineno}: {names}"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            whole = f"{node.value.id}.{node.attr}"
+            assert whole not in ("signal.SIGHUP", "signal.SIGPIPE", "signal.SIGKILL"), f"{path.name}:{node.lineno}"
 
 
 def tracked():

@@ -8,13 +8,7 @@
 True
 """
 
-from . import aggregation, algorithms, engines
-from .core import Algorithm, Client, Cohort, Problem, on_client, step_counter
-from .problems import Quadratic, load, problem
-from .registry import make
-from .rules import estimators, preconditioners, prox, schedules
-from .running import Diverged, Run
-from .training import History, Result, rounds, train
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -43,3 +37,42 @@ __all__ = [
     "step_counter",
     "train",
 ]
+
+if TYPE_CHECKING:
+    from . import aggregation, algorithms, engines
+    from .core import Algorithm, Client, Cohort, Problem, on_client, step_counter
+    from .problems import Quadratic, load, problem
+    from .registry import make
+    from .rules import estimators, preconditioners, prox, schedules
+    from .running import Diverged, Run
+    from .training import History, Result, rounds, train
+else:
+    # Torch takes seconds to import, so each name is imported on its first use. A public name must not be the name of a
+    # module of the package: importing that module would replace it.
+    _HOMES = {
+        "core": ("Algorithm", "Client", "Cohort", "Problem", "on_client", "step_counter"),
+        "problems": ("Quadratic", "load", "problem"),
+        "registry": ("make",),
+        "running": ("Diverged", "Run"),
+        "training": ("History", "Result", "rounds", "train"),
+    }
+    _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+    _RULES = ("estimators", "preconditioners", "prox", "schedules")
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name, or a module of the package, on its first use."""
+        from importlib import import_module
+
+        if name in _HOME_OF:
+            return getattr(import_module(f"fedda.{_HOME_OF[name]}"), name)
+        path = f"fedda.rules.{name}" if name in _RULES else f"fedda.{name}"
+        try:
+            if not name.startswith("_"):
+                return import_module(path)
+        except ModuleNotFoundError as why:
+            if why.name != path:
+                raise
+        raise AttributeError(f"module 'fedda' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted([*__all__, "__version__"])

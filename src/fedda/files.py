@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -15,16 +14,20 @@ from typing import Any
 def taken(handle: int, wait: bool = False) -> bool:
     """Take an open file or folder for this process until it is closed, or the process ends, however it ends.
 
-    False where another process has it; with `wait`, when that one has let go of it. Where a file system has no locks,
-    everyone has it.
+    The answer is False where another process has it; with `wait`, the answer comes when that process has let go of it.
+    Where a file system has no locks, everyone has it.
     """
+    from filelock import lock_descriptor
+
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
+        return lock_descriptor(handle, blocking=wait)
     except OSError:
-        pass
-    return True
+        return True
+
+
+def open_folder(path: Path) -> int | None:
+    """A handle of a folder, to lock it or to write it to the disk; None on Windows, which has no such handles."""
+    return None if os.name == "nt" else os.open(path, os.O_RDONLY)
 
 
 @contextmanager
@@ -48,31 +51,63 @@ def alone(path: Path, wait: bool = False) -> Iterator[bool]:
 PRIVATE = 0o600  # the mode of a file that holds a secret, whatever the umask
 
 
-def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
+def write_whole(path: Path, content: str | bytes, mode: int | None = None) -> Path:
     """Write a file so that it is whole, or still the old one, at any moment, and on the disk before it gets its name.
 
     With `mode` it has that mode from its first byte on, whatever the umask.
+    An error of the system names the file, and nothing is left of the attempt.
+
+    >>> import tempfile
+    >>> write_whole(Path(tempfile.mkdtemp()) / "a.txt", "ö").read_bytes()
+    b'\\xc3\\xb6'
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
-        with open(handle, "wb") as file:
-            if mode is not None:
-                os.fchmod(handle, mode)
-            file.write(content)
-            file.flush()
-            os.fsync(handle)
-        os.replace(temporary, path)
-    except OSError:
+        with named(path):
+            temporary.unlink(missing_ok=True)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+            with open(handle, "wb") as file:
+                if mode is not None and hasattr(os, "fchmod"):
+                    os.fchmod(handle, mode)
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(handle)
+            os.replace(temporary, path)
+    except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)  # on a full disk its space is needed
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    folder = open_folder(path.parent)
+    if folder is not None:
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    return path
+
+
+def unfinished(folder: Path, names: Iterable[str]) -> list[Path]:
+    """What writers that were killed left of these files; the names may be patterns.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("rows.jsonl", "rows.jsonl.12.tmp", "rows.jsonl.mine.tmp"):
+    ...     (folder / name).touch()
+    >>> [path.name for path in unfinished(folder, ["rows.jsonl"])]
+    ['rows.jsonl.12.tmp']
+    """
+    return [path for name in names for path in folder.glob(f"{name}.*.tmp") if path.suffixes[-2][1:].isdigit()]
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """An error of the system inside the block names this file: a failed write does not do so by itself."""
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        yield
+    except OSError as why:
+        if why.errno is not None:
+            why.filename, why.filename2 = str(path), None
+        raise
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

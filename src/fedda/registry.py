@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class Entry:
 
 @dataclass
 class Registry:
-    """The things of one kind by name.
+    """The things of one kind by name; the built-in ones are those that the package `home` registers.
 
     >>> Registry("algorithm").find("fedavg")
     Traceback (most recent call last):
@@ -55,7 +56,15 @@ class Registry:
     """
 
     kind: str
-    entries: dict[str, Entry] = field(default_factory=dict)
+    home: str | None = None
+    known: dict[str, Entry] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """All of them. The package is imported on the first use, so that `import fedda` stays fast."""
+        if self.home is not None:
+            importlib.import_module(self.home)
+        return self.known
 
     def add(
         self,
@@ -101,12 +110,12 @@ class Registry:
         return iter(self.entries.values())
 
 
-algorithms = Registry("algorithm")
-engines = Registry("engine")
-datasets = Registry("data set")
-partitions = Registry("partition")
-models = Registry("model")
-proxes = Registry("prox")
+algorithms = Registry("algorithm", "fedda.algorithms")
+engines = Registry("engine", "fedda.engines")
+datasets = Registry("data set", "fedda.data")
+partitions = Registry("partition", "fedda.data")
+models = Registry("model", "fedda.problems")
+proxes = Registry("prox", "fedda.rules.prox")
 
 
 def make(name: str, *, preset: str | None = None, **hyper: Any) -> Algorithm:

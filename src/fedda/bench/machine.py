@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -39,7 +38,14 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def process_peak_mb() -> float:
-    """The most memory this process has held: of everything measured, since growth belongs to nobody alone."""
+def process_peak_mb() -> float | None:
+    """The most memory this process has held: of everything measured, since growth belongs to nobody alone.
+
+    None on Windows, which does not tell it.
+    """
+    try:
+        import resource
+    except ImportError:
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e6 if sys.platform == "darwin" else 1e3)  # bytes there, kB elsewhere

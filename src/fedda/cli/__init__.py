@@ -1,4 +1,7 @@
-"""The command line, a module a group: `fedda run|sweep|claims|report|reproduce|theory|plan|bench|data|deploy|list`."""
+"""The command line, a module a group: `fedda run|sweep|claims|report|reproduce|theory|plan|bench|data|deploy|list`.
+
+A command imports what it needs when it runs: `fedda --help` imports neither torch nor matplotlib.
+"""
 
 from . import bench, claims, data, deploy, look, plan, reproduce, run, sweep, theory  # noqa: F401  each adds its commands to the app
 from .app import main

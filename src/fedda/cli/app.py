@@ -18,8 +18,7 @@ import click
 import typer
 
 from .. import __version__, plugins
-from ..engines import Lost, started_by_torchrun
-from ..experiments import Stopped
+from ..processes import Lost, Stopped, started_by_torchrun
 from . import ranks
 
 app = typer.Typer(
@@ -58,7 +57,7 @@ def main() -> None:
         code = mistake(str(why))
     except BrokenPipeError:  # `fedda list | head -1`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 128 + signal.SIGPIPE
+        code = 128 + 13  # SIGPIPE, which Windows does not name
     except OSError as why:
         code = mistake(f"cannot write: {place_and_reason(why)}")
     except Stopped as why:

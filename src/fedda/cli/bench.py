@@ -8,21 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.console import Console
 
-from .. import bench as benchmark
-from .. import registry
-from ..arguments import usable_device
-from ..checks import count, nearest, one_of
-from ..problems.measured import threads as so_many
-from ..problems.paths import PRECISIONS
-from ..progress import table
-from ..report.format import size
 from .app import Plugins, app, load_plugins
+
+if TYPE_CHECKING:
+    import torch
 
 
 @app.command(epilog="Example: fedda bench --workload small --algorithms fedavg --out bench.json")
@@ -45,6 +38,12 @@ def bench(
     A step is one local step of all clients that take part; images count once for every gradient. With --scaling, the
     cost of a round is measured against clients, steps, parameters, seeds and the size of the population instead.
     """
+    from .. import bench as benchmark
+    from ..arguments import usable_device
+    from ..checks import count, one_of
+    from ..problems.measured import threads as so_many
+    from ..problems.paths import PRECISIONS
+
     load_plugins(plugin)
     one_of("bench", "--workload", workload, ("all", *benchmark.WORKLOADS))
     one_of("bench", "--precision", precision, ("auto", *PRECISIONS))
@@ -77,6 +76,9 @@ def bench(
 
 
 def chosen(words: str) -> list[str]:
+    from .. import registry
+    from ..checks import nearest
+
     names = [word.strip() for word in words.split(",") if word.strip()]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"bench: --algorithms must be different names by comma, got {words!r}")
@@ -101,6 +103,8 @@ def measured(
     name: str, names: list[str], device: torch.device, precision: str, seconds: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """One workload, and what was found of each algorithm."""
+    from .. import bench as benchmark
+
     workload = benchmark.WORKLOADS[name]
     problem = workload.problem().to(device)
     found = {
@@ -114,6 +118,8 @@ def measured(
 def grown(
     name: str, names: list[str], device: torch.device, precision: str, seconds: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
+    from .. import bench as benchmark
+
     return {
         algorithm: benchmark.scaling(name, algorithm, device, precision, seconds, of(say, name, algorithm))
         for algorithm in names
@@ -127,6 +133,8 @@ def of(say: Callable[[str], None], workload: str, algorithm: str) -> Callable[[s
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
     """What is being done: one line that changes on a terminal, lines elsewhere."""
+    from rich.console import Console
+
     console = Console(stderr=True, markup=False, emoji=False, highlight=False)
     if sys.stderr.isatty() and not console.is_dumb_terminal:
         with console.status("") as status:
@@ -148,6 +156,9 @@ def facts(found: dict[str, Any]) -> str:
 
 
 def show(found: dict[str, Any]) -> None:
+    from ..progress import table
+    from ..report.format import size
+
     print(facts(found))
     for name, own in found.get("workloads", {}).items():
         about = f"{name}: {own['about']} ({own['parameters']:,} parameters)"
@@ -156,7 +167,8 @@ def show(found: dict[str, Any]) -> None:
         table(HEADS, rows(own["algorithms"]), f"{about}, {many}{noise}")
     for name, own in found.get("scaling", {}).items():
         table(["algorithm", "quantity", "value", *GROWTH, "to plain"], growth(own), f"{name}: how the cost grows")
-    print(f"most memory this process held: {size(1e6 * found['process_peak_mb'])}")
+    if found["process_peak_mb"] is not None:
+        print(f"most memory this process held: {size(1e6 * found['process_peak_mb'])}")
 
 
 HEADS = (
@@ -174,6 +186,8 @@ HEADS = (
 
 
 def rows(algorithms: dict[str, Any]) -> Iterator[list[str]]:
+    from ..report.format import size
+
     for name, own in algorithms.items():
         for path, row in own["paths"].items():
             taken = path == own["chosen"]

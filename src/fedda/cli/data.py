@@ -6,20 +6,17 @@ import hashlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from .. import checks, registry
-from ..data import Dataset, open_dataset, split
-from ..data.download import fetch
-from ..data.ondisk import ON_DISK, Download, OnDisk
-from ..problems.loading import CLIENTS, names_owners, options_of
-from ..progress import table
 from .app import Plugins, app, load_plugins
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from ..data import Dataset
+    from ..data.ondisk import Download, OnDisk
 
 data = typer.Typer(rich_markup_mode="rich")
 app.add_typer(data, name="data")
@@ -40,6 +37,10 @@ def list_(plugin: Plugins = None) -> None:
 
     FEDDA_DATA names the folder of the files; `fedda data fetch` brings what is absent.
     """
+    from .. import registry
+    from ..data.ondisk import ON_DISK
+    from ..progress import table
+
     load_plugins(plugin)
     rows = []
     for entry in registry.datasets:
@@ -71,6 +72,8 @@ def fetch_(name: str) -> None:
 
     What is there and whole is not fetched again; what comes is checked against the published checksum.
     """
+    from ..data.download import fetch
+
     bars = Bars()
     try:
         paths = fetch(name, bars.watch)
@@ -84,6 +87,16 @@ class Bars:
     """A bar for each download on a terminal, a line elsewhere."""
 
     def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
         parts = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self.progress = Progress(*parts, TimeRemainingColumn(), console=Console(stderr=True))
         self.live = sys.stderr.isatty()
@@ -130,6 +143,13 @@ def check(name: str, plugin: Plugins = None) -> None:
 
     NAME is a data set (`fedda data list`), a .npz file or a folder of images by class.
     """
+    import numpy as np
+
+    from .. import registry
+    from ..data import open_dataset
+    from ..data.ondisk import ON_DISK
+    from ..progress import table
+
     load_plugins(plugin)
     found = open_dataset(name, fresh=True)
     kept = ON_DISK.get(name)
@@ -178,6 +198,13 @@ def show(
 
     NAME is a data set (`fedda data list`), a .npz file or a folder of images by class.
     """
+    import numpy as np
+
+    from .. import checks, registry
+    from ..data import open_dataset, split
+    from ..data.picture import draw
+    from ..problems.loading import CLIENTS, names_owners, options_of
+
     load_plugins(plugin)
     options = dict(map(word_and_value, option or []))
     entry = registry.partitions.find(partition)
@@ -191,8 +218,6 @@ def show(
         own = names_owners(partition) and found.client is not None
         clients = len(np.unique(found.client)) if own else min(CLIENTS, len(found.y))  # type: ignore[arg-type]
     owner = split(partition, found.y, clients, seed, found.client, **options)
-    from ..data.picture import draw
-
     title = Path(name).stem if name not in registry.datasets.entries else name
     used = options_of(entry) | options
     words = [f"{word} = {value}" for word, value in used.items()] + [f"seed {seed}"] * ("seed" in entry.defaults)

@@ -7,9 +7,6 @@ from typing import Annotated
 
 import typer
 
-from .. import checks, listing, report
-from ..experiments import claims
-from ..progress import table
 from .app import Plugins, app, load_plugins
 
 
@@ -20,6 +17,9 @@ def list_(what: Annotated[str, typer.Argument()] = "all", plugin: Plugins = None
     WHAT is experiments, algorithms (with what they cost), words (of the algorithms), presets, data, partitions, models,
     prox, engines or aggregation.
     """
+    from .. import checks, listing
+    from ..progress import table
+
     load_plugins(plugin)
     kinds = listing.KINDS
     if what not in ("all", *kinds):
@@ -42,6 +42,9 @@ def report_(
     FOLDERS are run folders, as `fedda run` writes them; several are also compared on one page, comparison.html. A
     folder that `fedda sweep` wrote gets a page of its sweep.
     """
+    from .. import report
+    from ..experiments import claims
+
     runs = [folder for folder in folders if not report.is_sweep(folder)]
     if (csv or latex) and not runs:
         raise ValueError("--csv and --latex need a run folder; a sweep's points are in its sweep.json")
@@ -72,6 +75,9 @@ def report_(
 
 def print_choices(folder: Path) -> None:
     """One table of what a sweep chose, and how many points came to nothing."""
+    from .. import report
+    from ..progress import table
+
     sweep = report.read_sweep(folder)
     rows = []
     for own in sweep.algorithms:
@@ -96,6 +102,9 @@ COLUMNS = (
 
 def print_summaries(folders: list[Path]) -> None:
     """One table of final values: mean and standard deviation over seeds."""
+    from .. import report
+    from ..progress import table
+
     found = [(folder.resolve().name, row) for folder in folders for row in report.summary(folder)]
     shown = [c for c in COLUMNS if any(row.get(c) is not None for _, row in found)]
     rows = []

@@ -7,22 +7,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import plan as planning
-from ..arguments import usable_device
-from ..checks import count
-from ..experiments import find
-from ..experiments.choose import choose
-from ..experiments.config import Experiment
-from ..plan.rows import rounds_of
-from ..progress import table
-from ..report.format import count as many
-from ..report.format import duration, size
 from .app import Plugins, Words, app, load_plugins
 from .bench import progress, refuse_places, short
+
+if TYPE_CHECKING:
+    from .. import plan as planning
+    from ..experiments.config import Experiment
 
 MOST = 2**31 - 1  # clients: they are drawn with 31 bits
 
@@ -60,6 +54,13 @@ def plan(
     EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file. A client keeps as many samples, on average,
     as it has there; the seeds run together.
     """
+    from .. import plan as planning
+    from ..arguments import usable_device
+    from ..checks import count
+    from ..experiments import find
+    from ..experiments.choose import choose
+    from ..plan.rows import rounds_of
+
     load_plugins(plugin)
     count("plan", "--gpus", gpus, at_most=65536)
     for word, value in (("--link", link), ("--latency", latency), ("--seconds", seconds)):
@@ -95,6 +96,8 @@ def plan(
 
 
 def sized(wanted: Experiment, clients: str | None, cohort: str | None) -> planning.Size:
+    from ..plan import Size
+
     full = wanted.completed()
     there = full.problem.clients
     if clients is None and there is None:
@@ -105,7 +108,7 @@ def sized(wanted: Experiment, clients: str | None, cohort: str | None) -> planni
     if taking > population:
         raise ValueError(f"plan: --clients {population} is less than the cohort, {taking}: give --cohort, too")
     every = full.every or 1
-    return planning.Size(population, taking, full.rounds, 1 + -(-full.rounds // every))
+    return Size(population, taking, full.rounds, 1 + -(-full.rounds // every))
 
 
 def whole(word: str, text: str, most: int) -> int:
@@ -120,19 +123,23 @@ def whole(word: str, text: str, most: int) -> int:
 
 
 def saved(path: Path, wanted: Experiment) -> planning.Profile:
+    from ..plan import Profile
+
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as why:
         raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
     except ValueError:
         found = None
-    known = planning.Profile.of(found.get("profile") if isinstance(found, dict) else None, str(path))
+    known = Profile.of(found.get("profile") if isinstance(found, dict) else None, str(path))
     known.refuse_other(wanted, str(path))
     return known
 
 
 def given(known: planning.Link | None, gbit: float | None, microseconds: float | None) -> planning.Link:
     """The user's network, where it is told; else what was measured."""
+    from .. import plan as planning
+
     if gbit is not None and microseconds is not None:
         return planning.Link(microseconds / 1e6, gbit * 1e9 / 8)
     known = planning.measured_link() if known is None else known
@@ -148,6 +155,9 @@ HEADS = (
 
 
 def show(wanted: Experiment, known: planning.Profile, asked: planning.Size, lines: list[dict[str, Any]]) -> None:
+    from ..progress import table
+    from ..report.format import size
+
     about = f"{wanted.name}: {asked.cohort:,} of {asked.clients:,} clients a round, {asked.rounds:,} rounds"
     about += f", {known.replicas} seeds, {known.parameters:,} parameters"
     table(HEADS, rows(asked, lines), about)
@@ -166,16 +176,18 @@ def show(wanted: Experiment, known: planning.Profile, asked: planning.Size, line
 
 
 def rows(asked: planning.Size, lines: list[dict[str, Any]]) -> Iterator[list[str]]:
+    from ..report.format import count, duration, size
+
     for line in lines:
         took = line["seconds_per_round"]
         yield [
             line["algorithm"],
             str(line["processes"]),
-            many(line["clients_per_process"]),
+            count(line["clients_per_process"]),
             size(line["memory_bytes"]["total"]) + ("" if line["fits"] else " (!)"),
             size(line["memory_bytes"]["client_memory"]),
             size(line["message_bytes"]),
-            f"{many(line['rows_away'])} ({line['rows_share']:.1%})" if line["memory_bytes"]["client_memory"] else "–",
+            f"{count(line['rows_away'])} ({line['rows_share']:.1%})" if line["memory_bytes"]["client_memory"] else "–",
             size(line["wire_bytes"]["all_reduce"] + line["wire_bytes"]["rows"]),
             *(f"{short(1e3 * took[part])} ms" for part in ("compute", "exchange", "total")),
             duration(asked.rounds * took["total"]),

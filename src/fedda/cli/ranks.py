@@ -6,11 +6,13 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..engines import World, join, started_by_torchrun
-from ..engines.joining import local_rank
-from ..experiments.ranks import SINGLE, Ranks
+from ..processes import local_rank, started_by_torchrun
+
+if TYPE_CHECKING:
+    from ..engines import World
+    from ..experiments.ranks import Ranks
 
 GRACE = 2.0  # seconds in which a rank may end by itself after another has failed: most mistakes are everybody's
 HERE: list[World] = []  # the world, once it is joined
@@ -20,6 +22,9 @@ def enter(shard: str) -> Ranks:
     """The ranks of this command: one, or those that torchrun has started."""
     if shard not in ("clients", "replicas"):
         raise ValueError(f"--shard must be 'clients' or 'replicas', got {shard!r}")
+    from ..engines import join
+    from ..experiments.ranks import SINGLE, Ranks
+
     if not started_by_torchrun():
         if shard == "replicas":
             raise ValueError("--shard is for several processes: torchrun --nproc-per-node=2 -m fedda ...")

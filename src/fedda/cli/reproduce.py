@@ -5,22 +5,16 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..experiments import Stopped
-from ..experiments.reproduce import Part, Plan, estimate, plan, readme
-from ..experiments.reproduce import smoke as small
-from ..experiments.reproduce.pack import pack
-from ..experiments.reproduce.page import page
-from ..experiments.reproduce.restore import restore
-from ..experiments.reproduce.work import Reproduction, commit_here
-from ..progress import table, watcher
-from ..report.files import replace
-from ..report.format import count, duration, plain
+from ..processes import Stopped
 from .app import Plugins, app, load_plugins, say
 from .run import refuse_how
+
+if TYPE_CHECKING:
+    from ..experiments.reproduce import Part, Plan, estimate
 
 
 @app.command(epilog="Example: fedda reproduce cifar10 variants --device cuda --minutes 9.5")
@@ -57,6 +51,10 @@ def reproduce(
     of figures, not the same ones (--smoke alone lists them). The same command in several processes at a time shares
     what is left between them.
     """
+    from ..experiments.reproduce import estimate, plan
+    from ..experiments.reproduce.pack import pack
+    from ..experiments.reproduce.restore import restore
+
     load_plugins(plugin)
     refuse_how("auto", device, precision, None, False, False, 5.0)
     if sum((shows_plan, docs, smoke)) > 1 or (keep is not None and not smoke):
@@ -85,6 +83,9 @@ def go(
 ) -> str:  # fmt: skip
     """Run until all is done or the time is over, and say what stood in the way, if something did; a signal leaves a
     checkpoint and the command that goes on."""
+    from ..experiments.reproduce.work import Reproduction, commit_here
+    from ..progress import watcher
+
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes must be a number > 0, got {minutes}")
     watch = watcher([])
@@ -101,6 +102,9 @@ def go(
 
 def print_plan(lines: list[estimate.Line]) -> None:
     """One row a part; seconds are of what is left, on the device that the figures in estimate.py were measured on."""
+    from ..progress import table
+    from ..report.format import count, duration
+
     rows = [[line.part, str(line.runs), str(line.done), count(line.steps), duration(line.seconds)] for line in lines]
     total = [sum(getattr(line, word) for line in lines) for word in ("runs", "done", "steps", "seconds")]
     rows.append(["all", f"{total[0]}", f"{total[1]}", count(total[2]), duration(total[3])])
@@ -109,6 +113,10 @@ def print_plan(lines: list[estimate.Line]) -> None:
 
 def write_docs(out: Path) -> None:
     """The page and the README's part, in the checkout that the command is given in."""
+    from ..experiments.reproduce import readme
+    from ..experiments.reproduce.page import page
+    from ..files import write_whole
+
     if not Path("docs").is_dir() or not Path("README.md").is_file():
         raise ValueError("reproduce: --docs writes docs/reproduction.md and README.md: run it in a checkout")
     text = readme.filled(Path("README.md").read_text(encoding="utf-8"), out, os.path.relpath(out))
@@ -116,12 +124,16 @@ def write_docs(out: Path) -> None:
         (Path("docs/reproduction.md"), page(out, os.path.relpath(out, "docs"))),
         (Path("README.md"), text),
     ):
-        replace(path, new)
+        write_whole(path, new)
         print(f"written: {path}")
 
 
 def repeat(figures: list[str], keep: Path | None) -> None:
     """Figures in small; exit 1 where a method's curves are farther from the kept ones than the tolerance."""
+    from ..experiments.reproduce import smoke as small
+    from ..progress import table, watcher
+    from ..report.format import plain
+
     if not figures:
         raise ValueError(f"reproduce: --smoke needs a figure: {', '.join(small.names())}")
     wrong = False

@@ -7,25 +7,17 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .. import checks, registry, report
-from ..arguments import usable_device
-from ..engines import Alone
-from ..experiments import Experiment, claims, find
-from ..experiments import run as run_experiment
-from ..experiments.choose import choose, resumed
-from ..experiments.config import parse
-from ..experiments.folder import Folder
-from ..experiments.tensorboard import TensorBoard
-from ..problems.paths import PRECISIONS
-from ..progress import Silence, watcher
 from .app import Plugins, Shard, Words, again, app, load_plugins, place_and_reason
-from .claims import print_verdicts
 from .look import print_summaries
 from .ranks import enter, goes_on, own, speaks
+
+if TYPE_CHECKING:
+    from ..engines import Alone
+    from ..experiments import Experiment
 
 
 def refuse_how(
@@ -33,6 +25,10 @@ def refuse_how(
     save_seconds: float,
 ) -> None:  # fmt: skip
     """Refuse what `run` and `sweep` cannot be told together, or at all."""
+    from .. import checks, registry
+    from ..arguments import usable_device
+    from ..problems.paths import PRECISIONS
+
     if resume and overwrite:
         raise ValueError("--resume and --overwrite exclude each other")
     if not (math.isfinite(save_seconds) and save_seconds >= 0):
@@ -51,6 +47,8 @@ def refuse_how(
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
     """A disk that fills up in the middle of a run: what is there can be gone on with."""
+    from ..experiments.folder import Folder
+
     try:
         yield
     except OSError as why:
@@ -71,6 +69,9 @@ def reporting(place: Path) -> Iterator[None]:
 
 def gone_on(world: Alone, wanted: Experiment, place: Path, rounds: int | None) -> Experiment:
     """The experiment of the folder, which the first rank can see."""
+    from ..experiments.choose import resumed
+    from ..experiments.config import parse
+
     if world.rank:
         return parse(world.share(b"").decode(), str(place))
     found = resumed(wanted, place, rounds)
@@ -105,6 +106,14 @@ def run(
 
     EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file.
     """
+    from .. import report
+    from ..experiments import claims, find
+    from ..experiments import run as run_experiment
+    from ..experiments.choose import choose
+    from ..experiments.tensorboard import TensorBoard
+    from ..progress import Silence, watcher
+    from .verdicts import print_verdicts
+
     ranks = enter(shard)  # first: what fails on one rank alone must be heard by the others
     load_plugins(plugin)
     refuse_how(engine, device, precision, threads, resume, overwrite, save_seconds)

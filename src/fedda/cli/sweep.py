@@ -7,11 +7,6 @@ from typing import Annotated
 
 import typer
 
-from .. import report
-from ..experiments import find
-from ..experiments.choose import choose
-from ..experiments.sweep import Sweep, search
-from ..progress import Silence, watcher
 from .app import Plugins, Shard, Words, app, load_plugins
 from .look import print_choices
 from .ranks import enter, goes_on, own, speaks
@@ -47,6 +42,12 @@ def sweep(
     The best is chosen on a fifth of the training samples that no client trains on, never on the test set. It is written
     to best.toml: `fedda run EXPERIMENT --preset FOLDER/best.toml` runs it.
     """
+    from .. import report
+    from ..experiments import find
+    from ..experiments.choose import choose
+    from ..experiments.sweep import Sweep, search
+    from ..progress import Silence, watcher
+
     ranks = enter(shard)  # first: what fails on one rank alone must be heard by the others
     load_plugins(plugin)
     refuse_how(engine, device, precision, threads, resume, overwrite, save_seconds)

@@ -6,25 +6,16 @@ import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..checks import count
-from ..experiments import find
-from ..experiments.choose import choose
-from ..experiments.config import Experiment
-from ..experiments.folder import Folder
-from ..progress import table
-from ..report.format import plain
-from ..theory.advice import Advice, advise
-from ..theory.constants import SAMPLES
-from ..theory.findings import findings, penalised
-from ..theory.methods import CORRECTED, HEADS
-from ..theory.trial import analysed, trial
-from ..theory.verdicts import verdicts
 from .app import Plugins, Words, app, load_plugins
 from .bench import progress
+
+if TYPE_CHECKING:
+    from ..experiments.config import Experiment
+    from ..theory.advice import Advice
 
 OUT = Path("runs/theory")
 LEAST = 1000  # steps from which on the slope is fitted to what comes after the start
@@ -62,6 +53,12 @@ def theory(
 
     Without EXPERIMENT: six pictures (PNG and SVG) and theory.json, from which `fedda claims` judges C26 to C30.
     """
+    from ..checks import count
+    from ..experiments import find
+    from ..experiments.choose import choose
+    from ..theory.constants import SAMPLES
+    from ..theory.findings import penalised
+
     load_plugins(plugin)
     if experiment is None:
         if label is not None or try_ or words or samples is not None or figures is not None:
@@ -82,7 +79,12 @@ def theory(
 
 
 def measured(out: Path, quick: bool, steps: int, on: str | None) -> None:
+    from ..experiments.folder import Folder
+    from ..progress import table
+    from ..theory.findings import findings
+    from ..theory.methods import CORRECTED, HEADS
     from ..theory.pictures import draw
+    from ..theory.verdicts import verdicts
 
     out.mkdir(parents=True, exist_ok=True)
     with progress() as say:
@@ -103,6 +105,12 @@ def measured(out: Path, quick: bool, steps: int, on: str | None) -> None:
 
 
 def advised(experiment: Experiment, label: str | None, train: bool, samples: int, figures: Path | None) -> None:
+    from ..experiments.folder import Folder
+    from ..progress import table
+    from ..report.format import plain
+    from ..theory.advice import advise
+    from ..theory.trial import analysed, trial
+
     label = analysed(experiment, label)
     algorithm: Any = experiment.build(label)
     problem = experiment.problem.build()
@@ -149,6 +157,8 @@ def advised(experiment: Experiment, label: str | None, train: bool, samples: int
 
 
 def rows(advice: Advice) -> list[tuple[str, str, str]]:
+    from ..report.format import plain
+
     found = advice.found
     numbers = (
         ("L", found.L, "largest curvature of f"),
@@ -168,6 +178,8 @@ def rows(advice: Advice) -> list[tuple[str, str, str]]:
 
 
 def choices(advice: Advice) -> list[list[str]]:
+    from ..report.format import plain
+
     found = []
     for own in (advice.own, advice.proposed, advice.literal):
         numbers = (own.lr, own.w, own.c, own.eta, own.alpha, own.stable)
@@ -176,6 +188,8 @@ def choices(advice: Advice) -> list[list[str]]:
 
 
 def set_words(label: str, advice: Advice) -> str:
+    from ..report.format import plain
+
     own = advice.proposed
     words = [f"{label}.{word}={plain(getattr(own, word), 4)}" for word in ("lr", "w", "c")]
     return "proposed: " + " ".join(f"--set {word}" for word in words)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..files import write_whole
 from ..registry import datasets
 from .files import BadFile, home, reading
 from .ondisk import ON_DISK, Download, OnDisk
@@ -92,15 +90,7 @@ def extract(archive: Path, members: tuple[str, ...]) -> None:
                 raise BadFile(archive, f"{member.name} in it must be a plain file")
             place = archive.parent / member.name
             place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=place.parent, prefix=f".{place.name}-", delete=False) as aside:
-                try:
-                    shutil.copyfileobj(stream, aside)
-                    aside.close()
-                    os.chmod(aside.name, 0o644)
-                    os.replace(aside.name, place)
-                except BaseException:
-                    os.unlink(aside.name)
-                    raise
+            write_whole(place, stream.read(), 0o644)
     for name in members:
         if not (archive.parent / name).is_file():
             raise BadFile(archive, f"must hold {name}")

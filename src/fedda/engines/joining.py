@@ -11,12 +11,8 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from .world import PATIENCE, Lost, World
-
-
-def started_by_torchrun() -> bool:
-    """Whether this is one of several processes."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+from ..processes import Lost
+from .world import PATIENCE, World
 
 
 @cache
@@ -66,7 +62,3 @@ def met(store: dist.Store, rank: int, size: int) -> str:
                 raise Lost(f"ranks {sorted(waiting)} have not come within {PATIENCE.total_seconds():.0f} s")
             time.sleep(0.02)
     return answer
-
-
-def local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -17,13 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..processes import Lost
+
 PATIENCE = timedelta(minutes=5)  # for a rank that does not answer: longer than any round or compilation seen
 LISTEN = 0.5  # seconds between two looks at what the others have told
 FAILED = "fedda/failed"
-
-
-class Lost(RuntimeError):
-    """Another process has ended, or does not answer."""
 
 
 class Alone:

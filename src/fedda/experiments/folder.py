@@ -10,8 +10,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..files import json_lines, taken
+from ..files import json_lines, named, open_folder, taken, unfinished, write_whole
 
 ROWS = ("metrics.jsonl", "timings.jsonl")
 SWEEP = ("sweep.toml", "sweep.json", "best.toml")
@@ -30,7 +29,6 @@ PATTERNS = (
     "sweep-*.png",
     "tensorboard/*/events.out.tfevents.*",
     "checkpoint/*.safetensors",
-    "checkpoint/*.safetensors.tmp",
 )
 
 
@@ -43,6 +41,7 @@ class Folder:
         self.path, self.checkpoints = path, path / "checkpoint"
         self.state: dict[str, Any] = {"rows": dict.fromkeys(ROWS, 0), "algorithms": {}}
         self.handle: int | None = None
+        self.ours = False  # whether this process has the folder
 
     @property
     def holds_run(self) -> bool:
@@ -75,7 +74,7 @@ class Folder:
                 os.rename(stage.path, self.path)
         except BaseException as why:
             with suppress(OSError):
-                if stage.handle is not None:  # else it may be another run's
+                if stage.ours:  # else it may be another run's
                     stage.clear()
             for p in (stage.checkpoints, stage.path, *made):
                 with suppress(OSError):
@@ -84,29 +83,30 @@ class Folder:
             if isinstance(why, OSError):  # the user knows the place, not the stage
                 why.filename, why.filename2 = str(self.path), None
             raise
-        self.state, self.handle = stage.state, stage.handle
+        self.state, self.handle, self.ours = stage.state, stage.handle, stage.ours
 
     def clear(self) -> None:
         """Remove what a run wrote, and nothing else."""
         for name in OURS:
             (self.path / name).unlink(missing_ok=True)
-            (self.path / f"{name}.tmp").unlink(missing_ok=True)
         for pattern in PATTERNS:
             for path in self.path.glob(pattern):
                 path.unlink()
+        for path in unfinished(self.path, (*OURS, *PATTERNS)):
+            path.unlink()
 
     def lock(self) -> None:
-        """Keep other runs out until `release`, or until this process ends, however it ends."""
-        handle = os.open(self.checkpoints, os.O_RDONLY)
-        if not taken(handle):
+        """Keep other runs out until `release`, or until this process ends, however it ends; Windows lets them in."""
+        handle = open_folder(self.checkpoints)
+        if handle is not None and not taken(handle):
             os.close(handle)
             raise ValueError(f"{self.path}: another run is writing into it; wait for it, or give another --out")
-        self.handle = handle
+        self.handle, self.ours = handle, True
 
     def release(self) -> None:
         if self.handle is not None:
             os.close(self.handle)
-            self.handle = None
+        self.handle, self.ours = None, False
 
     def open(self) -> None:
         """Back to the last checkpoint: everything is checked, then what was written after it is removed."""
@@ -131,13 +131,15 @@ class Folder:
             ) from None
         for name in ROWS:
             os.truncate(self.path / name, self.state["rows"][name])
-        for path in (*self.checkpoints.glob("*.safetensors"), *self.checkpoints.glob("*.tmp")):
+        for path in self.checkpoints.glob("*.safetensors"):
             if path.name not in files:
                 path.unlink()
+        for path in unfinished(self.path, (*ROWS, "checkpoint/*")):
+            path.unlink()
         self.note_failures()
 
     def append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        with _named(self.path / name), open(self.path / name, "ab") as file:
+        with named(self.path / name), open(self.path / name, "ab") as file:
             file.write(json_lines(rows))
 
     def save(self, label: str, tensors: dict[str, Tensor], **facts: Any) -> None:
@@ -218,21 +220,7 @@ class Folder:
         self.write("checkpoint/state.json", json.dumps(self.state, indent=1) + "\n")
 
     def write(self, name: str, content: str | bytes) -> None:
-        """The whole file or the old one, durable before it gets its name."""
-        final, temporary = self.path / name, self.path / f"{name}.tmp"
-        try:
-            with _named(final), open(temporary, "wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, final)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)  # on a full disk its space is wanted
-            raise
-        handle = os.open(final.parent, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+        write_whole(self.path / name, content)
 
 
 def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -244,13 +232,3 @@ def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         found[name] = tensor.clone() if place in seen else tensor
         seen.add(place)
     return found
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """A failed write does not say by itself which file it was."""
-    try:
-        yield
-    except OSError as why:
-        why.filename = str(path)
-        raise

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..engines import ALONE, Alone
+from ..processes import Stopped
 from ..running import Diverged, Run
 from .config import Experiment, one_line
 from .folder import Folder
@@ -28,14 +29,6 @@ class Progress(Protocol):
     def begin(self, label: str, done: int, rounds: int) -> None: ...
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None: ...
     def end(self, label: str, word: str) -> None: ...
-
-
-class Stopped(Exception):
-    """Somebody stopped the run (Ctrl-C, SIGTERM, a closed terminal); it can go on from its checkpoint."""
-
-    def __init__(self, signal_number: int, words: str):
-        super().__init__(f"stopped by {signal.Signals(signal_number).name}, {words}")
-        self.signal = signal_number
 
 
 @dataclass(frozen=True)
@@ -174,7 +167,8 @@ def stop_signals() -> Iterator[list[int]]:
     seen: list[int] = []
     usual: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-        usual = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+        usual = {s: signal.getsignal(s) for s in (getattr(signal, name) for name in names)}
     # What the caller ignores (nohup, a shell's background job) or has not set through Python stays as it is.
     usual = {s: handler for s, handler in usual.items() if handler not in (signal.SIG_IGN, None)}
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 import torch
 
 from ..data.files import home
+from ..files import write_whole
 
 MARGIN = 1.1  # how much faster a later way must be: a choice that flickers would change the last bits of a run
 PASSES, PATIENCE = 7, 0.5  # over all ways, and the seconds after which no further pass begins
@@ -93,10 +93,7 @@ def remember(known: Mapping[str, str]) -> None:
     with suppress(OSError, ValueError):  # read-only, or no home: the next program measures again
         file = place()
         file.parent.mkdir(parents=True, exist_ok=True)
-        number, aside = tempfile.mkstemp(dir=file.parent, prefix=".measured-")
-        with os.fdopen(number, "w", encoding="utf-8") as stream:
-            json.dump(known, stream, indent=0)
-        os.replace(aside, file)
+        write_whole(file, json.dumps(known, indent=0))
 
 
 def place() -> Path:

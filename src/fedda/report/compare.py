@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedda.files import write_whole
 from fedda.report import plots
 from fedda.report.claims import claims
 from fedda.report.export import csv_text, latex_text
-from fedda.report.files import replace
 from fedda.report.html import curves, fill, flat, title
 from fedda.report.picture import picture
 from fedda.report.read import Run, read
@@ -51,8 +51,8 @@ def compare(folders: Sequence[str | Path], out: str | Path | None = None) -> Pat
         **curves(shown, table(shown, runs, names), "comparison"),
     )
     target.mkdir(parents=True, exist_ok=True)
-    replace(target / "comparison.png", plots.draw(shown, shown.axes[0]))
-    return replace(target / "comparison.html", page)
+    write_whole(target / "comparison.png", plots.draw(shown, shown.axes[0]))
+    return write_whole(target / "comparison.html", page)
 
 
 def csv(folders: Sequence[str | Path]) -> str:

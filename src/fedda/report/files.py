@@ -1,24 +1,6 @@
-"""What the report leaves on the disk: whole files or none, with names that every system takes."""
+"""Names of the report's files that every system takes."""
 
-import os
 import re
-from pathlib import Path
-
-
-def replace(path: Path, content: str | bytes) -> Path:
-    """Write a file so that a reader finds the old one or the new one, never a part.
-
-    >>> import tempfile
-    >>> replace(Path(tempfile.mkdtemp()) / "a.txt", "ö").read_bytes()
-    b'\\xc3\\xb6'
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
 
 
 def slug(text: str) -> str:

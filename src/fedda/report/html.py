@@ -7,9 +7,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedda.files import write_whole
 from fedda.report import plots
 from fedda.report.claims import claims
-from fedda.report.files import replace, slug
+from fedda.report.files import slug
 from fedda.report.payload import dashes, embed, payload
 from fedda.report.picture import Picture, picture
 from fedda.report.read import Run, read
@@ -35,8 +36,8 @@ def write_run(folder: str | Path) -> Path:
     shown = picture([run])
     for axis in shown.axes:
         if axis.figure:
-            replace(run.folder / f"curves-{axis.figure}.png", plots.draw(shown, axis))
-    return replace(run.folder / "report.html", page)
+            write_whole(run.folder / f"curves-{axis.figure}.png", plots.draw(shown, axis))
+    return write_whole(run.folder / "report.html", page)
 
 
 def render(run: Run) -> str:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fedda.report.files import replace
+from fedda.files import write_whole
 from fedda.report.picture import picture
 from fedda.report.plots import draw
 from fedda.report.read import read, toml
@@ -44,8 +44,8 @@ def _pack(wanted: Plan, work: Path, out: Path) -> list[str]:
         if winners(work, name):
             written += _sweep(name, work, out / "sweeps" / name, rows)
     if written:
-        replace(out / "parts.toml", wanted.text)
-        replace(out / "times.json", _times(wanted, work, rows))
+        write_whole(out / "parts.toml", wanted.text)
+        write_whole(out / "times.json", _times(wanted, work, rows))
     return written
 
 
@@ -64,18 +64,18 @@ def _runs(
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     own = experiment.model_copy(update={"algorithms": {e.label: experiment.algorithms[e.label] for e in there}})
-    replace(place / "config.toml", own.toml())
+    write_whole(place / "config.toml", own.toml())
     for name in ("metrics.jsonl", "timings.jsonl"):
-        replace(place / f"{name}.gz", packed([row for entry in there for row in entry.rows(name)]))
+        write_whole(place / f"{name}.gz", packed([row for entry in there for row in entry.rows(name)]))
     failures = {entry.label: entry.failure for entry in there if entry.failure}
     if failures:
-        replace(place / "failures.json", json.dumps(failures, indent=1) + "\n")
+        write_whole(place / "failures.json", json.dumps(failures, indent=1) + "\n")
     about = environment([e.environment for e in there], [e.place.name for e in there], rows)
-    replace(place / "environment.json", about)
+    write_whole(place / "environment.json", about)
     if pictures:
         shown = picture([read(place)])
         for kind in ("png", "svg"):
-            replace(place / f"curves-rounds.{kind}", draw(shown, shown.axes[0], kind, DPI))
+            write_whole(place / f"curves-rounds.{kind}", draw(shown, shown.axes[0], kind, DPI))
     return [str(place)]
 
 
@@ -94,7 +94,7 @@ def _sweep(name: str, work: Path, place: Path, rows: list[dict[str, Any]]) -> li
     for file in SWEEP:
         shutil.copyfile(work / "sweeps" / name / file, place / file)
     facts = json.loads((work / "sweeps" / name / "environment.json").read_bytes())
-    replace(place / "environment.json", environment([facts], [name], rows))
+    write_whole(place / "environment.json", environment([facts], [name], rows))
     return [str(place)]
 
 

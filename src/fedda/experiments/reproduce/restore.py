@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedda.report.files import replace
+from fedda.files import write_whole
 
 from ...files import alone, json_lines
 from ..config import Experiment, read
@@ -35,7 +35,7 @@ def restore(wanted: Plan, out: Path, work: Path) -> list[str]:
             found += _runs(experiment, kept_at(out, part, experiment), work, rows)
         _times(rows, work)
         if not (work / "parts.toml").is_file():
-            replace(work / "parts.toml", wanted.text)
+            write_whole(work / "parts.toml", wanted.text)
     return found
 
 
@@ -60,17 +60,17 @@ def _run(entry: Entry, rounds: int, place: Path, environment: dict[str, Any]) ->
     shutil.rmtree(entry.place, ignore_errors=True)
     entry.place.mkdir(parents=True)
     (name,) = entry.experiment.algorithms
-    replace(entry.place / "config.toml", entry.experiment.model_copy(update={"rounds": rounds}).toml())
+    write_whole(entry.place / "config.toml", entry.experiment.model_copy(update={"rounds": rounds}).toml())
     for file in ("metrics.jsonl", "timings.jsonl"):
         lines = gzip.decompress((place / f"{file}.gz").read_bytes()).decode().splitlines()
         own = (row | {"algorithm": name} for row in map(json.loads, lines) if row["algorithm"] == entry.label)
-        replace(entry.place / file, json_lines(own))
+        write_whole(entry.place / file, json_lines(own))
     failures = place / "failures.json"
     why = json.loads(failures.read_bytes()).get(entry.label) if failures.is_file() else None
     if why:
-        replace(entry.place / "failures.json", json.dumps({name: why}) + "\n")
-    replace(entry.place / "environment.json", json.dumps(environment, indent=1) + "\n")
-    replace(entry.place / DONE, json.dumps({"rounds": rounds}) + "\n")
+        write_whole(entry.place / "failures.json", json.dumps({name: why}) + "\n")
+    write_whole(entry.place / "environment.json", json.dumps(environment, indent=1) + "\n")
+    write_whole(entry.place / DONE, json.dumps({"rounds": rounds}) + "\n")
 
 
 def _sweep(name: str, out: Path, work: Path, rows: Rows) -> bool:
@@ -83,9 +83,9 @@ def _sweep(name: str, out: Path, work: Path, rows: Rows) -> bool:
             here.mkdir(parents=True)
             for file in SWEEP:
                 shutil.copyfile(there / file, here / file)
-            replace(here / "environment.json", json.dumps(row["environment"], indent=1) + "\n")
-            replace(here / "timings.jsonl", json_lines([{"algorithm": "all", "seconds": row["rounds_seconds"]}]))
-            replace(here / DONE, "{}\n")
+            write_whole(here / "environment.json", json.dumps(row["environment"], indent=1) + "\n")
+            write_whole(here / "timings.jsonl", json_lines([{"algorithm": "all", "seconds": row["rounds_seconds"]}]))
+            write_whole(here / DONE, "{}\n")
     return ours
 
 
@@ -100,4 +100,4 @@ def _times(rows: Rows, work: Path) -> None:
         for (b, w), command, commit in zip(row["spans"], row["commands"], row["commits"], strict=True)
     ]
     if more:
-        replace(work / TIMES, json_lines([*more, *here]))
+        write_whole(work / TIMES, json_lines([*more, *here]))

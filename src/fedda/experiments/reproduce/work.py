@@ -18,11 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedda.report.files import replace
+from fedda.files import write_whole
 
 from ...files import alone
+from ...processes import Stopped
 from ..folder import Folder
-from ..jobs import MEMORY, Progress, Stopped
+from ..jobs import MEMORY, Progress
 from ..runner import built, run
 from ..sweep import search
 from .estimate import TIMES
@@ -91,7 +92,7 @@ class Reproduction:
     def go(self, parts: Sequence[Part]) -> bool:
         """Run what is not done yet; whether all of it is done now, else `why` says what stands in the way."""
         self.work.mkdir(parents=True, exist_ok=True)
-        replace(self.work / "parts.toml", self.plan.text)
+        write_whole(self.work / "parts.toml", self.plan.text)
         clock = Clock(self.watch, self.began + self.seconds)
         try:
             # Looked at anew after each: others may have done some of it, and figures wait for sweeps.
@@ -198,7 +199,7 @@ class Reproduction:
             wall = round(time.monotonic() - began, 3)
             if wall >= row["wall"] + least:
                 row["wall"] = wall
-                replace(note, json.dumps(row) + "\n")
+                write_whole(note, json.dumps(row) + "\n")
 
         clock.beat = beat
         try:

@@ -4,8 +4,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+from fedda.files import write_whole
 from fedda.report import format
-from fedda.report.files import replace, slugs
+from fedda.report.files import slugs
 from fedda.report.html import fill
 from fedda.report.read import toml
 from fedda.report.style import metric
@@ -33,8 +34,8 @@ def write_sweep(folder: str | Path) -> Path:
     files = [f"sweep-{name}.png" for name in slugs([own.label for own in sweep.algorithms])]
     page = render(sweep, files)
     for own, file in zip(sweep.algorithms, files, strict=True):
-        replace(sweep.folder / file, plots.draw(own, sweep.metric))
-    return replace(sweep.folder / "report.html", page)
+        write_whole(sweep.folder / file, plots.draw(own, sweep.metric))
+    return write_whole(sweep.folder / "report.html", page)
 
 
 def render(sweep: Sweep, files: list[str]) -> str:

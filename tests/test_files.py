@@ -1,0 +1,110 @@
+"""The files of runs: who has them, and that they are whole."""
+
+import errno
+import os
+import re
+import stat
+import subprocess
+import sys
+import threading
+import time
+from itertools import product
+from pathlib import Path
+
+import filelock
+import pytest
+
+from commands import ENVIRONMENT
+from fedda import files
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from fedda.files import alone
+with alone(Path(sys.argv[1])) as ours:
+    print(ours, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path):
+    file = tmp_path / "locks" / "one"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, file], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        assert holder.stdout.readline() == "True\n"
+        with files.alone(file) as ours:
+            assert not ours
+        waited = []
+
+        def wait():
+            with files.alone(file, wait=True) as ours:
+                waited.append(ours)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.2)
+        assert not waited
+    finally:
+        holder.kill()
+        holder.wait()
+    thread.join(30)
+    assert waited == [True]
+    with files.alone(file) as ours:
+        assert ours
+
+
+def test_a_file_system_without_locks_lets_everybody_in(tmp_path, monkeypatch):
+    def refuses(handle, blocking):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(filelock, "lock_descriptor", refuses)
+    with files.alone(tmp_path / "one") as first, files.alone(tmp_path / "one") as second:
+        assert first and second
+
+
+def test_a_failed_write_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch):
+    file = files.write_whole(tmp_path / "one", "old")
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def interrupted(handle):
+        raise KeyboardInterrupt
+
+    for name, fails in product(("fsync", "replace"), (full, interrupted)):
+        with monkeypatch.context() as broken, pytest.raises((OSError, KeyboardInterrupt)) as why:
+            broken.setattr(f"os.{name}", lambda *given, fails=fails: fails(given[0]))
+            files.write_whole(file, "new")
+        assert fails is interrupted or (why.value.filename, why.value.errno) == (str(file), errno.ENOSPC)
+        assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("one", "old")]
+    with pytest.raises(OSError) as why:
+        files.write_whole(tmp_path / "absent" / "one", "new")
+    assert why.value.filename == str(tmp_path / "absent" / "one")
+
+
+def test_a_secret_is_its_owner_s_from_its_first_byte_on(tmp_path):
+    file = files.write_whole(tmp_path / "secret", b"s", files.PRIVATE)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    before = os.umask(0o077)
+    try:
+        assert stat.S_IMODE(files.write_whole(tmp_path / "open", b"o", 0o644).stat().st_mode) == 0o644
+    finally:
+        os.umask(before)
+
+
+def test_there_is_one_writer_of_whole_files():
+    """A file is renamed into its place in one module; two others rename folders."""
+    source = Path(files.__file__).parent
+    renames = {
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if re.search(r"os\.(replace|rename)\(|mkstemp|NamedTemporaryFile", path.read_text())
+    }
+    assert renames == {"files.py", "data/cache.py", "experiments/folder.py"}
+
+
+@pytest.mark.parametrize("system", ["posix", "nt"])
+def test_a_file_is_written_where_folders_have_no_handles(tmp_path, monkeypatch, system):
+    monkeypatch.setattr(files, "open_folder", lambda path: None) if system == "nt" else None
+    files.write_whole(tmp_path / "one", b"new")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("one", b"new")]
