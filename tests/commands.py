@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import fedda as package
 from fedda.cli import app as cli
 from fedda.experiments.toml import dumps
 
-SOURCE = Path(__file__).parents[1] / "src"
+SOURCE = Path(package.__file__).parents[1]  # the source that is tested: a mutant too
 UNHURRIED = Path(__file__).parent / "unhurried.py"
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(SOURCE),
