@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import fedda
+import watchdog
 from fedda import plugins, registry
+
+watchdog.watch()  # first: what tests start takes its environment from here
 
 if "FEDDA_TEST_PLUGIN" in os.environ:  # the shared table of properties on an algorithm that lives elsewhere
     plugins.load(os.environ["FEDDA_TEST_PLUGIN"])
