@@ -52,7 +52,7 @@ MUTANTS = [
     Mutant(
         "mvr-two-batches", "rules/estimators.py",
         "g, g_prev = client.gradients(x, x_prev)", "(g,), (g_prev,) = client.gradients(x), client.gradients(x_prev)",
-        "test_identities.py -k two_rounds_by_hand",
+        "test_rules.py -k estimators_by_hand",
     ),
     Mutant(
         "mvr-weight-not-clipped", "rules/estimators.py",
@@ -136,7 +136,7 @@ MUTANTS = [
     Mutant(
         "infinity-passes", "engines/simulated.py",
         "finite &= reply.abs().amax(dim=-1) < math.inf", "finite &= reply.abs().amax(dim=-1) <= math.inf",
-        "test_training.py -k 'a_client_that_fails_is_left_out and fedavg'",
+        "test_replies.py",
     ),
     Mutant(
         "memory-of-the-lost", "engines/simulated.py",
