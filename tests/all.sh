@@ -1,12 +1,13 @@
 #!/bin/sh
-# tests/all.sh PYTHON: all tests, a file of them in one of three processes: on two cores, since federations mostly wait.
+# tests/all.sh PYTHON: all tests in three processes, on two cores, since federations mostly wait. A group of tests (a
+# file, or a page of the documentation: conftest.py) is one process's, and the longest groups are begun first.
 #
 # Tests that fail are run once more, one after the other, and that decides: many start real processes (federations,
 # ranks, runs that are killed), which on a busy machine now and then miss a deadline. A wrong program fails twice. More
 # than a few failures are no accident, nor is a file that cannot be collected or any other end than failed tests.
 FEW=8
 LAST=.pytest_cache/v/cache/lastfailed  # a line for each
-"$1" -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cache-clear --durations 25
+"$1" -m pytest -n 3 --dist loadscope --no-loadscope-reorder --cache-clear --durations 25
 code=$?
 if [ "$code" -eq 0 ]; then exit; fi
 tests=$(grep -c '::.*": true' $LAST)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import fedda as package
 from fedda.cli import app as cli
 from fedda.experiments.toml import dumps
+from warm import Warm
 
-SOURCE = Path(__file__).parents[1] / "src"
+SOURCE = Path(package.__file__).parents[1]  # the source that is tested: a mutant too
 UNHURRIED = Path(__file__).parent / "unhurried.py"
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(SOURCE),
@@ -19,6 +21,9 @@ ENVIRONMENT = os.environ | {
     "TERM": "xterm",
     "COLUMNS": "100",
 }
+FORKS = hasattr(os, "fork")
+LATE = ("FEDDA_DATA", "PATH")  # what is read when it is needed, and not at the start of a process
+WARM = []
 
 
 class Quiet:
@@ -51,8 +56,23 @@ def command(*words):
     return [sys.executable, "-m", "fedda", *map(str, words)]
 
 
+def warm():
+    """The process that is forked for commands, one for all tests of this process."""
+    if not WARM:
+        WARM.append(Warm(ENVIRONMENT))
+    return WARM[0]
+
+
 def fedda(*words, **how):
-    """Run to the end in a process of its own."""
+    """Run to the end in a process of its own: a forked one, unless it is asked for what only a new one has."""
+    same = ENVIRONMENT | {k: v for k, v in how.get("env", {}).items() if k in LATE}
+    if FORKS and set(how) <= {"cwd", "env", "timeout"} and how.get("env", same) == same:
+        return warm().run(words, **how)
+    return started(*words, **how)
+
+
+def started(*words, **how):
+    """The same in a new process, from the first line of Python on."""
     how = {"capture_output": True, "text": True, "timeout": 600, "env": ENVIRONMENT} | how
     return subprocess.run(command(*words), **how)
 

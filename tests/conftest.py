@@ -1,6 +1,7 @@
 """Shared problems and settings for the tests."""
 
 import os
+import re
 import signal
 
 import hypothesis
@@ -8,7 +9,10 @@ import pytest
 import torch
 
 import fedda
+import watchdog
 from fedda import plugins, registry
+
+watchdog.watch()  # first: what tests start takes its environment from here
 
 if "FEDDA_TEST_PLUGIN" in os.environ:  # the shared table of properties on an algorithm that lives elsewhere
     plugins.load(os.environ["FEDDA_TEST_PLUGIN"])
@@ -21,8 +25,31 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("fixed")
 
-# The files that take longest, to be begun first: at the end the processes have little left to wait for.
-LONGEST = ["test_docs.py", "test_federation.py", "test_distributed.py", "test_resume.py"]
+# What takes longest, to be begun first: at the end the processes have little left to wait for.
+LONGEST = [
+    "test_federation.py", "test_docs.py deployment.md", "test_distributed.py", "test_docs.py theory.md",
+    "test_resume.py", "test_deploy_app.py", "test_docs.py scaling.md", "test_docs.py README.md",
+]  # fmt: skip
+
+
+def group(nodeid):
+    """The tests that one process runs, one after the other: a file, since they share what they set up. Of the pages of
+    the documentation each is a group, with its commands in their order."""
+    file, _, test = nodeid.partition("::")
+    name = file.rpartition("/")[2]
+    page = re.match(r"test_commands_run\[(.+?)-\d+\]", test) if name == "test_docs.py" else None
+    return f"{name} {page[1]}" if page else name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group(nodeid)
+
+    return Groups(config, log)
 
 
 def pytest_configure():
@@ -31,7 +58,8 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(group(item.nodeid), len(order)))
 
 
 @pytest.fixture(autouse=True)

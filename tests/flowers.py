@@ -3,18 +3,17 @@ network namespace that has nothing else."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import fedda
 from commands import ENVIRONMENT
 from fedda.deploy.secret import SecretDraws
+from namespaces import Namespace
 from ranks import free_port
 
 QUIET = {
@@ -56,27 +55,6 @@ def replayed(secret, algorithm, problem, rounds, every=1, **how):
         run.advance()
         history += run.evaluate() if run.round % every == 0 else []
     return SimpleNamespace(x=run.server.x[0], server=run.server, history=history)
-
-
-class Namespace:
-    """A network with loopback alone; nothing where namespaces may not be made."""
-
-    def __init__(self):
-        self.name = f"fedda-flower-{os.getpid()}"
-        made = (
-            shutil.which("ip") and not subprocess.run(["ip", "netns", "add", self.name], capture_output=True).returncode
-        )
-        self.prefix = ["ip", "netns", "exec", self.name] if made else []
-        if made:
-            subprocess.run(["ip", "-n", self.name, "link", "set", "lo", "up"], check=True)
-
-    def close(self):
-        if self.prefix:
-            pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout.split()
-            for pid in map(int, pids):
-                with suppress(ProcessLookupError):  # it ended by itself: those that it worked for are gone
-                    os.kill(pid, signal.SIGKILL)
-            subprocess.run(["ip", "netns", "del", self.name], check=True)
 
 
 class Flowers:

@@ -26,7 +26,7 @@ def test_on_a_common_hessian_it_ends_at_the_optimum(prox, steps):
     problem = quadratic(clients=4, d=6, noise=0.0, common=True)
     start = prox.project(torch.zeros(6, dtype=torch.float64))
     algorithm = fedda_of(Mvr(0.0), Diagonal(eps=0.5), lr=lambda t: 0.2, steps=steps, prox=prox)
-    close(last(algorithm, problem, 4000 // steps, x0=start).x[0], optimum(problem, prox), 1e-6)
+    close(last(algorithm, problem, 800 // steps, x0=start).x[0], optimum(problem, prox), 1e-6)
 
 
 @pytest.mark.parametrize("prox", [L1(0.2), Box(-0.2, 0.3), L1Ball(0.8), Simplex(0.7)], ids=lambda p: type(p).__name__)
@@ -35,9 +35,9 @@ def test_on_different_hessians_the_distance_falls_with_the_step(prox):
     problem = quadratic(clients=5, d=6, noise=0.0, seed=2)
     start = prox.project(torch.zeros(6, dtype=torch.float64))
     distances = []
-    for eta in (0.04, 0.02, 0.01):
+    for eta in (0.04, 0.02):
         algorithm = fedda_of(Mvr(10.0), Diagonal(eps=0.5, beta=1.0), lr=lambda t, eta=eta: eta, steps=5, prox=prox)
-        x = last(algorithm, problem, int(16 / eta), x0=start).x[0]
+        x = last(algorithm, problem, int(6 / eta), x0=start).x[0]
         distances.append(float((x - optimum(problem, prox)).norm()))
     assert distances[0] < 0.1 and max(distances) > 1e-9  # the ratios below are real ones
     for a, b in pairwise(distances):

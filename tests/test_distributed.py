@@ -31,9 +31,9 @@ def alone():
     return dict(equal.outcomes("vectorised"))
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=[2, 3])
 def together(request, tmp_path_factory):
-    """The same on so many ranks."""
+    """The same on so many ranks; with three some have no client in a round."""
     out = tmp_path_factory.mktemp("ranks") / "found.safetensors"
     fine(spawn(request.param, equal.__file__, out))
     return load_file(out)

@@ -4,13 +4,14 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from commands import Quiet
+from commands import ENVIRONMENT, Quiet, fedda, warm
 from fedda import registry
 from fedda.experiments import find
 from fedda.experiments.choose import choose
@@ -32,7 +33,7 @@ def blocks(*languages):
 
 @pytest.mark.parametrize("page,text", list(blocks("python")))
 def test_python_snippets_run(page, text, tmp_path):
-    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm().run(["python", "-c"], code=text, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
@@ -59,22 +60,40 @@ def place(tmp_path_factory):
     return folder
 
 
+def plain(command):
+    """The words of a command that needs no shell; None for another."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words = list(lexer)
+    return None if "$" in command or any(set(word) <= set("();<>|&") for word in words) else words
+
+
+def fresh():
+    """Whether `make` would install nothing. A test must not: .venv may be in use, and it is cleared first."""
+    venv = ROOT / ".venv"
+    asked = ["make", "--question", "--no-print-directory", str(Path(".venv") / ".ready")]
+    return not venv.is_symlink() and subprocess.run(asked, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
 @pytest.mark.parametrize("page,text", list(blocks("sh")))
 def test_commands_run(page, text, place):
+    """Commands of fedda in forked processes, what else there is in a shell."""
     tools = (place / "bin", Path(sys.executable).parent)  # the second has Flower's commands
-    environment = os.environ | {"PATH": os.pathsep.join([*map(str, tools), os.environ["PATH"]])}
+    environment = ENVIRONMENT | {"PATH": os.pathsep.join([*map(str, tools), os.environ["PATH"]])}
     for line in text.splitlines():
         command = line.split("#")[0].strip()
         if not command or command in NOT_HERE:
             continue
-        where = place
+        where, words = place, plain(command)
         if command.startswith("make "):  # in the checkout, its run folders elsewhere
-            if not (ROOT / ".venv" / ".ready").exists():
-                pytest.skip(f"{command}: no .venv here yet, and a test must not install one")
+            if not fresh():
+                pytest.skip(f"{command}: no .venv here that is up to date, and a test must not install one")
             command, where = f"{command} OUT={place / 'demo'}", ROOT
-        done = subprocess.run(
-            command, shell=True, cwd=where, env=environment, capture_output=True, text=True, check=False
-        )
+        if words is not None and words[0] == "fedda":
+            done = fedda(*words[1:], cwd=where, env=environment)
+        else:
+            how = {"cwd": where, "env": environment, "capture_output": True, "text": True, "check": False}
+            done = subprocess.run(command, shell=True, **how)
         assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout}{done.stderr}"
 
 

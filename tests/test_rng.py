@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedda import rng
+from fedda.engines.simulated import CounterDraws
 
 MASK = (1 << 64) - 1
 
@@ -132,3 +133,13 @@ def test_a_cohort_of_few_or_of_most_is_drawn_as_ever():
     for n, r in ((4096, 100), (5000, 1251)):
         smallest = rng.fold(key, torch.arange(n)).argsort()[:r].sort().values
         assert rng.choose(key, n, r).equal(smallest)
+
+
+def test_a_client_s_key_is_its_own_whatever_its_place_in_the_cohort():
+    """Its batches depend on the seed, the round and its number, and not on who else takes part."""
+    draws = CounterDraws(torch.tensor([3]))
+    everyone, keys = draws.cohort(4, 9, 9)
+    some, own = draws.cohort(4, 9, 4)
+    assert everyone.tolist() == list(range(9)) and len(set(keys.tolist())) == 9
+    assert some.tolist() != [0, 1, 2, 3]
+    assert own.tolist() == keys[some].tolist()

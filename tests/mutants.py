@@ -1,0 +1,307 @@
+"""Forty bugs made by hand, and the quick tests that must catch each of them.
+
+    python tests/mutants.py              all of them, two at a time
+    python tests/mutants.py NAME ...     some of them
+    python tests/mutants.py --list       their names
+
+Each bug replaces one text in one file of a copy of `src`. The tests then run on the copy. A bug is caught if a test
+fails. A bug that no test catches is MISSED: write the test. `test_mutants.py` checks that the list fits the source.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "fedda"
+AT_A_TIME = 2
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`tests` is what pytest is given: a file of tests, and words that choose among them."""
+
+    name: str
+    file: str  # below src/fedda
+    old: str
+    new: str
+    tests: str
+
+    @property
+    def words(self) -> list[str]:
+        file, *chosen = shlex.split(self.tests)
+        return [f"tests/{file}", *chosen]
+
+
+MUTANTS = [
+    # -- rules
+    Mutant(
+        "momentum-sign", "rules/estimators.py",
+        "return a * g + (1 - a) * nu", "return a * g - (1 - a) * nu",
+        "test_rules.py -k estimators_by_hand",
+    ),
+    Mutant(
+        "mvr-two-batches", "rules/estimators.py",
+        "g, g_prev = client.gradients(x, x_prev)", "(g,), (g_prev,) = client.gradients(x), client.gradients(x_prev)",
+        "test_rules.py -k estimators_by_hand",
+    ),
+    Mutant(
+        "mvr-weight-not-clipped", "rules/estimators.py",
+        "return a.clamp(max=1) if isinstance(a, Tensor) else min(1.0, a)", "return a",
+        "test_identities.py -k e1_unit_weight",
+    ),
+    Mutant(
+        "beta-swapped", "rules/preconditioners.py",
+        "self.decay * mu + (1 - self.decay) * self.moment(s)", "(1 - self.decay) * mu + self.decay * self.moment(s)",
+        "test_rules.py -k preconditioners_by_hand",
+    ),
+    Mutant(
+        "bias-correction-one-round-late", "rules/preconditioners.py",
+        "1 - self.decay**n, 1.0)", "1 - self.decay ** (n + 1), 1.0)",
+        "test_training.py -k bias_correction_counts_rounds",
+    ),
+    Mutant(
+        "rate-square-root", "rules/schedules.py",
+        "return self.lr / (self.w + t) ** (1 / 3)", "return self.lr / (self.w + t) ** (1 / 2)",
+        "test_rules.py -k schedules",
+    ),
+    Mutant(
+        "yogi-sign", "rules/moments.py",
+        "return v - (1 - beta2) * g**2 * (v - g**2).sign()", "return v + (1 - beta2) * g**2 * (v - g**2).sign()",
+        "test_relations.py -k server_optimisers_by_hand",
+    ),
+    # -- algorithms
+    Mutant(
+        "rate-of-the-round", "algorithms/fedda.py",
+        "eta = self.lr(t + i)", "eta = self.lr(t)",
+        "test_identities.py -k two_rounds_by_hand",
+    ),
+    Mutant(
+        "new-metric-for-the-old", "algorithms/fedda.py",
+        "x = self.moved(z, server.x, H, sum(etas), server.t)",
+        "x = self.moved(z, server.x, self.preconditioner.diagonal(self.preconditioner.update(server.mu, z / etas[-1]), "
+        "server.t / self.steps), sum(etas), server.t)",
+        "test_identities.py -k two_rounds_by_hand",
+    ),
+    Mutant(
+        "prox-without-the-metric", "algorithms/fedda.py",
+        "H / self.scale, total)", "1 / self.scale, total)",
+        "test_identities.py -k e6_one_local_step",
+    ),
+    Mutant(
+        "fedavg-rate-of-the-round", "algorithms/fedavg.py",
+        "x = x - lr(t + i) * g\n", "x = x - lr(t) * g\n",
+        "test_relations.py -k 'three_rounds_by_hand and fedavg'",
+    ),
+    Mutant(
+        "scaffold-control-sign", "algorithms/scaffold.py",
+        "y - lr(t + i) * (g - own + c)", "y - lr(t + i) * (g + own - c)",
+        "test_relations.py -k 'three_rounds_by_hand and scaffold'",
+    ),
+    Mutant(
+        "scaffold-lost-share", "algorithms/scaffold.py",
+        "c = c + cohort.share * dc", "c = c + dc",
+        "test_training.py -k 'server_states_stay and scaffold'",
+    ),
+    Mutant(
+        "feddyn-memory-sign", "algorithms/feddyn.py",
+        'client.memory["g"] = own - self.alpha * (y - x)', 'client.memory["g"] = own + self.alpha * (y - x)',
+        "test_relations.py -k feddyn",
+    ),
+    Mutant(
+        "fedams-forgets-the-largest", "algorithms/fedopt.py",
+        "first, second = m, v_max if self.largest else v", "first, second = m, v",
+        "test_relations.py -k 'server_optimisers_by_hand and fedams'",
+    ),
+    Mutant(
+        "mime-without-correction", "algorithms/mime.py",
+        "g = g - g_x + rest[-1]", "g = g + rest[-1]",
+        "test_relations.py -k mime",
+    ),
+    Mutant(
+        "stale-own-point", "algorithms/old_point.py",
+        '(client.memory["t"] == t) & (t > 0)', '(client.memory["t"] <= t) & (t > 0)',
+        "test_old_point.py -k stem_by_hand",
+    ),
+    # -- engines and the state of a run
+    Mutant(
+        "infinity-passes", "engines/simulated.py",
+        "finite &= reply.abs().amax(dim=-1) < math.inf", "finite &= reply.abs().amax(dim=-1) <= math.inf",
+        "test_replies.py",
+    ),
+    Mutant(
+        "memory-of-the-lost", "engines/simulated.py",
+        "torch.where(finite, self.memory[name], kept[self._rows])", "self.memory[name]",
+        "test_training.py -k a_failed_client_keeps",
+    ),
+    Mutant(
+        "batch-drawn-twice", "engines/simulated.py",
+        "self._ahead, batch = 1, next(self._batches)\n        self.draws += 1",
+        "self._ahead, batch = 1, next(self._batches)",
+        "test_engines.py -k 'same_seed_same_bits or sequential_equals'",
+    ),
+    Mutant(
+        "key-of-the-place", "engines/simulated.py",
+        "ids = rng.choose(who, clients, size)\n        return ids, rng.fold(what, ids)",
+        "ids = rng.choose(who, clients, size)\n        return ids, rng.fold(what, torch.arange(size))",
+        "test_rng.py -k whatever_its_place",
+    ),
+    Mutant(
+        "data-of-the-place", "engines/simulated.py",
+        "everything(int(self.ids[at]))", "everything(at[-1])",
+        "test_relations.py -k 'mime or scaffold'",
+    ),
+    Mutant(
+        "lost-weight", "engines/vectorised.py",
+        "sums = [(weight * reply).sum(", "sums = [(1.0 * reply).sum(",
+        "test_aggregation.py -k weights_count",
+    ),
+    Mutant(
+        "cohort-with-replacement", "rng.py",
+        "np.sort(np.argpartition(hashed.numpy(), r - 1, axis=-1)[..., :r], axis=-1)",
+        "np.sort(integers(hashed[..., :r], n).numpy(), axis=-1)",
+        "test_rng.py -k cohorts_are_without_replacement",
+    ),
+    Mutant(
+        "resumed-round-plus-one", "running.py",
+        'self.round = int(state["round"])', 'self.round = int(state["round"]) + 1',
+        "test_engines.py -k 'same_seed_same_bits and fedavg'",
+    ),
+    # -- problems and data
+    Mutant(
+        "evaluation-denominator", "problems/evaluation.py",
+        "share * weights[some].sum()", "share * weights[some].new_tensor(float(len(weights[some])))",
+        "test_problems.py -k weights_by_samples",
+    ),
+    Mutant(
+        "evaluation-in-training-mode", "problems/neural.py",
+        "        if not self.norms.layers:\n            return self.forward(point, inputs)\n",
+        "        return self.forward(point[: self.d], inputs)\n",
+        "test_batchnorm.py -k 'in_eval_mode_with_them'",
+    ),
+    Mutant(
+        "dominant-class-off-by-one", "data/partition.py",
+        "if client % len(classes) == c else other", "if client % len(classes) == c + 1 else other",
+        "test_data.py -k dominant_class",
+    ),
+    Mutant(
+        "validation-takes-all", "data/validation.py",
+        "np.maximum(sizes - 1, 0)", "sizes",
+        "test_validation.py -k each_client_gives",
+    ),
+    # -- aggregation and privacy
+    Mutant(
+        "no-clip", "aggregation/clip.py",
+        "return torch.where(largest * length <= most, v, unit * scale)", "return v",
+        "test_aggregation.py -k a_liar_s_huge_reply",
+    ),
+    Mutant(
+        "noise-reused", "aggregation/cohort.py",
+        "rng.fold(self.key, self.exchanges), self.new_key", "self.key, self.new_key",
+        "test_aggregation.py -k noise_with_a_seed",
+    ),
+    Mutant(
+        "noise-divides-by-replies", "aggregation/noise.py",
+        "means.append((total / exchange.size)", "means.append((total / (weights > 0).sum(dim=-2, keepdim=True))",
+        "test_aggregation.py -k noise_divides",
+    ),
+    Mutant(
+        "residual-forgets", "aggregation/compression.py",
+        "client.memory[kept] = whole - found", "client.memory[kept] = reply - found",
+        "test_aggregation.py -k compression_s_residuals",
+    ),
+    # -- deploy
+    Mutant(
+        "ledger-not-written", "deploy/server.py",
+        "checkpoint.charge(ledger)\n            run.advance()", "run.advance()",
+        "test_privacy.py -k a_lost_attempt",
+    ),
+    Mutant(
+        "secret-in-the-state", "deploy/checkpoint.py",
+        'metadata={"facts": json.dumps(facts)}', 'metadata={"facts": json.dumps(facts | {"key": self.secret.hex()})}',
+        "test_privacy.py -k no_secret_lies",
+    ),
+    Mutant(
+        "wire-takes-any-number", "deploy/federation.py",
+        "if not all(bool(v.isfinite().all()) for v in up):", "if not up:",
+        "test_deploy.py -k 'faulty_client and nan'",
+    ),
+    # -- the run folder
+    Mutant(
+        "stale-checkpoint", "experiments/folder.py",
+        'if zlib.crc32(content) != facts["crc32"]:', "if not content:",
+        "test_resume.py -k damaged_checkpoint",
+    ),
+    Mutant(
+        "unsynced-file", "files.py",
+        "file.flush()\n            os.fsync(handle)", "file.flush()",
+        "test_files.py",
+    ),
+    # -- report and claims
+    Mutant(
+        "worst-marked-best", "report/tables.py",
+        'return min(values) if better == "lower" else max(values)',
+        'return max(values) if better == "lower" else min(values)',
+        "test_report.py -k latex_escapes",
+    ),
+    Mutant(
+        "claim-direction", "experiments/claims/compare.py",
+        'LOWER = SPARSE | {"train_loss", "test_loss"}', 'LOWER = SPARSE | {"train_loss"}',
+        "test_claims.py -k a_comparison_has_its_numbers",
+    ),
+]  # fmt: skip
+
+
+def mutated(mutant: Mutant, place: Path) -> Path:
+    """A copy of the source with the bug in it."""
+    shutil.copytree(SOURCE, place / "fedda", ignore=shutil.ignore_patterns("__pycache__"))
+    file = place / "fedda" / mutant.file
+    file.write_text(file.read_text().replace(mutant.old, mutant.new))
+    return place
+
+
+def tried(mutant: Mutant) -> tuple[bool, str]:
+    """Whether the tests caught the bug, and what pytest said."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as place:
+        path = os.pathsep.join([str(mutated(mutant, Path(place))), str(ROOT / "tests")])
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        words = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--basetemp", str(Path(place) / "tmp")]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *words, *mutant.words], cwd=ROOT, env=environment,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    # 1 is a failed test. Anything else (nothing collected, a file that cannot be imported) catches nothing.
+    return done.returncode == 1, done.stdout + done.stderr
+
+
+def main(names: list[str]) -> int:
+    if names == ["--list"]:
+        print("\n".join(mutant.name for mutant in MUTANTS))
+        return 0
+    unknown = set(names) - {mutant.name for mutant in MUTANTS}
+    if unknown:
+        print(f"no mutant is called {', '.join(sorted(unknown))}; --list shows them")
+        return 2
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    missed, began = [], time.monotonic()
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        for mutant, (caught, said) in zip(chosen, pool.map(tried, chosen), strict=True):
+            print(f"{'caught' if caught else 'MISSED'}  {mutant.name}", flush=True)
+            if not caught:
+                missed.append(mutant.name)
+                print("        " + "\n        ".join(said.splitlines()[-5:]))
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} caught in {time.monotonic() - began:.0f} s")
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
