@@ -1,4 +1,4 @@
-"""What a private Gaussian number costs: ChaCha20 with Box and Muller (ours), and opendp's discrete Gaussian if it is there.
+"""What a private Gaussian number costs: ChaCha20 with Box and Muller (ours), and opendp's sampler if it is there.
 
     python benchmarks/noise.py                    # d = 1e6 and [r, d] = [50, 1e6]
     python benchmarks/noise.py --shapes 1e4 10x1e4

@@ -251,8 +251,8 @@ def check_replies(task: Any, replies: Any, lead: tuple[int, ...]) -> None:
                 "as `g.norm(dim=-1, keepdim=True)`"
             )
         raise ValueError(
-            f"{name}: reply {i} must be {wanted}, one row for each client, got {list(shape)}: reduce the last axis alone "
-            "and keep it, such as `g.sum(dim=-1, keepdim=True)`"
+            f"{name}: reply {i} must be {wanted}, one row for each client, got {list(shape)}: reduce the last axis "
+            "alone and keep it, such as `g.sum(dim=-1, keepdim=True)`"
         )
 
 
