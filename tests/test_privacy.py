@@ -697,7 +697,7 @@ def test_no_secret_lies_in_any_file_but_its_own(umask, tmp_path, monkeypatch):
         grid = InProcessGrid(app(), CLIENTS)
         for node, context in grid.contexts.items():
             context.node_config["memory"] = str(tmp_path / f"node{node}")
-        how = {"algorithm": "scaffold", "words": '{"lr": 0.1}', "cohort": 3}
+        how = {"algorithm": "scaffold", "words": '{"lr": 0.1}'}
         serve(grid, plan(tmp_path / "out", **how), model, LOSS, say=lambda words: None)
     finally:
         os.umask(before)
