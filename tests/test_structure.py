@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib.util
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -170,6 +171,14 @@ def test_every_algorithm_has_a_runnable_example_and_a_reference():
         assert entry.reference and entry.summary.endswith("."), entry.name
     for cls in (fedda.algorithms.fedavg.FedAvg, fedda.algorithms.fedda.FedDA):
         assert ">>>" in cls.__doc__
+
+
+def test_a_builder_s_signature_shows_its_hyper_parameters():
+    from fedda import registry
+
+    for entry in registry.algorithms:
+        words = {p.name: p.default for p in inspect.signature(entry.build).parameters.values()}
+        assert words == entry.defaults and {"lr", "steps"} <= words.keys(), entry.name
 
 
 def tracked():
