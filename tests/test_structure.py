@@ -38,6 +38,7 @@ ALLOWED = {
     "arguments": BASE | {"aggregation", "engines"},
     "running": BASE | {"aggregation", "arguments", "core", "engines"},
     "training": BASE | {"arguments", "core", "running"},
+    "testing": BASE | {"aggregation", "core", "engines", "problems", "rules", "running"},
     "costs": BASE | {"problems", "running"},
     "report": set(),
     "progress": set(),
