@@ -257,8 +257,9 @@ def index():
 
 
 def page(entry):
-    builder = getattr(entry.build, "func", entry.build)
-    cls = builder if inspect.isclass(builder) else entry.build.args[0]  # FedDA's variants are built from their class
+    builder = entry.build
+    # FedDA's variants are functions that say which class they give.
+    cls = builder if inspect.isclass(builder) else inspect.signature(builder, eval_str=True).return_annotation
     module = inspect.getmodule(cls)
     doc = inspect.getdoc(cls)
     body, _, example = doc.partition("\n>>> ")

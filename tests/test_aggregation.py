@@ -35,7 +35,7 @@ from fedda.aggregation import (  # fmt: skip
     residuals,
     unpacked,
 )
-from fedda.aggregation.foreseen import ZeroGradientClient, ZeroGradientCohort
+from fedda.aggregation.foreseen import ZeroGradientClient
 from fedda.aggregation.wrapper import followed
 from fedda.core import Algorithm, on_client
 from fedda.engines import Distributed, Sequential, Vectorised
@@ -44,6 +44,7 @@ from fedda.experiments import run
 from fedda.experiments.choose import choose, resumed
 from fedda.experiments.config import checked
 from fedda.experiments.sweep import Sweep, search
+from fedda.testing import moved_replies
 from ranks import fine, spawn
 
 INF = float("inf")
@@ -52,53 +53,12 @@ INF = float("inf")
 # -- where replies have moved from ----------------------------------------------------------------------------------------
 
 
-class Asking(ZeroGradientCohort):
-    """Keeps what was asked, to ask it again."""
-
-    def average(self, task, *down):
-        self.calls = [*getattr(self, "calls", []), (task, down)]
-        return super().average(task, *down)
-
-
-def found_by_moving(algorithm):
-    """For each task: its name, the replies that move as the model moves where no gradient pulls them, and those that
-    its mark names. Every other tensor sent is positive noise, and no reply is to follow any of those."""
-    x = torch.linspace(4.0, 5.0, 6, dtype=torch.float64)[None]
-    cohort = Asking(ZeroGradientClient(x, algorithm.memory))
-    server = algorithm.round(algorithm.init(x, cohort), cohort)
-    algorithm.round(server, cohort)  # t > 0
-    found = []
-    for task, down in cohort.calls:
-        g = torch.Generator().manual_seed(0)
-        other = [
-            v.clamp(min=1) if v.shape[-1] == 1 else 0.5 + torch.rand(v.shape, generator=g, dtype=v.dtype)
-            for v in down[1:]  # numbers are steps or a scalar metric
-        ]
-        sent = [x, *other]
-
-        def ask(sent, task=task):
-            return task(ZeroGradientClient(x, algorithm.memory), *sent)
-
-        own = []
-        for j, v in enumerate(sent):
-            if v.shape[-1] > 1:
-                shift = torch.linspace(0.3, 0.7, 6, dtype=torch.float64)
-                there = ask([*sent[:j], v + shift, *sent[j + 1 :]])
-                for i, (a, b) in enumerate(zip(there, ask(sent), strict=True)):
-                    if a.shape[-1] == 6 and torch.allclose(a - b, shift.expand_as(a), rtol=0, atol=1e-12):
-                        assert j == 0, f"{task.__qualname__}: reply {i} follows tensor {j}, which is no model"
-                        own.append(i)
-        marked = tuple(i for i in task.model_replies if i < len(ask(sent)))
-        found.append((task.__qualname__, tuple(own), marked))
-    return found
-
-
 def test_the_marks_of_model_replies_are_what_moving_finds():
     seen = set()
     for name, words in [(name, {}) for name in NAMES] + list(variants()):
         words = {word: value for word, value in words.items() if word != "prox"}  # a bound lets nothing move
-        for task, found, marked in found_by_moving(fedda.make(name, **STABLE.get(name, {}) | words)):
-            seen.add(task)
+        for task, found, marked in moved_replies(fedda.make(name, **STABLE.get(name, {}) | words)):
+            seen.add(task.__qualname__)
             assert found == marked, (name, words, task)
     for entry in registry.algorithms:
         cls = type(entry(**STABLE.get(entry.alias_of or entry.name, {})))

@@ -48,7 +48,7 @@ def place(tmp_path_factory):
                 name = re.search(r'^name = "(.+)"', text, re.M)[1]
                 (folder / f"{name}.toml").write_text(text)
     walk = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
-    (folder / "clipped.py").write_text(dict(BLOCK.findall(walk))["python"])
+    (folder / "clipped.py").write_text(next(text for language, text in BLOCK.findall(walk) if language == "python"))
     tools = folder / "bin"
     tools.mkdir()
     command = tools / "fedda"

@@ -11,6 +11,7 @@ from conftest import STABLE, close, digits, last, quadratic, stable, variants
 from fedda import registry
 from fedda.core import Algorithm, on_client
 from fedda.engines import Vectorised
+from fedda.testing import check_algorithm
 
 PROBLEMS = {
     "quadratic": lambda: quadratic(clients=7),
@@ -92,14 +93,6 @@ def test_replicas_equal_separate_runs(which, problem, engine):
             close(a[i] if a.dim() else a, b, 1e-12)
 
 
-@pytest.mark.parametrize("which", algorithms())
-def test_replicas_in_chunks(which):
-    problem = quadratic(clients=7)
-    whole = last(algorithms()[which](), problem, 4, seed=[0, 1], engine=Vectorised())
-    parts = last(algorithms()[which](), problem, 4, seed=[0, 1], engine=Vectorised(chunk=2))
-    close(whole.x, parts.x, 1e-12)
-
-
 def test_a_grid_of_hyper_parameters_equals_separate_runs(name):
     grid = [0.01, 0.02, 0.04]
     words = {"eps": 0.5, "prox": fedda.prox.L1(0.01)} if "fedda" in name else {}
@@ -131,14 +124,8 @@ def test_same_seed_same_bits_and_a_resumed_run_goes_on_the_same(which):
     assert one.evaluate() == resumed.evaluate()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dtype_and_device_are_kept(name, dtype):
-    problem = quadratic().to(dtype=dtype)
-    start = fedda.Run(stable(name), problem).server
-    end = last(stable(name), problem, 3)
-    for before, after in zip(start, end, strict=True):
-        assert before.shape == after.shape and before.dtype == after.dtype and before.device == after.device
-    assert end.x.dtype == dtype
+def test_what_a_user_may_check_of_an_algorithm(name):
+    check_algorithm(stable(name))
 
 
 def test_float32_stays_near_float64(name):

@@ -19,7 +19,7 @@ WALK = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory):
     path = tmp_path_factory.mktemp("walk") / "clipped.py"
-    path.write_text(dict(BLOCK.findall(WALK))["python"])
+    path.write_text(next(text for language, text in BLOCK.findall(WALK) if language == "python"))
     return path
 
 

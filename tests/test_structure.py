@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib.util
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -40,6 +41,7 @@ ALLOWED = {
     "arguments": BASE | {"aggregation", "engines"},
     "running": BASE | {"aggregation", "arguments", "core", "engines"},
     "training": BASE | {"arguments", "core", "running"},
+    "testing": BASE | {"aggregation", "core", "engines", "problems", "rules", "running"},
     "costs": BASE | {"problems", "running"},
     "report": {"files"},
     "progress": set(),
@@ -241,6 +243,14 @@ def test_windows_can_import_it(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             whole = f"{node.value.id}.{node.attr}"
             assert whole not in ("signal.SIGHUP", "signal.SIGPIPE", "signal.SIGKILL"), f"{path.name}:{node.lineno}"
+
+
+def test_a_builder_s_signature_shows_its_hyper_parameters():
+    from fedda import registry
+
+    for entry in registry.algorithms:
+        words = {p.name: p.default for p in inspect.signature(entry.build).parameters.values()}
+        assert words == entry.defaults and {"lr", "steps"} <= words.keys(), entry.name
 
 
 def tracked():

@@ -166,6 +166,7 @@ class Algorithm(ABC):
     memory: ClassVar[tuple[str, ...]] = ()  # what clients keep, zero at first (a property where options decide)
     choices: ClassVar[dict[str, tuple[Any, ...]]] = {}  # the values that a word may take, where they are few
     variants: ClassVar[tuple[dict[str, Any], ...]] = ()  # options that change what is sent, kept or drawn, for tests
+    one_rate_per_round: ClassVar[bool] = False  # whether all steps of a round take lr(t), and not lr(t + i)
     means_of_memory: ClassVar[dict[str, str]] = {}  # server fields that stay the mean of a memory over ALL clients
     steps: int
 

@@ -82,15 +82,16 @@ class Registry:
             alias_of = None if label == name else name
             self.entries[label] = Entry(label, build, owner, summary, defaults, reference, alias_of)
 
-    def register(self, name: str, *aliases: str, reference: str = "") -> Callable[[T], T]:
-        """Register a class or function as it is: words and defaults from its signature, summary from its docstring."""
+    def register(self, name: str, *aliases: str, reference: str = "", owner: str = "") -> Callable[[T], T]:
+        """Register a class or function as it is: words and defaults from its signature, summary from its docstring.
+        `owner` is how messages call it: by default the class's name, or the name that a function is registered by."""
 
         def decorate(build: T) -> T:
             self.add(
                 build,
                 name,
                 *aliases,
-                owner=build.__name__ if inspect.isclass(build) else name,
+                owner=owner or (build.__name__ if inspect.isclass(build) else name),
                 summary=" ".join((inspect.getdoc(build) or "").split("\n\n")[0].split()),
                 defaults={p.name: p.default for p in inspect.signature(build).parameters.values()},
                 reference=reference,

@@ -4,7 +4,7 @@ A bound on a length, or a few large coordinates, make sense for a change alone. 
 that is a moved copy of the model that was sent (the task's first tensor), that model is taken off, on the client, and
 the server, which sent it, adds it again. A task names these replies: `@on_client(model_replies=(0,))`. The rule: a
 reply is a moved copy of the model if, with all gradients zero, it is moved by as much as the model is.
-tests/test_aggregation.py finds these replies by moving the model, and compares them with the task's words.
+`fedda.testing.check_algorithm` finds these replies by moving the model, and compares them with the task's mark.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ arXiv 2302.06103). Line numbers are those of the paper's Algorithms 1 (server) a
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field, fields
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -196,50 +196,71 @@ class Squares(StepMean):
         return found
 
 
-MATRIX = {f.name: f.default for f in fields(Diagonal)}
-SWITCHES = {f.name: f.default for f in fields(FedDA) if f.default is not MISSING} | {"prox": None}
+def mvr_parts(words: dict[str, Any]) -> tuple[Schedule, Estimator]:
+    """The rate and the estimator of the variance-reduced variants; c = None is 0.5 / eta_0^2."""
+    rate = cube_root(words.pop("lr"), words.pop("w"))
+    return rate, Mvr.default(words.pop("c"), rate)
 
 
-def variant(cls: type[FedDA], i: int, j: int, **flat: Any) -> FedDA:
-    """FedDA-i-j from flat words: i the estimator (1 MVR, 2 momentum), j the matrix (1 diagonal, 2 scalar)."""
-    words = {name: flat.pop(name) for name in list(flat) if name not in SWITCHES}
+def momentum_parts(words: dict[str, Any]) -> tuple[Schedule, Estimator]:
+    """The rate and the estimator of the momentum variants, which take no old gradient."""
+    return schedule(words.pop("lr")), Momentum(words.pop("momentum"), words.pop("alpha_mode"))
+
+
+F = TypeVar("F", bound=FedDA)
+Parts = Callable[[dict[str, Any]], tuple[Schedule, Estimator]]
+
+
+def built(cls: type[F], parts: Parts, matrix: type[Diagonal], given: dict[str, Any]) -> F:
+    """FedDA from flat hyper-parameters: those of the rate and the estimator, those of the matrix, and the rest."""
+    words = dict(given)
     if words["eps_mode"] == "relative":
-        words |= {"mu0": "zero", "bias_correction": True}
-        flat |= {"mu_scale": "mean"}
-    matrix = (Diagonal, Scalar)[j - 1](**{name: words.pop(name) for name in MATRIX})
-    rate = cube_root(words["lr"], words["w"]) if i == 1 else schedule(words["lr"])
-    if i == 1:
-        estimator: Estimator = Mvr.default(words["c"], rate)
-    else:
-        estimator = Momentum(words["momentum"], words["alpha_mode"])
-    return cls(rate, estimator, matrix, **flat | {"prox": prox(flat["prox"])})
+        words |= {"mu0": "zero", "bias_correction": True, "mu_scale": "mean"}
+    H = matrix(**{field.name: words.pop(field.name) for field in fields(Diagonal)})
+    rate, estimator = parts(words)
+    return cls(rate, estimator, H, **words | {"prox": prox(words["prox"])})
 
 
-def register(
-    cls: type[FedDA],
-    i: int,
-    j: int,
-    *names: str,
-    reference: str,
-    summary: str,
-    without: tuple[str, ...] = (),
-    **words: Any,
-) -> None:
-    """Register FedDA-i-j, or its variant in a subclass, under these names; `without` are switches that it has not."""
-    defaults = {**words, **SWITCHES, **MATRIX, "mu0": ("zero", "nu0")[j - 1]}
-    missing = (*without, "old_point") if i == 2 else without  # momentum takes no old gradient
-    defaults = {word: value for word, value in defaults.items() if word not in missing}
-    build = partial(variant, cls, i, j)
-    algorithms.add(build, *names, owner=cls.__name__, reference=reference, summary=summary, defaults=defaults)
+# The defaults are the paper's values for CIFAR-10.
+@algorithms.register("fedda-mvr", "fedda-1-1", reference=PAPER, owner="FedDA")
+def fedda_mvr(
+    *, lr: Any = 0.02, w: Any = 1e4, c: Any = None, steps: int = 5, scale: Any = 1.0, mu_scale: str = "sum",
+    v_input: str = "z", averaging: str = "dual", old_point: str = "server", prox: Any = None, beta: Any = 0.999,
+    eps: Any = 0.01, mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu",
+    bias_correction: bool = False, eps_mode: str = "absolute", kappa: Any = 1.0,
+) -> FedDA:  # fmt: skip
+    """FedDA, variance-reduced estimator, diagonal H."""
+    return built(FedDA, mvr_parts, Diagonal, locals())
 
 
-# The defaults are the paper's values for CIFAR-10; c = None is 0.5 / eta_0^2.
-MVR = {"lr": 0.02, "w": 1e4, "c": None}
-MOMENTUM = {"lr": 0.001, "momentum": 0.9, "alpha_mode": "history"}
-for i, j, names, summary, words in (
-    (1, 1, ("fedda-mvr", "fedda-1-1"), "FedDA, variance-reduced estimator, diagonal H.", MVR),
-    (1, 2, ("fedda-1-2",), "FedDA, variance-reduced estimator, scalar H.", MVR | {"lr": 1.0, "w": 5e3}),
-    (2, 1, ("fedda-2-1",), "FedDA, momentum estimator, diagonal H.", MOMENTUM),
-    (2, 2, ("fedda-2-2",), "FedDA, momentum estimator, scalar H.", MOMENTUM | {"lr": 0.01}),
-):
-    register(FedDA, i, j, *names, reference=PAPER, summary=summary, **words)
+@algorithms.register("fedda-1-2", reference=PAPER, owner="FedDA")
+def fedda_1_2(
+    *, lr: Any = 1.0, w: Any = 5e3, c: Any = None, steps: int = 5, scale: Any = 1.0, mu_scale: str = "sum",
+    v_input: str = "z", averaging: str = "dual", old_point: str = "server", prox: Any = None, beta: Any = 0.999,
+    eps: Any = 0.01, mu0: str = "nu0", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
+    eps_mode: str = "absolute", kappa: Any = 1.0,
+) -> FedDA:  # fmt: skip
+    """FedDA, variance-reduced estimator, scalar H."""
+    return built(FedDA, mvr_parts, Scalar, locals())
+
+
+@algorithms.register("fedda-2-1", reference=PAPER, owner="FedDA")
+def fedda_2_1(
+    *, lr: Any = 0.001, momentum: Any = 0.9, alpha_mode: str = "history", steps: int = 5, scale: Any = 1.0,
+    mu_scale: str = "sum", v_input: str = "z", averaging: str = "dual", prox: Any = None, beta: Any = 0.999,
+    eps: Any = 0.01, mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu",
+    bias_correction: bool = False, eps_mode: str = "absolute", kappa: Any = 1.0,
+) -> FedDA:  # fmt: skip
+    """FedDA, momentum estimator, diagonal H."""
+    return built(FedDA, momentum_parts, Diagonal, locals())
+
+
+@algorithms.register("fedda-2-2", reference=PAPER, owner="FedDA")
+def fedda_2_2(
+    *, lr: Any = 0.01, momentum: Any = 0.9, alpha_mode: str = "history", steps: int = 5, scale: Any = 1.0,
+    mu_scale: str = "sum", v_input: str = "z", averaging: str = "dual", prox: Any = None, beta: Any = 0.999,
+    eps: Any = 0.01, mu0: str = "nu0", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
+    eps_mode: str = "absolute", kappa: Any = 1.0,
+) -> FedDA:  # fmt: skip
+    """FedDA, momentum estimator, scalar H."""
+    return built(FedDA, momentum_parts, Scalar, locals())

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ..core import Client, Cohort, on_client
-from .fedda import MOMENTUM, MVR, FedDA, Squares, StepMean, register
+from ..registry import algorithms
+from ..rules.preconditioners import Diagonal
+from .fedda import FedDA, Squares, StepMean, built, momentum_parts, mvr_parts
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,23 @@ class Corrected(StepMean):
         return super().full_gradient(x) + self.shift
 
 
-for i, name, estimator, words in (
-    (2, "fedda-cv", "momentum estimator", MOMENTUM),
-    (1, "fedda-cv-mvr", "variance-reduced estimator", MVR),
-):
-    register(
-        FedDACV, i, 1, name, reference="this project", without=("averaging",),
-        summary=f"FedDA without drift: control variates, {estimator}, diagonal H.", **words,
-    )  # fmt: skip
+@algorithms.register("fedda-cv", reference="this project", owner="FedDACV")
+def fedda_cv(
+    *, lr: Any = 0.001, momentum: Any = 0.9, alpha_mode: str = "history", steps: int = 5, scale: Any = 1.0,
+    mu_scale: str = "sum", v_input: str = "z", prox: Any = None, beta: Any = 0.999, eps: Any = 0.01,
+    mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
+    eps_mode: str = "absolute", kappa: Any = 1.0,
+) -> FedDACV:  # fmt: skip
+    """FedDA without drift: control variates, momentum estimator, diagonal H."""
+    return built(FedDACV, momentum_parts, Diagonal, locals())
+
+
+@algorithms.register("fedda-cv-mvr", reference="this project", owner="FedDACV")
+def fedda_cv_mvr(
+    *, lr: Any = 0.02, w: Any = 1e4, c: Any = None, steps: int = 5, scale: Any = 1.0, mu_scale: str = "sum",
+    v_input: str = "z", old_point: str = "server", prox: Any = None, beta: Any = 0.999, eps: Any = 0.01,
+    mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
+    eps_mode: str = "absolute", kappa: Any = 1.0,
+) -> FedDACV:  # fmt: skip
+    """FedDA without drift: control variates, variance-reduced estimator, diagonal H."""
+    return built(FedDACV, mvr_parts, Diagonal, locals())

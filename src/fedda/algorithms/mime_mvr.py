@@ -42,6 +42,7 @@ class MimeMvr(Algorithm):
         t: Tensor
 
     choices: ClassVar = {"form": ("A", "B")}
+    one_rate_per_round: ClassVar[bool] = True
     variants: ClassVar[tuple[Any, ...]] = ({"form": "B"},)
     lite: ClassVar[bool] = False
     lr: Any = 0.1
