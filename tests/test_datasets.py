@@ -15,6 +15,7 @@ import tarfile
 import threading
 import tracemalloc
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -637,10 +638,10 @@ def test_damaged_bytes(kind, place):
 
 
 class Server:
-    """What it serves by path; `cut` paths promise twice of what they send."""
+    """What it serves by path; the first `cuts` answers promise twice of what they send."""
 
     def __init__(self):
-        self.files, self.asked, self.cut = {}, [], False
+        self.files, self.asked, self.cuts = {}, [], 0
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -648,7 +649,8 @@ class Server:
                 outer.asked.append(self.path)
                 raw = outer.files.get(self.path)
                 self.send_response(200 if raw is not None else 404)
-                self.send_header("Content-Length", str(len(raw or b"") * (2 if outer.cut else 1)))
+                self.send_header("Content-Length", str(len(raw or b"") * (2 if outer.cuts else 1)))
+                outer.cuts -= outer.cuts > 0
                 self.end_headers()
                 self.wfile.write(raw or b"")
 
@@ -669,6 +671,7 @@ class Server:
 def server(monkeypatch):
     for word in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(word, raising=False)
+    monkeypatch.setattr("pooch.core.time", SimpleNamespace(sleep=lambda seconds: None))  # between two attempts
     made = Server()
     yield made
     made.stop()
@@ -720,12 +723,18 @@ def test_fetch_refuses_what_is_not_the_published_file(place, server, published):
 
 
 def test_fetch_when_the_connection_is_cut(place, server, published):
-    server.cut = True
+    server.cuts = 99
     with pytest.raises(
         ValueError, match=r"pathmnist: cannot download http://127.0.0.1.*: the connection was cut"
     ) as why:
         fetch("pathmnist")
-    assert "\n" not in str(why.value) and list(place.iterdir()) == []
+    assert "\n" not in str(why.value) and list(place.iterdir()) == [] and len(server.asked) == 3
+
+
+def test_fetch_goes_on_after_a_cut(place, server, published):
+    server.cuts = 2
+    (path,) = fetch("pathmnist")
+    assert path.read_bytes() == published and len(server.asked) == 3
 
 
 def test_fetch_without_a_server(place, server, published):

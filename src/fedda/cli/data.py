@@ -125,7 +125,7 @@ class Bar:
 
     @total.setter
     def total(self, total: float) -> None:
-        self.progress.update(self.task, total=total or None)
+        self.progress.update(self.task, total=total or None, completed=0)  # a download may begin again
 
     def update(self, count: float) -> None:
         self.progress.advance(self.task, count)

@@ -12,6 +12,7 @@ from ..registry import datasets
 from .files import BadFile, home, reading
 from .ondisk import ON_DISK, Download, OnDisk
 
+RETRIES = 2  # after 1 and 2 seconds: a connection that was cut once is no reason to begin again by hand
 Watch = Callable[[Download], Any]  # gives what pooch tells of its progress: total, update, reset, close
 
 
@@ -51,7 +52,9 @@ def retrieve(name: str, download: Download, watch: Watch | None) -> Path:
     pooch.get_logger().setLevel("WARNING")
     loader = pooch.HTTPDownloader(progressbar=watch(download) if watch else False, timeout=30)
     try:
-        pooch.retrieve(download.url, f"md5:{download.md5}", place.name, place.parent, downloader=loader)
+        registry, urls = {place.name: f"md5:{download.md5}"}, {place.name: download.url}
+        files = pooch.create(place.parent, base_url="", registry=registry, urls=urls, retry_if_failed=RETRIES)
+        files.fetch(place.name, downloader=loader)
     except requests.RequestException as why:
         raise ValueError(failed(name, download, reason(why))) from None
     except ValueError as why:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..processes import Lost
 
+T = TypeVar("T")
 PATIENCE = timedelta(minutes=5)  # for a rank that does not answer: longer than any round or compilation seen
 LISTEN = 0.5  # seconds between two looks at what the others have told
 FAILED = "fedda/failed"
@@ -49,7 +50,7 @@ class Alone:
         """What rank 0 has, on all."""
         return content
 
-    def collect(self, content: bytes) -> list[bytes]:
+    def collect(self, content: T) -> list[T]:
         """What every rank has, on all."""
         return [content]
 
@@ -103,21 +104,16 @@ class World(Alone):
         return [part.view(v.shape) for part, v in zip(parts, tensors, strict=True)]
 
     def share(self, content: bytes) -> bytes:
+        shared = [content]
         with answered():
-            length = torch.tensor(len(content))
-            dist.broadcast(length, 0, group=self.host)
-            buffer = _tensor(content) if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
-            dist.broadcast(buffer, 0, group=self.host)
-        return content if self.rank == 0 else buffer.numpy().tobytes()
+            dist.broadcast_object_list(shared, 0, group=self.host)
+        return shared[0]
 
-    def collect(self, content: bytes) -> list[bytes]:
+    def collect(self, content: T) -> list[T]:
+        collected = [content] * self.size
         with answered():
-            lengths = [torch.tensor(0) for _ in range(self.size)]
-            dist.all_gather(lengths, torch.tensor(len(content)), group=self.host)
-            most = max(map(int, lengths))
-            buffers = [torch.empty(most, dtype=torch.uint8) for _ in lengths]
-            dist.all_gather(buffers, _tensor(content.ljust(most, b"\0")), group=self.host)
-        return [b.numpy().tobytes()[: int(n)] for b, n in zip(buffers, lengths, strict=True)]
+            dist.all_gather_object(collected, content, group=self.host)
+        return collected
 
     def swap(self, rows: Tensor, give: list[int], take: list[int]) -> Tensor:
         by_host = rows.device.type == "cpu" or not self.nccl
@@ -129,7 +125,7 @@ class World(Alone):
 
     def gather(self, part: Tensor, dim: int) -> Tensor:
         part = part.cpu().contiguous()
-        lengths = [int(n) for n in self.collect(str(part.shape[dim]).encode())]
+        lengths = self.collect(part.shape[dim])
         with answered():
             if self.rank:
                 dist.send(part, 0, group=self.host)
@@ -200,7 +196,3 @@ def answered() -> Iterator[None]:
         yield
     except RuntimeError as why:
         raise Lost(f"another process has ended or does not answer ({str(why).strip().splitlines()[-1][:120]})") from why
-
-
-def _tensor(content: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
