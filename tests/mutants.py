@@ -136,7 +136,7 @@ MUTANTS = [
     Mutant(
         "infinity-passes", "engines/simulated.py",
         "finite &= reply.abs().amax(dim=-1) < math.inf", "finite &= reply.abs().amax(dim=-1) <= math.inf",
-        "test_replies.py",
+        "test_replies.py -k not_finite",
     ),
     Mutant(
         "memory-of-the-lost", "engines/simulated.py",
@@ -147,7 +147,7 @@ MUTANTS = [
         "batch-drawn-twice", "engines/simulated.py",
         "self._ahead, batch = 1, next(self._batches)\n        self.draws += 1",
         "self._ahead, batch = 1, next(self._batches)",
-        "test_engines.py -k 'same_seed_same_bits or sequential_equals'",
+        "test_replies.py -k a_batch_of_its_own",
     ),
     Mutant(
         "key-of-the-place", "engines/simulated.py",
@@ -158,7 +158,7 @@ MUTANTS = [
     Mutant(
         "data-of-the-place", "engines/simulated.py",
         "everything(int(self.ids[at]))", "everything(at[-1])",
-        "test_relations.py -k 'mime or scaffold'",
+        "test_replies.py -k its_own_data",
     ),
     Mutant(
         "lost-weight", "engines/vectorised.py",
@@ -180,7 +180,7 @@ MUTANTS = [
     Mutant(
         "evaluation-denominator", "problems/evaluation.py",
         "share * weights[some].sum()", "share * weights[some].new_tensor(float(len(weights[some])))",
-        "test_problems.py -k weights_by_samples",
+        "test_problems.py -k evaluation_means",
     ),
     Mutant(
         "evaluation-in-training-mode", "problems/neural.py",
