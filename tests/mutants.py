@@ -194,8 +194,8 @@ MUTANTS = [
         "test_data.py -k dominant_class",
     ),
     Mutant(
-        "validation-takes-all", "data/validation.py",
-        "np.maximum(sizes - 1, 0)", "sizes",
+        "validation-rounds-up", "data/validation.py",
+        "np.floor(share * sizes + 1e-9)", "np.ceil(share * sizes + 1e-9)",
         "test_validation.py -k each_client_gives",
     ),
     # -- aggregation and privacy
@@ -207,7 +207,7 @@ MUTANTS = [
     Mutant(
         "noise-reused", "aggregation/cohort.py",
         "rng.fold(self.key, self.exchanges), self.new_key", "self.key, self.new_key",
-        "test_aggregation.py -k noise_with_a_seed",
+        "test_replies.py -k new_in_every_exchange",
     ),
     Mutant(
         "noise-divides-by-replies", "aggregation/noise.py",
