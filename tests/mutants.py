@@ -136,7 +136,7 @@ MUTANTS = [
     Mutant(
         "infinity-passes", "engines/simulated.py",
         "finite &= reply.abs().amax(dim=-1) < math.inf", "finite &= reply.abs().amax(dim=-1) <= math.inf",
-        "test_replies.py",
+        "test_replies.py -k not_finite",
     ),
     Mutant(
         "memory-of-the-lost", "engines/simulated.py",
@@ -147,7 +147,7 @@ MUTANTS = [
         "batch-drawn-twice", "engines/simulated.py",
         "self._ahead, batch = 1, next(self._batches)\n        self.draws += 1",
         "self._ahead, batch = 1, next(self._batches)",
-        "test_engines.py -k 'same_seed_same_bits or sequential_equals'",
+        "test_replies.py -k a_batch_of_its_own",
     ),
     Mutant(
         "key-of-the-place", "engines/simulated.py",
@@ -158,7 +158,7 @@ MUTANTS = [
     Mutant(
         "data-of-the-place", "engines/simulated.py",
         "everything(int(self.ids[at]))", "everything(at[-1])",
-        "test_relations.py -k 'mime or scaffold'",
+        "test_replies.py -k its_own_data",
     ),
     Mutant(
         "lost-weight", "engines/vectorised.py",
@@ -180,7 +180,7 @@ MUTANTS = [
     Mutant(
         "evaluation-denominator", "problems/evaluation.py",
         "share * weights[some].sum()", "share * weights[some].new_tensor(float(len(weights[some])))",
-        "test_problems.py -k weights_by_samples",
+        "test_problems.py -k evaluation_means",
     ),
     Mutant(
         "evaluation-in-training-mode", "problems/neural.py",
@@ -194,8 +194,8 @@ MUTANTS = [
         "test_data.py -k dominant_class",
     ),
     Mutant(
-        "validation-takes-all", "data/validation.py",
-        "np.maximum(sizes - 1, 0)", "sizes",
+        "validation-rounds-up", "data/validation.py",
+        "np.floor(share * sizes + 1e-9)", "np.ceil(share * sizes + 1e-9)",
         "test_validation.py -k each_client_gives",
     ),
     # -- aggregation and privacy
@@ -207,7 +207,7 @@ MUTANTS = [
     Mutant(
         "noise-reused", "aggregation/cohort.py",
         "rng.fold(self.key, self.exchanges), self.new_key", "self.key, self.new_key",
-        "test_aggregation.py -k noise_with_a_seed",
+        "test_replies.py -k new_in_every_exchange",
     ),
     Mutant(
         "noise-divides-by-replies", "aggregation/noise.py",
@@ -256,7 +256,7 @@ MUTANTS = [
     Mutant(
         "claim-direction", "experiments/claims/compare.py",
         'LOWER = SPARSE | {"train_loss", "test_loss"}', 'LOWER = SPARSE | {"train_loss"}',
-        "test_claims.py -k a_comparison_has_its_numbers",
+        "test_claims.py -k in_the_paper_s_world",
     ),
 ]  # fmt: skip
 
