@@ -145,7 +145,7 @@ MUTANTS = [
     ),
     Mutant(
         "batch-drawn-twice", "engines/simulated.py",
-        "self._ahead, batch = 1, next(self._batches)\n        self.draws += 1",
+        "self._ahead, batch = 1, next(self._batches)\n        self._next += 1",
         "self._ahead, batch = 1, next(self._batches)",
         "test_replies.py -k a_batch_of_its_own",
     ),
@@ -222,7 +222,7 @@ MUTANTS = [
     # -- deploy
     Mutant(
         "ledger-not-written", "deploy/server.py",
-        "checkpoint.charge(ledger)\n            run.advance()", "run.advance()",
+        "checkpoint.charge(ledger)\n                return number", "return number",
         "test_privacy.py -k a_lost_attempt",
     ),
     Mutant(
@@ -243,7 +243,7 @@ MUTANTS = [
     ),
     Mutant(
         "unsynced-file", "files.py",
-        "file.flush()\n            os.fsync(handle)", "file.flush()",
+        "file.flush()\n                os.fsync(handle)", "file.flush()",
         "test_files.py",
     ),
     # -- report and claims
