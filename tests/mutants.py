@@ -221,8 +221,8 @@ MUTANTS = [
     ),
     # -- deploy
     Mutant(
-        "ledger-not-written", "deploy/server.py",
-        "checkpoint.charge(ledger)\n                return number", "return number",
+        "ledger-not-written", "deploy/checkpoint.py",
+        'write_whole(self.charges, (json.dumps(asdict(ledger)) + "\\n").encode(), PRIVATE)\n        return', "return",
         "test_privacy.py -k a_lost_attempt",
     ),
     Mutant(

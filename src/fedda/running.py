@@ -194,6 +194,12 @@ class Run:
         """The last of so many rounds that the privacy budget allows; all of them without one."""
         return rounds if self.privacy is None else self.privacy.last(rounds)
 
+    def stopped(self, done: int, rounds: int) -> str:
+        """Why a run that was asked for so many rounds ends after those done; empty if it does all of them."""
+        if self.privacy is None or self.privacy.last(rounds) == rounds:
+            return ""
+        return self.privacy.stopped(done, rounds)
+
     def _kept(self, alive: Tensor, server: Any) -> Any:
         return type(server)(*(_keep(alive, new, old) for new, old in zip(server, self.server, strict=True)))
 

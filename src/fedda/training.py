@@ -82,10 +82,8 @@ def train(
 def affordable(run: Run, rounds: int) -> int:
     """The last round that the privacy budget allows; it warns if that is not the last one asked for."""
     last = run.last(rounds)
-    if last < rounds:
-        warnings.warn(
-            f"train: the privacy budget is spent after round {last} of {rounds}: the run ends there", stacklevel=3
-        )
+    if why := run.stopped(last, rounds):
+        warnings.warn(f"train: {why}: the run ends there", stacklevel=3)
     return last
 
 

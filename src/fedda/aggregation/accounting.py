@@ -75,8 +75,8 @@ class Budget:
     """The epsilon at a delta that a run may spend, `against` a site (the default, and the larger one) or the outside.
 
     `cohorts` says whether sampling is credited: "secret" or "known". A federation draws its cohorts from a secret. A
-    simulation draws them from its seed, which is no secret, so for a simulation "known" is the default; "secret" there
-    counts as the federation would.
+    simulation draws them from its seed, which is not secret, so "known" is the default of a simulation. With "secret" a
+    simulation counts as a federation does.
 
     >>> Budget.of({"epsilon": 8.0, "delta": 1e-5})
     Budget(epsilon=8.0, delta=1e-05, against='site', cohorts=None)
@@ -88,7 +88,7 @@ class Budget:
     cohorts: str | None = None
 
     def __post_init__(self) -> None:
-        if self.epsilon != math.inf:  # which is no budget
+        if self.epsilon != math.inf:  # infinity means that there is no limit
             number("budget", "epsilon", self.epsilon, POSITIVE)
         number("budget", "delta", self.delta, DELTA)
         one_of("budget", "against", self.against, AGAINST)

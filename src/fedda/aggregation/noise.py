@@ -84,16 +84,18 @@ class Noise(Wrapper):
         ):
             (short,) = clipped("Noise", norm, exchange.task, [reply.double()])
             total = torch.where(weights > 0, short, 0).sum(dim=-2, keepdim=True)
-            if self.multiplier == 0:
-                pass
-            elif self.seed is None:
-                total = gaussian.noisy(total, norm, self.multiplier, exchange.new_key())
-            else:
-                coordinates = torch.arange(reply.shape[-1], device=reply.device)
-                key = rng.fold(rng.fold(rng.fold(exchange.key, self.seed), i)[..., None], coordinates)
-                total = total + self.multiplier * norm * rng.normal(key)  # [..., 1, m]
+            if self.multiplier > 0:
+                total = self._noisy(total, norm, i, exchange)
             means.append((total / exchange.size).to(reply.dtype))
         return means, one(weights)
+
+    def _noisy(self, total: Tensor, norm: float, reply: int, exchange: Exchange) -> Tensor:
+        """The sum [..., 1, m] of a reply with its noise."""
+        if self.seed is None:
+            return gaussian.noisy(total, norm, self.multiplier, exchange.new_key())
+        coordinates = torch.arange(total.shape[-1], device=total.device)
+        key = rng.fold(rng.fold(rng.fold(exchange.key, self.seed), reply)[..., None], coordinates)
+        return total + self.multiplier * norm * rng.normal(key)
 
     def accountant(
         self, algorithm: Algorithm, x: Tensor, clients: int, cohort: int, aggregation: Sequence[Wrapper], secret: bool

@@ -19,7 +19,7 @@ class Exchange(NamedTuple):
 
     task: str  # the task's name, such as "local"
     size: int  # how many clients were asked
-    key: Tensor  # [..., 1], int64: a counter-based key of this exchange of this round (`fedda.rng`); no secret
+    key: Tensor  # [..., 1], int64: a counter-based key of this exchange of this round (`fedda.rng`); not secret
     new_key: Callable[[], bytes] = gaussian.new_key  # a secret that nobody has had before, the same on all ranks
 
 

@@ -87,9 +87,12 @@ class Checkpoint:
             )
         return found
 
-    def charge(self, ledger: Ledger) -> None:
-        """On the disk before the attempt begins: what leaves the server was paid for."""
+    def charge(self, ledger: Ledger, kind: str) -> int:
+        """Count an attempt ("starts" or "rounds") on the disk, before anything of it is sent; its number from 0."""
+        number: int = getattr(ledger, kind)
+        setattr(ledger, kind, number + 1)
         write_whole(self.charges, (json.dumps(asdict(ledger)) + "\n").encode(), PRIVATE)
+        return number
 
     def save(self, tensors: dict[str, Tensor], base: Tensor, facts: dict[str, Any]) -> None:
         """The state of a complete round. Who took part is kept with the secrets, under the number of the exchange."""

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,15 +197,7 @@ def serve(
             done = (0, 0) if state is None else (1, int(state["round"]))
             ledger = checkpoint.ledger(*done)
             charged = ledger.starts - done[0], ledger.rounds - done[1]
-
-            def attempts(kind: str) -> int:
-                """Charged before anything is sent: this attempt's noise and cohort are never used again."""
-                number: int = getattr(ledger, kind)
-                setattr(ledger, kind, number + 1)
-                checkpoint.charge(ledger)
-                return number
-
-            draws.attempts = attempts
+            draws.attempts = partial(checkpoint.charge, ledger)
         run = Run(
             algorithm(plan.table), remote, plan.cohort or None, plan.seed, engine=federation, weights=plan.weights,
             state=state, aggregation=wrappers(plan.aggregation), budget=plan.spending, draws=draws,
@@ -212,7 +205,8 @@ def serve(
         )  # fmt: skip
         if state is None:
             _save(checkpoint, run, federation, plan)
-        _evaluate(checkpoint, run, plan, 0.0)
+        if checkpoint.last_row() < run.round:  # a server that died may have left without its row
+            _evaluate(checkpoint, run, plan, 0.0)
         last = run.last(plan.rounds)
         while run.round < last:
             began = time.monotonic()
@@ -220,9 +214,9 @@ def serve(
             _save(checkpoint, run, federation, plan)  # before the evaluation sends the new model to the sites
             _evaluate(checkpoint, run, plan, time.monotonic() - began)
             say(f"round {run.round} of {plan.rounds}: {_line(run, federation)}")
-        if last < plan.rounds:
-            report["stopped"] = run.privacy.stopped(run.round, plan.rounds) if run.privacy else ""
-            say(report["stopped"])
+        if why := run.stopped(run.round, plan.rounds):
+            report["stopped"] = why
+            say(why)
         return run
     finally:
         report |= {"rejected": dict(federation.rejections.counts), "last": federation.rejections.words}
@@ -241,9 +235,8 @@ def _save(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan) 
 
 
 def _evaluate(checkpoint: Checkpoint, run: Run, plan: Plan, seconds: float) -> None:
-    """A row for this round, if one is due and not there yet."""
-    due = plan.every and (run.round % plan.every == 0 or run.round == plan.rounds)
-    if due and checkpoint.last_row() < run.round:
+    """A row for this round, if one is due."""
+    if plan.every and (run.round % plan.every == 0 or run.round == plan.rounds):
         checkpoint.append([row | {"seconds": round(seconds, 3)} for row in run.evaluate()])
 
 

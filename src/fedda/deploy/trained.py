@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..files import write_whole
 from ..problems.neural import trainable
+from .checkpoint import STATE
 
 
 def trained(out: str | Path, model: nn.Module) -> nn.Module:
@@ -52,14 +53,14 @@ def export(out: str | Path, file: str | Path) -> list[str]:
 
 def facts_of(out: str | Path) -> dict[str, Any]:
     """What the last checkpoint says besides its tensors."""
-    with safe_open(Path(out) / "state.safetensors", "pt") as found:
+    with safe_open(Path(out) / STATE, "pt") as found:
         facts: dict[str, Any] = json.loads(found.metadata()["facts"])
     return facts
 
 
 def saved(out: str | Path) -> dict[str, Tensor]:
     """The last state of a run, as it lies on disk: it is replaced as a whole, so that anybody may read it."""
-    file = Path(out) / "state.safetensors"
+    file = Path(out) / STATE
     try:
         return load_file(file)
     except FileNotFoundError:

@@ -92,8 +92,8 @@ class Work:
                     self.folder.save(job.label, run.state(), seconds=seconds)
                     if stopped:
                         raise Stopped(stop[0], "saved")
-                spent_at = f": the privacy budget is spent after round {last}" if last < self.experiment.rounds else ""
-                self.watch.end(job.label, f"done{spent_at}")
+                early = run.stopped(last, self.experiment.rounds)
+                self.watch.end(job.label, f"done: {early}" if early else "done")
                 return last
             except Diverged as why:
                 failure = str(why)
