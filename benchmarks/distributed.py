@@ -29,11 +29,11 @@ from fedda.bench.machine import machine
 from fedda.bench.workloads import noise
 from fedda.engines import Distributed, Vectorised, join
 from fedda.experiments import find
-from fedda.experiments.choose import choose
 from fedda.experiments.config import parse
+from fedda.experiments.overrides import choose
 from fedda.plan import Size, measured, measured_link, predict
 from fedda.plan.rows import rounds_of
-from fedda.running import Run
+from fedda.run import Run
 
 BAR = 1.3
 CONTENDERS = ("round", "compute", "bare_round", "sums", "sums_compute", "bare_sums", "bare_alone")

@@ -69,7 +69,7 @@ def speed():
 def plain():
     problem = images()
     for name in ALGORITHMS:
-        algorithm, draws = fedda.make(name), loop.Draws(problem, 10, 5)
+        algorithm, draws = fedda.make(name), loop.LoopDraws(problem, 10, 5)
         by_hand = HAND_WRITTEN[name](problem, algorithm, draws)
         with rounding("tf32"):
             ms = clock(lambda by_hand=by_hand, draws=draws: by_hand.round(draws.round()), 2)[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fedda.experiments import find
-from fedda.experiments.choose import choose
+from fedda.experiments.overrides import choose
 from fedda.experiments.sweep import Sweep, search
 
 POINTS = {"lr": (0.08, 0.16, 0.32, 0.64), "momentum": (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)}

@@ -13,8 +13,8 @@ import fedda
 from fedda import listing, presets, registry
 from fedda.cli.bench import HEADS, facts, rows, short
 from fedda.costs import cost
-from fedda.report.format import plain as number
-from fedda.report.format import spread
+from fedda.runs.formats import plain as number
+from fedda.runs.formats import spread
 from fedda.theory.methods import CORRECTED
 from fedda.theory.methods import HEADS as HEADS_1
 

@@ -10,7 +10,7 @@ import pytest
 
 import fedda as package
 from fedda.cli import app as cli
-from fedda.experiments.toml import dumps
+from fedda.runs.toml import dumps
 from warm import Warm
 
 SOURCE = Path(package.__file__).parents[1]  # the source that is tested: a mutant too

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 import fedda
 from conftest import NAMES, quadratic, stable
-from fedda.running import Run
+from fedda.run import Run
 
 
 def problems():

@@ -8,14 +8,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from fedda.compiling import side_by_side
-from fedda.problems.chain import Chain
-from fedda.problems.kernels import ahead, back, plan_of
-from fedda.problems.kernels.launch import Compiling
-from fedda.problems.kernels.passes import Pass
+from fedda.problems.gradients.chain.stack import Chain
+from fedda.problems.gradients.kernels import backward, forward, plan_of
+from fedda.problems.gradients.kernels.launch import Compiling
+from fedda.problems.gradients.kernels.passes import Pass
 from fedda.problems.models import cnn
 
 
-class Elsewhere:
+class ReadOnlyFolder:
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
 
@@ -28,12 +28,12 @@ class Elsewhere:
 
 def there():
     """How many kernels are compiled."""
-    functions = [f for module in (ahead, back) for f in vars(module).values() if isinstance(f, jit.JITFunction)]
+    functions = [f for module in (forward, backward) for f in vars(module).values() if isinstance(f, jit.JITFunction)]
     return sum(len(kernels) for f in functions for kernels, *_ in f.device_caches.values())
 
 
 def main():
-    driver.set_active(Elsewhere())
+    driver.set_active(ReadOnlyFolder())
     shape, (model, loss) = (3, 32, 32), cnn((3, 32, 32), 10)
     plan = plan_of(Chain.of(model, loss, shape), shape, "tf32")
     x = torch.zeros(20, sum(p.numel() for p in model.parameters()))

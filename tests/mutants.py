@@ -237,7 +237,7 @@ MUTANTS = [
     ),
     # -- the run folder
     Mutant(
-        "stale-checkpoint", "experiments/folder.py",
+        "stale-checkpoint", "runs/folder.py",
         'if zlib.crc32(content) != facts["crc32"]:', "if not content:",
         "test_resume.py -k damaged_checkpoint",
     ),

@@ -39,10 +39,10 @@ from fedda.aggregation.foreseen import ZeroGradientClient
 from fedda.aggregation.wrapper import followed
 from fedda.core import Algorithm, on_client
 from fedda.engines import Distributed, Sequential, Vectorised
-from fedda.engines.simulated import Members
+from fedda.engines.simulated import ClientStack
 from fedda.experiments import run
-from fedda.experiments.choose import choose, resumed
 from fedda.experiments.config import checked
+from fedda.experiments.overrides import choose, resumed
 from fedda.experiments.sweep import Sweep, search
 from fedda.testing import moved_replies
 from ranks import fine, spawn
@@ -637,9 +637,9 @@ class Wire:
     def replies(self, task, *down):
         self.cohort.drawn, rows, weights = self.cohort.draws, [], []
         for k in range(self.size):  # a client: its own task by name, its own wrappers
-            client = Members(self.cohort, slice(k, k + 1), stacked=False)
+            client = ClientStack(self.cohort, slice(k, k + 1), stacked=False)
             own = client_side(self.wrappers, getattr(self.algorithm, task.__name__))
-            replies, weight = self.cohort.settle(client, own(client, *down))
+            replies, weight = self.cohort.accept_replies(client, own(client, *down))
             d = max(v.shape[-1] for v in down)
             wires = [[(p.numpy().tobytes(), p.dtype, p.shape) for p in packed(self.wrappers, r, d)] for r in replies]
             self.bytes += sum(len(raw) for wire in wires for raw, _, _ in wire)

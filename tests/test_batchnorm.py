@@ -15,7 +15,7 @@ import fedda
 from conftest import close, stable
 from fedda import rng
 from fedda.problems import batchnorm
-from fedda.problems.chain import Chain
+from fedda.problems.gradients.chain.stack import Chain
 from fedda.problems.neural import flatten, placed
 
 SAMPLES = 90
@@ -239,7 +239,7 @@ def test_the_path_is_the_general_one_and_can_be_captured():
     problem = fedda.load("digits", model="cnn", filters=16, layers=2, norm="batch", dtype=torch.float64)
     assert problem.chain is None and Chain.of(problem.model, problem.loss, (1, 8, 8)) is None
     assert problem.paths.kernels is None and list(problem.paths.ways) == ["traced", "loop"]
-    assert problem.by("auto", "auto", 4).paths.chosen in ("traced", "loop")
+    assert problem.with_path("auto", "auto", 4).paths.chosen in ("traced", "loop")
     x, batch = problem.example(3)
     graph = problem.paths.traced.trace(x, *problem.ready(batch))
     assert isinstance(graph, torch.fx.GraphModule)  # the recorder refuses a function that looks at a number

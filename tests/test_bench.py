@@ -13,7 +13,7 @@ import fedda
 from commands import inside, is_one_line
 from fedda import rng
 from fedda.bench import draw, scaling, workloads
-from fedda.bench.loop import Draws, FedAvg, FedDA
+from fedda.bench.loop import LoopDraws, LoopFedAvg, LoopFedDA
 
 growth = importlib.import_module("fedda.bench.scaling")  # the package has a function of that name
 
@@ -40,9 +40,9 @@ def test_the_plain_loop_equals_the_sequential_engine(name, dtype, tolerance, sha
     run = fedda.Run(algorithm, problem, cohort=4, engine="sequential")
     simulation, everyone = run.simulation, torch.arange(problem.clients)
     if name == "fedavg":
-        loop = FedAvg(problem, algorithm.lr)
+        loop = LoopFedAvg(problem, algorithm.lr)
     else:
-        loop = FedDA(problem, algorithm, batches(problem, everyone, simulation.draws.keys[rng.START], 1))
+        loop = LoopFedDA(problem, algorithm, batches(problem, everyone, simulation.draws.keys[rng.START], 1))
     for tau in range(3):
         ids = rng.choose(rng.fold(simulation.draws.keys[rng.COHORT], tau), problem.clients, 4)
         loop.round(batches(problem, ids, rng.fold(simulation.draws.keys[rng.BATCH], tau), algorithm.steps))
@@ -58,7 +58,7 @@ def test_the_plain_loop_equals_the_sequential_engine(name, dtype, tolerance, sha
 
 def test_the_loop_draws_its_own_samples_for_clients_that_differ():
     problem = workloads.noise((5,), clients=6, batch=4, samples=3, hidden=2)
-    drawn = Draws(problem, cohort=4, steps=2).round()
+    drawn = LoopDraws(problem, cohort=4, steps=2).round()
     owned = [{tuple(x.tolist()) for x in problem.everything(client).x} for client in range(6)]
     owners = []
     for own in drawn:

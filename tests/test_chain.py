@@ -12,12 +12,12 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import fedda
 from conftest import stable
-from fedda.problems import chain as chains
-from fedda.problems import pooling, recorded
-from fedda.problems.chain import Chain
+from fedda.problems.gradients.chain import pooling, recorded
+from fedda.problems.gradients.chain import stack as chains
+from fedda.problems.gradients.chain.stack import Chain
+from fedda.problems.gradients.chain.winograd import Winograd
 from fedda.problems.models import binary_cross_entropy, cnn, cross_entropy, logistic, mlp
 from fedda.problems.neural import flatten
-from fedda.problems.winograd import Winograd
 
 BOUND = {torch.float64: 1e-12, torch.float32: 2e-5}  # of the largest number of a member's gradient
 
@@ -438,6 +438,6 @@ def test_the_test_of_gradients_can_fail(monkeypatch):
         pooling.unpool(g, choices, out)
         out[0].mul_(1 + 1e-9)
 
-    monkeypatch.setattr("fedda.problems.winograd.unpool", skewed)
+    monkeypatch.setattr("fedda.problems.gradients.chain.winograd.unpool", skewed)
     with pytest.raises(AssertionError):
         equals_autograd(TABLE["the paper's"][0].double(), (3, 16, 16))

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from commands import ENVIRONMENT, fedda, inside, is_one_line
-from fedda.experiments import builtin, claims, find
-from fedda.experiments.claims import compare, kinds, ranks, rise, steps, words
-from fedda.experiments.claims.runs import source
-from fedda.experiments.claims.values import Method, Value, measure
-from fedda.experiments.toml import dumps
+from fedda import claims
+from fedda.claims import compare, kinds, ranks, rise, steps, words
+from fedda.claims.runs import source
+from fedda.claims.values import MethodValues, Value, measure
+from fedda.experiments import builtin, find
+from fedda.runs.toml import dumps
 
 S, P, N, I, U = "SUPPORTED", "PARTIAL", "NOT SUPPORTED", "INCONCLUSIVE", "NOT TESTED"
 NOISE = {0: -2.0, 1: -1.0, 2: 0.0, 3: 1.0, 4: 2.0}  # of each seed, in units of SPREAD
@@ -829,7 +830,7 @@ def test_constant_predictors_are_known_by_their_accuracy():
         def over(mean):
             return Value.over({s: mean + spread * s for s in range(5)}, {s: mean for s in range(5)})
 
-        return Method(
+        return MethodValues(
             "a", {"train_accuracy": over(accuracy), "test_accuracy": over(accuracy), "train_loss": over(loss)}, 5
         )
 
@@ -839,7 +840,7 @@ def test_constant_predictors_are_known_by_their_accuracy():
     assert (
         not method(0.77, 0.6, spread=1e-4).constant and not method(0.9995, 0.002, spread=1e-5).constant
     )  # close seeds
-    assert not Method("a", {}, 5, lost="diverged").constant
+    assert not MethodValues("a", {}, 5, lost="diverged").constant
 
 
 def test_a_short_run_says_so(tmp_path):
@@ -865,7 +866,7 @@ def a_claim(**changes):
 
 
 def table(**means):
-    return {k: Method(k, {"test_accuracy": Value(v, 0.01, v, 5)}, 5) for k, v in means.items()}
+    return {k: MethodValues(k, {"test_accuracy": Value(v, 0.01, v, 5)}, 5) for k, v in means.items()}
 
 
 @pytest.mark.parametrize(
@@ -902,7 +903,7 @@ def test_rules(rule, claim, means, verdict):
 
 
 def test_a_rule_is_there_for_every_kind():
-    from fedda.experiments.claims.judge import KINDS
+    from fedda.claims.judge import KINDS
 
     assert {c.kind for c in claims.claims()} == {*KINDS, "theory"}
 

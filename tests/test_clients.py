@@ -13,7 +13,7 @@ from fedda.algorithms.fedda import Squares
 from fedda.algorithms.fedda_cv import Corrected, FedDACV
 from fedda.core import Algorithm, Client, ClientWrapper, on_client
 from fedda.engines import Vectorised
-from fedda.engines.simulated import Members
+from fedda.engines.simulated import ClientStack
 from fedda.engines.wrappers import CountedClient
 from fedda.rules.preconditioners import Identity
 from fedda.rules.schedules import Constant
@@ -91,7 +91,7 @@ def test_random_numbers_are_uniform_and_fresh(dtype):
         cohort = run.simulation.cohort(tau, 4000)
         for _ in range(2):  # two exchanges, in which no batch is drawn
             cohort.drawn = cohort.draws
-            client = Members(cohort, slice(0, 4000), stacked=True)
+            client = ClientStack(cohort, slice(0, 4000), stacked=True)
             seen += [client.uniform(), client.uniform()]
             cohort.draws = client.draws
     for u in seen:
@@ -188,7 +188,7 @@ def test_every_wrapper_passes_on_the_whole_protocol():
     """A property that is added to the protocol and to `ClientWrapper` is in all of them."""
     names = {name for name in vars(Client) if not name.startswith("_")}
     assert {"samples", "uniform", "gradients", "memory", "count", "full_gradient"} <= names
-    assert names <= set(dir(ClientWrapper)) and names - {"count", "memory"} <= set(dir(Members))
+    assert names <= set(dir(ClientWrapper)) and names - {"count", "memory"} <= set(dir(ClientStack))
     for wrapper in (CountedClient, Squares, Corrected, RecordedClient, ZeroGradientClient):
         assert issubclass(wrapper, ClientWrapper)
 
@@ -203,7 +203,7 @@ def test_sizes_of_a_quadratic_are_checked(sizes):
 def test_samples_are_those_of_the_data():
     problem = digits(clients=5)
     run = fedda.Run(Lottery(), problem)
-    client = Members(run.simulation.everyone(), slice(0, 5), stacked=True)
+    client = ClientStack(run.simulation.everyone(), slice(0, 5), stacked=True)
     assert torch.equal(client.samples[:, 0], problem.sizes.double())
 
 

@@ -15,8 +15,8 @@ from commands import Quiet, tiny
 from fedda import registry
 from fedda.aggregation import Clip, Median, TopK
 from fedda.experiments import Experiment, builtin, config, find, run
-from fedda.experiments.choose import choose
-from fedda.experiments.toml import dumps
+from fedda.experiments.overrides import choose
+from fedda.runs.toml import dumps
 
 ALGORITHMS = list(registry.algorithms.entries)
 

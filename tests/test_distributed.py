@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import equal
 from commands import ENVIRONMENT, UNHURRIED, fedda, write
 from conftest import NAMES
-from fedda.engines.world import Alone
+from fedda.engines.world import SingleProcess
 from fedda.experiments.ranks import Pulse
 from ranks import fine, free_port, spawn
 from test_resume import same
@@ -63,7 +63,7 @@ def test_memory_has_travelled(alone):
 
 def test_parts_cover_everything_once():
     for size in range(1, 9):
-        world = Alone()
+        world = SingleProcess()
         world.size = size
         for n in range(30):
             parts = world.parts(n)
@@ -228,7 +228,7 @@ def test_a_restart_does_not_take_up_somebody_else_s_run(experiment, one, tmp_pat
 
 
 def test_ranks_ask_each_other_about_once_a_second_also_after_a_resume():
-    class Two(Alone):
+    class Two(SingleProcess):
         size = 2
 
     for begun in (0, 20_000):
@@ -283,7 +283,7 @@ def test_options_for_several_processes(experiment, tmp_path):
 ON_A_GPU = """
 import warnings, torch, fedda
 from fedda.engines import Distributed, Vectorised
-from fedda.running import Run
+from fedda.run import Run
 problem = fedda.load("digits", clients=6, model="mlp", hidden=8).to("cuda")
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")

@@ -14,7 +14,7 @@ import pytest
 from commands import ENVIRONMENT, Quiet, fedda, warm
 from fedda import registry
 from fedda.experiments import find
-from fedda.experiments.choose import choose
+from fedda.experiments.overrides import choose
 from fedda.experiments.sweep import Sweep, search
 
 ROOT = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ import pytest
 
 from commands import ENVIRONMENT
 from fedda import files
-from fedda.experiments.folder import Folder
+from fedda.runs.folder import Folder
 
 HOLDER = """
 import sys, time
@@ -101,7 +101,7 @@ def test_there_is_one_writer_of_whole_files():
         for path in source.rglob("*.py")
         if re.search(r"os\.(replace|rename)\(|mkstemp|NamedTemporaryFile", path.read_text())
     }
-    assert renames == {"files.py", "data/cache.py", "experiments/folder.py"}
+    assert renames == {"files.py", "data/cache.py", "runs/folder.py"}
 
 
 @pytest.mark.parametrize("system", ["posix", "nt"])

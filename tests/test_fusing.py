@@ -150,7 +150,7 @@ def test_a_round_of_every_algorithm(name, monkeypatch):
     """Recorded from a run's own step, with its memory, its counters and its draws."""
     if name in ("mime", "mimelite"):
         pytest.skip("full gradients client by client: the host asks for ids")
-    monkeypatch.setattr(rng, "near", lambda v: False)  # as on a GPU, where nothing is looked at
+    monkeypatch.setattr(rng, "on_cpu", lambda v: False)  # as on a GPU, where nothing is looked at
     problem = quadratic(d=300).to(DEVICE)
     run = fedda.Run(stable(name), problem, cohort=3, seed=[0, 1])
     run.step()

@@ -12,7 +12,7 @@ from conftest import close, digits, last, quadratic, stable
 from fedda import rng
 from fedda.engines import Vectorised
 from fedda.experiments import find, run
-from fedda.experiments.choose import choose
+from fedda.experiments.overrides import choose
 from fedda.problems import models
 
 pytestmark = [
@@ -76,7 +76,7 @@ def test_proximal_maps_never_wait_for_the_device_and_equal_the_cpu():
     q = 0.1 + torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for prox in maps:
         expected = prox(u, q, 0.7)
-        device = fedda.core.place(prox, u.cuda()[0, 0, 0], [("x", (300,))])
+        device = fedda.core.bind_to_problem(prox, u.cuda()[0, 0, 0], [("x", (300,))])
         points, metric = u.cuda(), q.cuda()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):

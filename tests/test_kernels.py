@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 from fedda import rng
-from fedda.problems.chain import Chain
+from fedda.problems.gradients.chain.stack import Chain
+from fedda.problems.gradients.vmap import gradient
 from fedda.problems.models import cross_entropy
-from fedda.problems.stacked import gradient
 
 CUDA = torch.cuda.is_available()
 if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are defined: before they are imported
 triton = pytest.importorskip("triton", reason="needs Triton")
 
-from fedda.problems import kernels  # noqa: E402
-from fedda.problems.kernels import operators  # noqa: E402, F401
-from fedda.problems.kernels import plan as planning  # noqa: E402
+from fedda.problems.gradients import kernels  # noqa: E402
+from fedda.problems.gradients.kernels import operators  # noqa: E402, F401
+from fedda.problems.gradients.kernels import plan as planning  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 
@@ -152,7 +152,7 @@ def test_outputs_equal_the_model_s_own():
 
 def first_layer(inputs):
     """The first layer's results and where their maxima stood, [samples, height, width, filters], and torch's own."""
-    from fedda.problems.kernels.passes import Pass
+    from fedda.problems.gradients.kernels.passes import Pass
 
     shape = tuple(inputs.shape[1:])
     torch.manual_seed(6)

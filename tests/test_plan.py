@@ -12,8 +12,8 @@ import torch
 
 import wires
 from commands import inside, is_one_line, write
-from fedda.engines import Alone, Simulation
-from fedda.engines.distributed import Journey
+from fedda.engines import Simulation, SingleProcess
+from fedda.engines.distributed import MemoryRoute
 from fedda.experiments import find
 from fedda.experiments.ranks import Ranks
 from fedda.experiments.runner import built
@@ -31,7 +31,7 @@ ALGORITHMS = {
 
 
 def ranked(rank, size):
-    world = Alone()
+    world = SingleProcess()
     world.rank, world.size = rank, size
     return world
 
@@ -127,7 +127,7 @@ def test_rows_are_those_of_the_engine(clients, cohort, world):
     matrix = travels(rounds_of(clients, cohort, SEEDS, 3), clients, world)
     for tau in range(3):
         for rank in range(world):
-            journey = Journey.of(simulation.cohort(tau, cohort), ranked(rank, world))
+            journey = MemoryRoute.of(simulation.cohort(tau, cohort), ranked(rank, world))
             assert journey.give == matrix[tau, rank].tolist() and journey.take == matrix[tau, :, rank].tolist()
     away = matrix.sum() - matrix.diagonal(dim1=-2, dim2=-1).sum()
     assert matrix.sum() == 3 * 2 * cohort and (away == 0) == (clients == cohort)

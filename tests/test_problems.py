@@ -14,8 +14,8 @@ import fedda
 from conftest import close, digits, last, quadratic, stable
 from fedda import registry, rng
 from fedda.engines import Vectorised
-from fedda.problems import measured, paths
 from fedda.problems.evaluation import Evaluation
+from fedda.problems.gradients import choose, measured
 from fedda.problems.neural import flatten
 
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
@@ -435,10 +435,10 @@ def test_a_slow_measurement_ends_after_two_passes(monkeypatch):
 
 
 def test_a_way_that_fails_is_out_and_the_answer_is_remembered(memory):
-    assert measured.fastest({"bad": lambda: 1 / 0, "good": lambda: 0}, CPU, "it") == "good"
+    assert measured.autotune({"bad": lambda: 1 / 0, "good": lambda: 0}, CPU, "it") == "good"
     assert list(json.loads(memory.read_text()).values()) == ["good"]
-    assert measured.fastest({"bad": lambda: 1 / 0, "good": pytest.fail}, CPU, "it") == "good"
-    assert measured.fastest({"bad": lambda: 1 / 0, "worse": lambda: 1 / 0}, CPU, "it") == "worse"
+    assert measured.autotune({"bad": lambda: 1 / 0, "good": pytest.fail}, CPU, "it") == "good"
+    assert measured.autotune({"bad": lambda: 1 / 0, "worse": lambda: 1 / 0}, CPU, "it") == "worse"
 
 
 def convolution(**options):
@@ -448,19 +448,21 @@ def convolution(**options):
 def test_on_a_cpu_a_chain_of_convolutions_is_measured_against_the_loop_alone(memory, monkeypatch):
     problem = convolution()
     seen = []
-    monkeypatch.setattr(paths, "fastest", lambda ways, device, *about: seen.append(list(ways)) or "loop")
-    assert problem.by("auto", "auto", 3).paths.chosen == "loop" and seen == [["chain", "loop"]]
-    assert problem.by("traced", "auto", 3).paths.chosen == "traced"
-    assert digits().by("auto", "auto", 3).paths.chosen == "chain" and len(seen) == 1  # no convolution: nothing is open
+    monkeypatch.setattr(choose, "autotune", lambda ways, device, *about: seen.append(list(ways)) or "loop")
+    assert problem.with_path("auto", "auto", 3).paths.chosen == "loop" and seen == [["chain", "loop"]]
+    assert problem.with_path("traced", "auto", 3).paths.chosen == "traced"
+    assert (
+        digits().with_path("auto", "auto", 3).paths.chosen == "chain" and len(seen) == 1
+    )  # no convolution: nothing is open
     problem.chain = None
     problem._settle()
-    problem.by("auto", "auto", 3)
+    problem.with_path("auto", "auto", 3)
     assert seen[1] == ["traced", "loop"]
 
 
 def test_where_kernels_fit_only_the_chain_is_measured_beside_them():
     own = convolution().paths
-    own.ways = {name: own.by_layers for name in paths.PATHS}
+    own.ways = {name: own.by_layers for name in choose.PATHS}
     assert list(own.candidates()) == ["kernels", "chain"]
 
 
@@ -468,14 +470,14 @@ def test_paths_are_measured_with_one_thread(memory, monkeypatch):
     seen = []
     monkeypatch.setattr(measured, "measured", lambda *_: seen.append(torch.get_num_threads()) or "chain")
     with measured.threads(2):
-        convolution().by("auto", "auto", 3)
+        convolution().with_path("auto", "auto", 3)
         assert torch.get_num_threads() == 2
     assert seen == [1]
 
 
 def test_a_run_keeps_its_path_whatever_later_runs_choose(memory, monkeypatch):
     problem, answers = convolution(), iter(["chain", "loop"])
-    monkeypatch.setattr(paths, "fastest", lambda *_: next(answers))
+    monkeypatch.setattr(choose, "autotune", lambda *_: next(answers))
     first = fedda.Run(stable("fedavg"), problem, cohort=2)
     second = fedda.Run(stable("fedavg"), problem, cohort=3)
     assert (first.problem.paths.chosen, second.problem.paths.chosen) == ("chain", "loop")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fedda
 from fedda import registry
-from fedda.core import place
+from fedda.core import bind_to_problem
 from fedda.rules.prox import (
     L1,
     Box,
@@ -212,7 +212,7 @@ def test_scalar_metric_permutations_and_batches(name, data):
 def test_float32_is_near_float64(name, data):
     c, p = case_of(name, data)
     u, q = c.u.float(), c.q.float() if isinstance(c.q, torch.Tensor) else c.q
-    small = place(p, u, [("x", (c.d,))])
+    small = bind_to_problem(p, u, [("x", (c.d,))])
     s = torch.tensor(c.s, dtype=F64)  # as the step counter makes it
     x = small(u, q, s)
     assert x.dtype == torch.float32 and small.feasible(x).all()

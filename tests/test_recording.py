@@ -9,7 +9,8 @@ from torch.func import grad, vmap
 
 import fedda
 from conftest import digits, quadratic, stable
-from fedda import rng, running
+from fedda import rng
+from fedda import run as run_module
 from fedda.recording import recorded
 
 
@@ -130,8 +131,8 @@ def test_rounds_replayed_as_a_gpu_replays_them(name, kind, monkeypatch):
     problem = quadratic(noise=0.3) if kind == "quadratic" else digits()
     plain, other = (fedda.Run(stable(name), problem, cohort=3, seed=[0, 1]) for _ in range(2))
     states = [[plain.step() for _ in range(4)]]
-    monkeypatch.setattr(running, "captured", Replayed)
-    monkeypatch.setattr(rng, "near", lambda v: False)
+    monkeypatch.setattr(run_module, "captured", Replayed)
+    monkeypatch.setattr(rng, "on_cpu", lambda v: False)
     states.append([other.step()])
     other.wants_graph = True
     states[1] += [other.step() for _ in range(3)]

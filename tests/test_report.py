@@ -26,9 +26,9 @@ from commands import inside
 from fedda import report
 from fedda.report import export, html, plots, style
 from fedda.report.compare import differences
-from fedda.report.curves import Curve
 from fedda.report.picture import picture
 from fedda.report.sweep import grid, read_sweep
+from fedda.runs.curves import Curve
 
 SOURCE = Path(report.__file__).parent
 EVIL = """</script><script>document.title="owned"</script><b id="evil">'"&"""

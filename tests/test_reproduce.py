@@ -18,9 +18,10 @@ from xml.etree import ElementTree
 import pytest
 
 from commands import Quiet, inside, is_one_line
-from fedda.experiments import claims, run
-from fedda.experiments.claims.runs import source
-from fedda.experiments.claims.values import Method, Value
+from fedda import claims
+from fedda.claims.runs import source
+from fedda.claims.values import MethodValues, Value
+from fedda.experiments import run
 from fedda.experiments.config import find
 from fedda.experiments.grid import points
 from fedda.experiments.reproduce import plan, readme, work
@@ -34,7 +35,7 @@ from fedda.experiments.reproduce.results import Results
 from fedda.experiments.reproduce.tables import _chosen, as_good, best_of, fallen, recommended, survivors, value, worse
 from fedda.experiments.reproduce.work import Clock, Reproduction
 from fedda.files import alone
-from fedda.report import read
+from fedda.runs import reading as read
 
 ROOT = Path(__file__).parent.parent
 MINI = """
@@ -534,14 +535,14 @@ def test_a_table_marks_all_that_cannot_be_told_from_the_best_and_says_when_a_met
         return Value.over(dict(enumerate(values)), dict(enumerate(values)))
 
     found = {"a": [0.90, 0.91, 0.92], "b": [0.89, 0.90, 0.93], "c": [0.5, 0.5, 0.51]}
-    table = {k: Method(k, {"test_accuracy": over(v)}, 3) for k, v in found.items()}
+    table = {k: MethodValues(k, {"test_accuracy": over(v)}, 3) for k, v in found.items()}
     assert [k for k, m in table.items() if as_good(table, m, table["a"], "test_accuracy")] == ["a", "b"]
     found = {"empty": [0.0, 0.0, 0.0], "dense": [0.85, 0.86, 0.87], "sparse": [0.08, 0.09, 0.08]}
-    table = {k: Method(k, {"density": over(v), "nonzero": over(v)}, 3) for k, v in found.items()}
+    table = {k: MethodValues(k, {"density": over(v), "nonzero": over(v)}, 3) for k, v in found.items()}
     best = best_of(list(table.values()), "density")
     assert [k for k, m in table.items() if as_good(table, m, best, "density")] == ["sparse"]
     whole = {
-        k: Method(k, {"density": over(v), "nonzero": over([1.0, 1.0, 1.0])}, 3)
+        k: MethodValues(k, {"density": over(v), "nonzero": over([1.0, 1.0, 1.0])}, 3)
         for k, v in found.items()
         if k != "empty"
     }
@@ -549,7 +550,7 @@ def test_a_table_marks_all_that_cannot_be_told_from_the_best_and_says_when_a_met
     rows = [
         {"round": r, "seed": s, "test_accuracy": None if r + s > 5 else 0.5} for r in (0, 2, 4, 6) for s in (0, 1, 2)
     ]
-    assert value(Method("d", {}, 3, "diverged in 2 of 3 seeds", rows=tuple(rows)), "test_accuracy") == (
+    assert value(MethodValues("d", {}, 3, "diverged in 2 of 3 seeds", rows=tuple(rows)), "test_accuracy") == (
         "diverged in 2 of 3 seeds, the first after round 2"
     )
 
@@ -640,7 +641,7 @@ def test_bytes_that_a_start_adds_decide_nothing():
             {"round": r, "seed": 0, "bytes_up": start + 1000 * r, "bytes_down": 500 * r, "gradients": gradients * r}
             for r in (0, 100)
         ]
-        return Method(label, {"test_accuracy": over([0.8, 0.81, 0.82])}, 3, rows=tuple(rows), rounds=100)
+        return MethodValues(label, {"test_accuracy": over([0.8, 0.81, 0.82])}, 3, rows=tuple(rows), rounds=100)
 
     chosen, why = _chosen([method("many", 0, 12), method("few", 900, 5)])
     assert chosen.label == "few" and "takes the fewest gradients, 500" in why

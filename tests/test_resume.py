@@ -274,7 +274,7 @@ def test_out_of_memory_in_the_middle_goes_on_from_the_checkpoint(tmp_path, monke
     """The error comes from a patched step: real memory does not run out at a chosen round."""
     from commands import Quiet, tiny
     from fedda.experiments import config, run
-    from fedda.running import Run
+    from fedda.run import Run
 
     table = config.checked(tiny(rounds=12, every=3), "tiny")
     run(table, tmp_path / "whole", Quiet())
@@ -298,7 +298,7 @@ def test_killed_while_the_rows_are_put_in_order(tmp_path, monkeypatch):
     """Between the new rows and the checkpoint that knows their length: the next resume ends the same."""
     from commands import Quiet, tiny
     from fedda.experiments import config, run
-    from fedda.experiments.folder import Folder
+    from fedda.runs.folder import Folder
 
     short, long = (config.checked(tiny(rounds=n, every=4), "tiny") for n in (6, 12))
     run(long, tmp_path / "whole", Quiet())
@@ -327,7 +327,7 @@ def taken(monkeypatch, tmp_path):
     """The path and the threads of every round that is run."""
     import torch
 
-    from fedda.running import Run
+    from fedda.run import Run
 
     monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "data"))
     seen, advance = [], Run.advance
@@ -342,9 +342,9 @@ def taken(monkeypatch, tmp_path):
 
 def measured_as(monkeypatch, path, threads):
     """The machine, as it is now."""
-    monkeypatch.setattr("fedda.problems.paths.fastest", lambda *_: path)
-    monkeypatch.setattr("fedda.experiments.choices.measured_threads", lambda *_: threads)
-    monkeypatch.setattr("fedda.experiments.choices.processors", lambda: 2)
+    monkeypatch.setattr("fedda.problems.gradients.choose.autotune", lambda *_: path)
+    monkeypatch.setattr("fedda.experiments.execution.measured_threads", lambda *_: threads)
+    monkeypatch.setattr("fedda.experiments.execution.processors", lambda: 2)
 
 
 def test_a_run_goes_on_with_the_path_and_the_threads_it_began_with(tmp_path, monkeypatch, taken):
@@ -410,8 +410,8 @@ def test_threads_that_are_asked_for_win(tmp_path, monkeypatch, taken, fedda_insi
 
 def test_threads_are_measured_on_the_stack_of_the_run(tmp_path, monkeypatch, taken):
     from conftest import digits
-    from fedda.experiments import choices
-    from fedda.problems.measured import threads
+    from fedda.experiments import execution
+    from fedda.problems.gradients.measured import threads
 
     problem, asked = digits(), []
 
@@ -421,10 +421,10 @@ def test_threads_are_measured_on_the_stack_of_the_run(tmp_path, monkeypatch, tak
         asked.append((list(ways), about[2], margin))
         return list(ways)[-1]
 
-    monkeypatch.setattr(choices, "fastest", fastest)
-    assert choices.chosen(problem, "auto", 5, 3, None, "auto", None).threads == 1 and not asked  # there is but one
+    monkeypatch.setattr(execution, "autotune", fastest)
+    assert execution.chosen(problem, "auto", 5, 3, None, "auto", None).threads == 1 and not asked  # there is but one
     with threads(2):
-        assert choices.chosen(problem, "auto", 5, 3, None, "auto", None).threads == 2
-        assert choices.chosen(problem, "auto", 5, 10**6, None, "auto", None).threads == 2
-        assert choices.chosen(problem, "sequential", 5, 3, None, "auto", None) == choices.Choices(None, None, 2)
-    assert asked == [(["1", "2"], n, 1.3) for n in (15, choices.STACK // problem.d, 1)]
+        assert execution.chosen(problem, "auto", 5, 3, None, "auto", None).threads == 2
+        assert execution.chosen(problem, "auto", 5, 10**6, None, "auto", None).threads == 2
+        assert execution.chosen(problem, "sequential", 5, 3, None, "auto", None) == execution.Choices(None, None, 2)
+    assert asked == [(["1", "2"], n, 1.3) for n in (15, execution.STACK // problem.d, 1)]

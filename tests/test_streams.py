@@ -37,7 +37,7 @@ def storages(values):
 
 
 class Watch(TorchDispatchMode):
-    """Below `Aside`: every operation with its stream. What two of them touch, and one writes, must be in order."""
+    """Below `SideStream`: every operation with its stream. What two of them touch, and one writes, must be in order."""
 
     def __init__(self):
         super().__init__()
@@ -78,7 +78,7 @@ def main(monkeypatch):
 
 
 def watched(step):
-    with torch.no_grad(), Watch() as watch, graphs.Aside(torch.device("cpu")):
+    with torch.no_grad(), Watch() as watch, graphs.SideStreamtream(torch.device("cpu")):
         step()
     return watch
 
@@ -130,5 +130,5 @@ def test_what_the_side_reads_is_not_overwritten_before(main, monkeypatch):
 
 
 def test_the_test_of_streams_can_fail(main, monkeypatch):
-    monkeypatch.setattr(graphs.Aside, "independent", lambda self, v: v.numel() <= graphs.SMALL)
+    monkeypatch.setattr(graphs.SideStream, "independent", lambda self, v: v.numel() <= graphs.SMALL)
     assert watched(a_round("scaffold", digits(dtype=torch.float32))).races

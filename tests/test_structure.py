@@ -39,24 +39,29 @@ ALLOWED = {
     "data": BASE | {"files"},
     "problems": BASE | {"compiling", "data", "files", "recording"},
     "arguments": BASE | {"aggregation", "engines"},
-    "running": BASE | {"aggregation", "arguments", "core", "engines"},
-    "training": BASE | {"arguments", "core", "running"},
-    "testing": BASE | {"aggregation", "core", "engines", "problems", "rules", "running"},
-    "costs": BASE | {"problems", "running"},
-    "report": {"files"},
+    "run": BASE | {"aggregation", "arguments", "core", "engines"},
+    "training": BASE | {"arguments", "core", "run"},
+    "testing": BASE | {"aggregation", "core", "engines", "problems", "rules", "run"},
+    "costs": BASE | {"problems", "run"},
+    "runs": {"files"},
+    "report": {"files", "runs"},
+    "claims": {"checks", "problems", "experiments", "files", "registry", "report", "runs"},
     "progress": set(),
     "experiments": BASE
     | {"aggregation", "core", "algorithms", "engines", "data", "files", "presets", "problems", "report", "rules"}
-    | {"processes", "running", "__init__"},
+    | {"claims", "processes", "runs", "run", "__init__"},
     "listing": BASE | {"aggregation", "costs", "presets", "problems", "experiments"},
-    "bench": BASE | {"core", "engines", "problems", "running", "report", "__init__"},
-    "plan": BASE | {"bench", "core", "engines", "experiments", "problems", "running"},
+    "bench": BASE | {"runs", "core", "engines", "problems", "run", "report", "__init__"},
+    "plan": BASE | {"bench", "core", "engines", "experiments", "problems", "run"},
     "theory": BASE
-    | {"core", "algorithms", "engines", "experiments", "problems", "report", "rules", "running", "__init__"},
-    "deploy": BASE | {"aggregation", "core", "engines", "files", "problems", "running", "__init__"},
+    | {"claims", "runs"}
+    | {"core", "algorithms", "engines", "experiments", "problems", "report", "rules", "run", "__init__"},
+    "deploy": BASE | {"runs", "aggregation", "core", "engines", "files", "problems", "run", "__init__"},
     "cli": BASE
     | {
         "arguments",
+        "claims",
+        "runs",
         "bench",
         "data",
         "files",
@@ -70,8 +75,7 @@ ALLOWED = {
     }
     | {"deploy", "engines", "plan", "processes", "theory"},
     "__main__": {"cli"},
-    "__init__": BASE
-    | {"aggregation", "core", "rules", "algorithms", "engines", "problems", "running", "training", "data"},
+    "__init__": BASE | {"aggregation", "core", "rules", "algorithms", "engines", "problems", "run", "training", "data"},
 }
 
 
@@ -156,7 +160,9 @@ def test_long_files_of_algorithms_are_listed():
         warnings.warn(f"lines of code, 60 or more: {long}", stacklevel=1)
 
 
-TRITON = [f"fedda.problems.kernels.{name}" for name in ("ahead", "back", "draws", "operators", "passes", "pieces")]
+TRITON = [
+    f"fedda.problems.gradients.kernels.{name}" for name in ("ahead", "back", "draws", "operators", "passes", "pieces")
+]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 

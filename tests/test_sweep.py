@@ -14,9 +14,9 @@ from commands import Quiet, begin, is_one_line, tiny, write
 from commands import fedda as run_fedda
 from conftest import NAMES, STABLE, quadratic
 from fedda import checks, registry
-from fedda.experiments.choose import choose
 from fedda.experiments.config import checked, find
 from fedda.experiments.grid import placed, points
+from fedda.experiments.overrides import choose
 from fedda.experiments.sweep import Program, Sweep, judged, search
 
 

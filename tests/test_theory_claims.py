@@ -11,7 +11,8 @@ import torch
 
 import fedda
 from commands import inside, is_one_line, write
-from fedda.experiments import claims, find
+from fedda import claims
+from fedda.experiments import find
 from fedda.rules.estimators import Mvr, Plain
 from fedda.rules.preconditioners import Diagonal
 from fedda.rules.schedules import Constant

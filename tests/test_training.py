@@ -12,7 +12,7 @@ import fedda
 from conftest import NAMES, digits, last, quadratic, stable
 from fedda import registry
 from fedda.engines import Vectorised
-from fedda.running import PATIENCE
+from fedda.run import PATIENCE
 
 # What each method costs by its paper: vectors down and up a client and round, gradient evaluations with I steps, full
 # passes; then what the start costs every client (vectors up), and bytes of scalars down (besides the step counter) and up.

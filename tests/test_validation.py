@@ -15,7 +15,7 @@ from fedda.data import open_dataset
 from fedda.data.datasets import moments
 from fedda.data.validation import held_out_for_validation
 from fedda.experiments import Experiment, config, run
-from fedda.experiments.choose import choose
+from fedda.experiments.overrides import choose
 from fedda.experiments.sweep import Sweep, search
 
 X = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))

@@ -3,7 +3,7 @@
 import time
 
 from fedda.cli import main
-from fedda.running import Run
+from fedda.run import Run
 
 advance = Run.advance
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from fedda.engines import join
 from fedda.experiments import find
-from fedda.running import Run
+from fedda.run import Run
 
 SENT = {"all_reduce": 0, "handed": 0, "away": 0}
 

@@ -6,13 +6,13 @@ import shared
 import torch
 from with_fedda import problem
 
-from fedda.bench.loop import Draws, FedAvg
+from fedda.bench.loop import LoopDraws, LoopFedAvg
 
 
 def main():
     job = shared.job()
     own = problem(job)
-    draws, loop = Draws(own, job.settings.cohort, job.settings.steps, job.seed), FedAvg(own, job.settings.lr)
+    draws, loop = LoopDraws(own, job.settings.cohort, job.settings.steps, job.seed), LoopFedAvg(own, job.settings.lr)
     ends = []
     for _ in range(job.rounds):
         loop.round(draws.round())

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .problems import Quadratic, load, problem
     from .registry import make
     from .rules import estimators, preconditioners, prox, schedules
-    from .running import Diverged, Run
+    from .run import Diverged, Run
     from .training import History, Result, rounds, train
 else:
     # Torch takes seconds to import, so each name is imported on its first use. A public name must not be the name of a
@@ -53,7 +53,7 @@ else:
         "core": ("Algorithm", "Client", "Cohort", "Problem", "on_client", "step_counter"),
         "problems": ("Quadratic", "load", "problem"),
         "registry": ("make",),
-        "running": ("Diverged", "Run"),
+        "run": ("Diverged", "Run"),
         "training": ("History", "Result", "rounds", "train"),
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -15,7 +15,7 @@ from .aggregation import Budget, Wrapper
 from .engines import Engine
 
 
-class How(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """How a run is made: the keywords of `Run`, `rounds` and `train`."""
 
     cohort: int | None  # clients a round; all of them by default
@@ -31,8 +31,8 @@ class How(TypedDict, total=False):
 
 def refuse_words(how: Mapping[str, Any]) -> None:
     for word in how:
-        if word not in How.__annotations__:
-            raise ValueError(f"train: no argument {word!r}; {checks.nearest(word, How.__annotations__)}")
+        if word not in RunOptions.__annotations__:
+            raise ValueError(f"train: no argument {word!r}; {checks.nearest(word, RunOptions.__annotations__)}")
 
 
 def checked_seeds(seed: Any) -> list[int]:

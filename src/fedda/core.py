@@ -107,7 +107,7 @@ class Cohort(Protocol):
 
 
 @dataclasses.dataclass
-class Around:
+class CohortWrapper:
     """What every wrapper round a Cohort passes on as it is; a subclass does something to `average` and `replies`."""
 
     cohort: Cohort
@@ -262,7 +262,7 @@ def step_counter(like: Tensor) -> Tensor:
     return torch.zeros_like(like[..., :1])
 
 
-def place(thing: A, like: Tensor, layout: Layout) -> A:
+def bind_to_problem(thing: A, like: Tensor, layout: Layout) -> A:
     """`thing` made ready for a problem: every tensor in its (nested) dataclass fields on the device and in the dtype of
     `like`, every map that speaks of parameters by name bound to where they stand in the flat vector."""
     if hasattr(thing, "bind"):
@@ -273,7 +273,7 @@ def place(thing: A, like: Tensor, layout: Layout) -> A:
         return moved
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         old = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
-        new = {name: place(value, like, layout) for name, value in old.items()}
+        new = {name: bind_to_problem(value, like, layout) for name, value in old.items()}
         if any(new[name] is not old[name] for name in old):
             return dataclasses.replace(thing, **new)
     return thing

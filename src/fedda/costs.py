@@ -8,7 +8,7 @@ import torch
 
 from .problems import Quadratic
 from .registry import algorithms
-from .running import Run
+from .run import Run
 
 D = 512  # far more than any algorithm sends as single numbers, so that vectors and numbers can be told apart
 

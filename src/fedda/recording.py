@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 
 @dataclass(frozen=True)
-class Kind:
+class TensorMeta:
     """What is known of an operation's result before it is run again: everything but its numbers."""
 
     shape: torch.Size
@@ -93,7 +93,7 @@ class Recorder(Mode):
 
     @staticmethod
     def known(node: Node, v: Tensor) -> Node:
-        node.meta["kind"] = Kind(v.shape, v.stride(), v.dtype, v.device)
+        node.meta["kind"] = TensorMeta(v.shape, v.stride(), v.dtype, v.device)
         return node
 
     def module(self, results: Any) -> GraphModule:

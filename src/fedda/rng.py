@@ -31,7 +31,7 @@ def key(seed: int | Tensor, purpose: int) -> Tensor:
     return fold(fold(torch.as_tensor(seed, dtype=torch.int64), 0), purpose)
 
 
-def near(v: Tensor) -> bool:
+def on_cpu(v: Tensor) -> bool:
     """Whether numbers lie where NumPy finds them and a look at one costs nothing; elsewhere nothing may be looked at,
     since a round is replayed as it was recorded."""
     return v.device.type == "cpu"
@@ -43,7 +43,7 @@ def fold(key: Tensor, counter: int | Tensor) -> Tensor:
     >>> fold(key(0, COHORT), torch.arange(2)).tolist() == [fold(key(0, COHORT), i).item() for i in range(2)]
     True
     """
-    if near(key):
+    if on_cpu(key):
         return _fold_near(key, counter)
     z = key + (counter + 1) * GOLDEN if isinstance(counter, Tensor) else key + _wrap((counter + 1) * GOLDEN)
     z = (z ^ _shift(z, 30)) * MIX1
@@ -68,7 +68,7 @@ def _fold_near(key: Tensor, counter: int | Tensor) -> Tensor:
 
 def integers(key: Tensor, n: Tensor | int) -> Tensor:
     """Uniform integers in [0, n), n < 2^31: 31 bits times n, shifted; the bias is below n / 2^31."""
-    if near(key):  # as above
+    if on_cpu(key):  # as above
         bits: Any = (key.numpy().view(np.uint64) >> UNSIGNED[33]).view(np.int64)
         return torch.from_numpy(np.asarray(bits * (n.numpy() if isinstance(n, Tensor) else n) >> 31))
     return (_shift(key, 33) * n) >> 31
@@ -97,7 +97,7 @@ def choose(key: Tensor, n: int, r: int) -> Tensor:
     if n > MANY and r <= n // 4:
         return _few_of_many(key, n, r)
     hashed = fold(key, torch.arange(n, device=key.device))
-    if near(key):
+    if on_cpu(key):
         return torch.from_numpy(np.sort(np.argpartition(hashed.numpy(), r - 1, axis=-1)[..., :r], axis=-1))
     return hashed.topk(r, dim=-1, largest=False, sorted=False).indices.sort(dim=-1).values
 
@@ -109,7 +109,7 @@ def _few_of_many(key: Tensor, n: int, r: int) -> Tensor:
     2^(2 r + 64) / 4^(r + 65) = 2^-66. Behind the draws stand 0..r-1, so that even then there are r different ones.
     """
     draws = fold(key, torch.arange(2 * r + 64, device=key.device))
-    return (_first_near if near(key) else _first)(draws, n, r)
+    return (_first_on_cpu if on_cpu(key) else _first)(draws, n, r)
 
 
 def _first(draws: Tensor, n: int, r: int) -> Tensor:
@@ -124,7 +124,7 @@ def _first(draws: Tensor, n: int, r: int) -> Tensor:
     return value.gather(-1, first).sort(dim=-1).values
 
 
-def _first_near(draws: Tensor, n: int, r: int) -> Tensor:
+def _first_on_cpu(draws: Tensor, n: int, r: int) -> Tensor:
     """The same in NumPy, in half the time."""
     drawn: Any = integers(draws, n).numpy()
     drawn = np.concatenate([drawn, np.broadcast_to(np.arange(r), (*drawn.shape[:-1], r))], axis=-1)

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from .aggregation.centres import model_replies
 from .aggregation.foreseen import ZeroGradientClient, ZeroGradientCohort, foreseen
-from .core import Algorithm, ClientTask, place
+from .core import Algorithm, ClientTask, bind_to_problem
 from .engines import Vectorised
 from .engines.wrappers import message_bytes
 from .problems import Quadratic
 from .rules.prox import Prox
 from .rules.schedules import schedule
-from .running import Run
+from .run import Run
 
 CLIENTS, COHORT, D, ROUNDS = 7, 4, 5, 3
 
@@ -194,7 +194,7 @@ def moved_replies(algorithm: Algorithm) -> Iterator[tuple[ClientTask, tuple[int,
     d = 6
     x = torch.linspace(4.0, 5.0, d, dtype=torch.float64)[None]
     shift = torch.linspace(0.3, 0.7, d, dtype=torch.float64)
-    algorithm = place(algorithm, x, [("x", (d,))])
+    algorithm = bind_to_problem(algorithm, x, [("x", (d,))])
     calls: list[tuple[ClientTask, tuple[Tensor, ...]]] = []
     cohort = ZeroGradientCohort(
         ZeroGradientClient(x, algorithm.memory), lambda task, down, replies: calls.append((task, down))

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .arguments import How, refuse_words
+from .arguments import RunOptions, refuse_words
 from .core import Algorithm, Problem
-from .running import Run
+from .run import Run
 
 
-def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **how: Unpack[How]) -> Iterator[Any]:
+def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **how: Unpack[RunOptions]) -> Iterator[Any]:
     """The server's state after each round.
 
     >>> import fedda
@@ -56,7 +56,7 @@ def train(
     rounds: int,
     every: int | None = None,
     detail: bool = False,
-    **how: Unpack[How],
+    **how: Unpack[RunOptions],
 ) -> Result:
     """Run for `rounds` rounds, evaluating at the start, `every` so many rounds (a hundred times in all by default) and
     at the end; `detail` adds the density of every layer and the gradient mapping.

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import rng
-from ..core import Algorithm, Around, ClientTask
+from ..core import Algorithm, ClientTask, CohortWrapper
 from . import centres, gaussian
 from .compression import Compression, compressed, compressions
 from .foreseen import foreseen
@@ -18,7 +18,7 @@ from .wrapper import Exchange, Wrapper
 
 
 @dataclass
-class Aggregated(Around):
+class Aggregated(CohortWrapper):
     """The cohort of one round with wrappers round it; `key` [..., 1] is the round's, `new_key` gives fresh secrets.
 
     It stands outside whatever counts bytes, which then sees what travels.

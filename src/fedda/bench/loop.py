@@ -19,7 +19,7 @@ from ..problems.neural import Batch, Neural, trainable
 Batches = Sequence[Iterable[Batch]]  # for each client of the round, what it takes its steps on
 
 
-class Draws:
+class LoopDraws:
     """Who takes part in a round and on which samples, drawn in ordinary PyTorch, with replacement."""
 
     def __init__(self, problem: Neural, cohort: int, steps: int, seed: int = 0):
@@ -42,7 +42,7 @@ class Draws:
             yield problem.ready(problem.pick(problem.data, first + index))
 
 
-class FedAvg:
+class LoopFedAvg:
     """Local SGD; `server` holds the model's parameters, one tensor each."""
 
     def __init__(self, problem: Neural, lr: float):
@@ -71,7 +71,7 @@ class FedAvg:
                         p.sub_(p.grad, alpha=self.lr)
 
 
-class FedDA:
+class LoopFedDA:
     """FedDA-MVR without a penalty: two gradients a step on one batch, and its vectors kept flat, as the paper has them.
 
     `algorithm` gives the numbers: its step sizes, the weight of its estimator, the decay and the floor of its H.

@@ -10,10 +10,10 @@ import torch
 
 from ..core import Algorithm
 from ..engines import Vectorised
+from ..problems.gradients.choose import tensor_cores
 from ..problems.neural import Neural
-from ..problems.paths import tensor_cores
 from ..registry import make
-from ..running import Run
+from ..run import Run
 from . import loop
 from .timing import PATIENCE, Contender, race, started
 from .workloads import Workload
@@ -34,7 +34,7 @@ def measure(
         return Run(algorithm, problem, workload.cohort, seed, engine=Vectorised(path=path, precision=precision))
 
     say("paths that fit")
-    paths = problem.by("auto", precision, workload.cohort).paths
+    paths = problem.with_path("auto", precision, workload.cohort).paths
     taken = paths.chosen
     reference, by_hand = plain(name, algorithm, problem, workload.cohort, paths.precision)
     makers: dict[str, Callable[[], Advance]] = {path: lambda path=path: run(path).advance for path in paths.ways}  # type: ignore[misc]
@@ -92,7 +92,7 @@ def plain(
         return "sequential", lambda: Run(algorithm, problem, cohort, engine="sequential").advance
 
     def maker() -> Advance:
-        draws = loop.Draws(problem, cohort, algorithm.steps)
+        draws = loop.LoopDraws(problem, cohort, algorithm.steps)
         with rounding(precision):
             by_hand = HAND_WRITTEN[name](problem, algorithm, draws)
 
@@ -105,9 +105,9 @@ def plain(
     return PLAIN, maker
 
 
-HAND_WRITTEN: dict[str, Callable[[Neural, Any, loop.Draws], loop.FedAvg | loop.FedDA]] = {
-    "fedavg": lambda problem, algorithm, draws: loop.FedAvg(problem, algorithm.lr),
-    "fedda-mvr": lambda problem, algorithm, draws: loop.FedDA(problem, algorithm, draws.everyone()),
+HAND_WRITTEN: dict[str, Callable[[Neural, Any, loop.LoopDraws], loop.LoopFedAvg | loop.LoopFedDA]] = {
+    "fedavg": lambda problem, algorithm, draws: loop.LoopFedAvg(problem, algorithm.lr),
+    "fedda-mvr": lambda problem, algorithm, draws: loop.LoopFedDA(problem, algorithm, draws.everyone()),
 }
 
 

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
-from ..report.format import plain as written
 from ..report.plots import RC
 from ..report.style import COLOURS
+from ..runs.formats import plain as written
 from .measure import PLAIN
 
 # quantity, x axis, figure of a row, title

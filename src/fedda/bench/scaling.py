@@ -11,7 +11,7 @@ import torch
 
 from ..engines import Vectorised
 from ..registry import make
-from ..running import Run
+from ..run import Run
 from .measure import PLAIN, plain
 from .timing import PATIENCE, Contender, race, started
 from .workloads import CIFAR, DIGITS, noise
@@ -37,7 +37,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Ladder:
     """A quantity, the values it takes while they are affordable, and what a setting is at one of them."""
 
     quantity: str
@@ -48,13 +48,13 @@ class Sweep:
 
 BASES = {"small": Setting(DIGITS, width=32, clients=1000), "cnn": Setting(CIFAR, width=64, clients=10)}
 SWEEPS = (
-    Sweep("clients", (2, 5, 10, 20, 50, 100, 200, 500), lambda s, n: replace(s, cohort=n, clients=max(s.clients, n))),
-    Sweep("steps", (1, 2, 5, 10, 20), lambda s, n: replace(s, steps=n)),
+    Ladder("clients", (2, 5, 10, 20, 50, 100, 200, 500), lambda s, n: replace(s, cohort=n, clients=max(s.clients, n))),
+    Ladder("steps", (1, 2, 5, 10, 20), lambda s, n: replace(s, steps=n)),
     # quarters of the base's width; told as the number of parameters
-    Sweep("parameters", (1, 2, 4, 8, 16, 32), lambda s, n: replace(s, width=s.width * n // 4)),
-    Sweep("seeds", (1, 2, 4, 8, 16), lambda s, n: replace(s, seeds=n), by_hand=False),
+    Ladder("parameters", (1, 2, 4, 8, 16, 32), lambda s, n: replace(s, width=s.width * n // 4)),
+    Ladder("seeds", (1, 2, 4, 8, 16), lambda s, n: replace(s, seeds=n), by_hand=False),
     # All clients of FedDA compute a first gradient, which would take a plain loop half a minute.
-    Sweep("population", (1000, 10_000, 100_000), lambda s, n: replace(s, clients=n, cohort=100), by_hand=False),
+    Ladder("population", (1000, 10_000, 100_000), lambda s, n: replace(s, clients=n, cohort=100), by_hand=False),
 )
 
 
@@ -71,7 +71,7 @@ def scaling(
 
 
 def climb(
-    sweep: Sweep, base: Setting, name: str, device: torch.device, precision: str, seconds: float,
+    sweep: Ladder, base: Setting, name: str, device: torch.device, precision: str, seconds: float,
     say: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     left_out: set[str] = set()  # who has become too slow

@@ -41,8 +41,8 @@ def bench(
     from .. import bench as benchmark
     from ..arguments import usable_device
     from ..checks import count, one_of
-    from ..problems.measured import threads as so_many
-    from ..problems.paths import PRECISIONS
+    from ..problems.gradients.choose import PRECISIONS
+    from ..problems.gradients.measured import threads as so_many
 
     load_plugins(plugin)
     one_of("bench", "--workload", workload, ("all", *benchmark.WORKLOADS))
@@ -157,7 +157,7 @@ def facts(found: dict[str, Any]) -> str:
 
 def show(found: dict[str, Any]) -> None:
     from ..progress import table
-    from ..report.format import size
+    from ..runs.formats import size
 
     print(facts(found))
     for name, own in found.get("workloads", {}).items():
@@ -186,7 +186,7 @@ HEADS = (
 
 
 def rows(algorithms: dict[str, Any]) -> Iterator[list[str]]:
-    from ..report.format import size
+    from ..runs.formats import size
 
     for name, own in algorithms.items():
         for path, row in own["paths"].items():

@@ -20,8 +20,8 @@ def claims(
 
     FOLDERS are run folders, or folders that hold some at any depth.
     """
-    from ..experiments import claims as judged
-    from ..experiments.folder import Folder
+    from .. import claims as judged
+    from ..runs.folder import Folder
     from .verdicts import console, show
 
     groups = judged.verdicts(folders)

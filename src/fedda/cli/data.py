@@ -74,7 +74,7 @@ def fetch_(name: str) -> None:
     """
     from ..data.download import fetch
 
-    bars = Bars()
+    bars = DownloadBars()
     try:
         paths = fetch(name, bars.watch)
     finally:
@@ -83,7 +83,7 @@ def fetch_(name: str) -> None:
     print(f"{name}: {len(paths)} file{'s' if len(paths) > 1 else ''} in {', '.join(folders)}")
 
 
-class Bars:
+class DownloadBars:
     """A bar for each download on a terminal, a line elsewhere."""
 
     def __init__(self) -> None:

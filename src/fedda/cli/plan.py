@@ -58,7 +58,7 @@ def plan(
     from ..arguments import usable_device
     from ..checks import count
     from ..experiments import find
-    from ..experiments.choose import choose
+    from ..experiments.overrides import choose
     from ..plan.rows import rounds_of
 
     load_plugins(plugin)
@@ -156,7 +156,7 @@ HEADS = (
 
 def show(wanted: Experiment, known: planning.Profile, asked: planning.Size, lines: list[dict[str, Any]]) -> None:
     from ..progress import table
-    from ..report.format import size
+    from ..runs.formats import size
 
     about = f"{wanted.name}: {asked.cohort:,} of {asked.clients:,} clients a round, {asked.rounds:,} rounds"
     about += f", {known.replicas} seeds, {known.parameters:,} parameters"
@@ -176,7 +176,7 @@ def show(wanted: Experiment, known: planning.Profile, asked: planning.Size, line
 
 
 def rows(asked: planning.Size, lines: list[dict[str, Any]]) -> Iterator[list[str]]:
-    from ..report.format import count, duration, size
+    from ..runs.formats import count, duration, size
 
     for line in lines:
         took = line["seconds_per_round"]

@@ -14,7 +14,7 @@ from .app import Plugins, app, load_plugins, say
 from .run import refuse_how
 
 if TYPE_CHECKING:
-    from ..experiments.reproduce import Part, Plan, estimate
+    from ..experiments.reproduce import Part, PartList, estimate
 
 
 @app.command(epilog="Example: fedda reproduce cifar10 variants --device cuda --minutes 9.5")
@@ -78,7 +78,7 @@ def reproduce(
 
 
 def go(
-    wanted: Plan, chosen: list[Part], work: Path, device: str | None, precision: str, minutes: float | None,
+    wanted: PartList, chosen: list[Part], work: Path, device: str | None, precision: str, minutes: float | None,
     commit: str | None,
 ) -> str:  # fmt: skip
     """Run until all is done or the time is over, and say what stood in the way, if something did; a signal leaves a
@@ -100,10 +100,10 @@ def go(
     return doing.why
 
 
-def print_plan(lines: list[estimate.Line]) -> None:
+def print_plan(lines: list[estimate.Estimate]) -> None:
     """One row a part; seconds are of what is left, on the device that the figures in estimate.py were measured on."""
     from ..progress import table
-    from ..report.format import count, duration
+    from ..runs.formats import count, duration
 
     rows = [[line.part, str(line.runs), str(line.done), count(line.steps), duration(line.seconds)] for line in lines]
     total = [sum(getattr(line, word) for line in lines) for word in ("runs", "done", "steps", "seconds")]
@@ -132,7 +132,7 @@ def repeat(figures: list[str], keep: Path | None) -> None:
     """Figures in small; exit 1 where a method's curves are farther from the kept ones than the tolerance."""
     from ..experiments.reproduce import smoke as small
     from ..progress import table, watcher
-    from ..report.format import plain
+    from ..runs.formats import plain
 
     if not figures:
         raise ValueError(f"reproduce: --smoke needs a figure: {', '.join(small.names())}")

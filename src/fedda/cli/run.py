@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .app import Plugins, Shard, Words, again, app, load_plugins, place_and_reason
-from .look import print_summaries
+from .list_report import print_summaries
 from .ranks import enter, goes_on, own, speaks
 
 if TYPE_CHECKING:
-    from ..engines import Alone
+    from ..engines import SingleProcess
     from ..experiments import Experiment
 
 
@@ -27,7 +27,7 @@ def refuse_how(
     """Refuse what `run` and `sweep` cannot be told together, or at all."""
     from .. import checks, registry
     from ..arguments import usable_device
-    from ..problems.paths import PRECISIONS
+    from ..problems.gradients.choose import PRECISIONS
 
     if resume and overwrite:
         raise ValueError("--resume and --overwrite exclude each other")
@@ -47,7 +47,7 @@ def refuse_how(
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
     """A disk that fills up in the middle of a run: what is there can be gone on with."""
-    from ..experiments.folder import Folder
+    from ..runs.folder import Folder
 
     try:
         yield
@@ -67,10 +67,10 @@ def reporting(place: Path) -> Iterator[None]:
         raise ValueError(f"{words}; make room, then: {shlex.join(['fedda', 'report', str(place)])}") from None
 
 
-def gone_on(world: Alone, wanted: Experiment, place: Path, rounds: int | None) -> Experiment:
+def gone_on(world: SingleProcess, wanted: Experiment, place: Path, rounds: int | None) -> Experiment:
     """The experiment of the folder, which the first rank can see."""
-    from ..experiments.choose import resumed
     from ..experiments.config import parse
+    from ..experiments.overrides import resumed
 
     if world.rank:
         return parse(world.share(b"").decode(), str(place))
@@ -106,10 +106,10 @@ def run(
 
     EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file.
     """
-    from .. import report
-    from ..experiments import claims, find
+    from .. import claims, report
+    from ..experiments import find
     from ..experiments import run as run_experiment
-    from ..experiments.choose import choose
+    from ..experiments.overrides import choose
     from ..experiments.tensorboard import TensorBoard
     from ..progress import Silence, watcher
     from .verdicts import print_verdicts

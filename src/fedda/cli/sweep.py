@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .app import Plugins, Shard, Words, app, load_plugins
-from .look import print_choices
+from .list_report import print_choices
 from .ranks import enter, goes_on, own, speaks
 from .run import refuse_how, reporting, writing
 
@@ -44,7 +44,7 @@ def sweep(
     """
     from .. import report
     from ..experiments import find
-    from ..experiments.choose import choose
+    from ..experiments.overrides import choose
     from ..experiments.sweep import Sweep, search
     from ..progress import Silence, watcher
 

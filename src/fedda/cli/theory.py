@@ -55,7 +55,7 @@ def theory(
     """
     from ..checks import count
     from ..experiments import find
-    from ..experiments.choose import choose
+    from ..experiments.overrides import choose
     from ..theory.constants import SAMPLES
     from ..theory.findings import penalised
 
@@ -79,8 +79,8 @@ def theory(
 
 
 def measured(out: Path, quick: bool, steps: int, on: str | None) -> None:
-    from ..experiments.folder import Folder
     from ..progress import table
+    from ..runs.folder import Folder
     from ..theory.findings import findings
     from ..theory.methods import CORRECTED, HEADS
     from ..theory.pictures import draw
@@ -105,9 +105,9 @@ def measured(out: Path, quick: bool, steps: int, on: str | None) -> None:
 
 
 def advised(experiment: Experiment, label: str | None, train: bool, samples: int, figures: Path | None) -> None:
-    from ..experiments.folder import Folder
     from ..progress import table
-    from ..report.format import plain
+    from ..runs.folder import Folder
+    from ..runs.formats import plain
     from ..theory.advice import advise
     from ..theory.trial import analysed, trial
 
@@ -157,7 +157,7 @@ def advised(experiment: Experiment, label: str | None, train: bool, samples: int
 
 
 def rows(advice: Advice) -> list[tuple[str, str, str]]:
-    from ..report.format import plain
+    from ..runs.formats import plain
 
     found = advice.found
     numbers = (
@@ -178,7 +178,7 @@ def rows(advice: Advice) -> list[tuple[str, str, str]]:
 
 
 def choices(advice: Advice) -> list[list[str]]:
-    from ..report.format import plain
+    from ..runs.formats import plain
 
     found = []
     for own in (advice.own, advice.proposed, advice.literal):
@@ -188,7 +188,7 @@ def choices(advice: Advice) -> list[list[str]]:
 
 
 def set_words(label: str, advice: Advice) -> str:
-    from ..report.format import plain
+    from ..runs.formats import plain
 
     own = advice.proposed
     words = [f"{label}.{word}={plain(getattr(own, word), 4)}" for word in ("lr", "w", "c")]

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..experiments import claims as judged
-from ..experiments.claims.compare import NOT_TESTED, SUPPORTED, WORDS
-from ..report.format import plain
+from .. import claims as judged
+from ..claims.compare import NOT_TESTED, SUPPORTED, WORDS
+from ..runs.formats import plain
 
 COLOURS = dict(zip(WORDS, ("green", "yellow", "red", "cyan", "dim"), strict=True))
 

@@ -77,19 +77,19 @@ class Restricted(pickle.Unpickler):
         core, _, place = module.rpartition(".")
         if core in ("numpy.core", "numpy._core"):
             if (place, name) == ("multiarray", "_reconstruct"):
-                return Call(lambda *_: Stored())
+                return PickleCall(lambda *_: Stored())
             if (place, name) == ("numeric", "_frombuffer"):
-                return Call(from_buffer)
+                return PickleCall(from_buffer)
         if (module, name) == ("numpy", "ndarray"):
             return None  # an argument of _reconstruct, never called
         if (module, name) == ("numpy", "dtype"):
-            return Call(lambda code, *_: Kind(code))
+            return PickleCall(lambda code, *_: Kind(code))
         if (module, name) == ("_codecs", "encode"):
-            return Call(encode)
+            return PickleCall(encode)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-10 batch needs: not run")
 
 
-class Call:
+class PickleCall:
     """A function as a pickle may call it: a fresh object each time, on which a pickle can set nothing that lasts."""
 
     __slots__ = ("run",)

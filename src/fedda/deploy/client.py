@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from ..aggregation import Wrapper, client_side, residuals
 from ..aggregation import packed as travels
 from ..aggregation.foreseen import longest
-from ..core import Algorithm, check_replies, place
+from ..core import Algorithm, bind_to_problem, check_replies
 from ..engines import Counts, Sequential, Simulation
-from ..engines.simulated import Members, SimulatedCohort
+from ..engines.simulated import ClientStack, SimulatedCohort
 from ..engines.wrappers import CountedClient
 from ..problems import Neural, problem
 from ..problems.neural import Loss
-from .memory import RUN, Shelf
+from .memory import RUN, MemoryStore
 from .traffic import DTYPES, algorithm, traffic, wrappers
 from .wire import Refused, packed, tensors_of, words_of
 
@@ -100,7 +100,10 @@ class Site:
             table = algorithm(words)  # checked, nothing is run
             if self.allowed is not None and json.loads(words)["name"] not in self.allowed:
                 raise ValueError(f"this site runs {', '.join(self.allowed)} alone")
-            made, known = place(table, own.point()[:1], own.layout), traffic(words, tuple(own.layout), own.dtype)
+            made, known = (
+                bind_to_problem(table, own.point()[:1], own.layout),
+                traffic(words, tuple(own.layout), own.dtype),
+            )
         except ValueError as why:
             raise Refused(f"the algorithm is refused: {why}") from None
         except Exception as why:  # a hyper-parameter of a kind that no check foresees
@@ -130,12 +133,12 @@ def run(
     made: Algorithm = task.__self__
     memory = (*made.memory, *residuals(around, made, own.point()[None].to(own.dtype)))
     simulation = Simulation(own, Sequential(), torch.tensor([0]), "uniform", memory)
-    shelf = Shelf(context, words["run"])
+    shelf = MemoryStore(context, words["run"])
     simulation.memory |= shelf.taken(words["base"], memory, own.d, own.dtype)
     cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([words["key"]]))
     cohort.drawn = words["drawn"]
     with torch.no_grad():
-        client, counts = Members(cohort, slice(0, 1), stacked=False), Counts()
+        client, counts = ClientStack(cohort, slice(0, 1), stacked=False), Counts()
         counted = CountedClient(client, counts)
         replies = client_side(around, task)(counted, *down)
         client.remember(torch.ones(1, 1, dtype=torch.bool))

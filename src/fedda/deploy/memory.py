@@ -21,7 +21,7 @@ RECORD = "fedda.memory"  # of the node's state
 RUN = r"[0-9a-f]{32}"  # the name of a run: it becomes that of a file
 
 
-class Shelf:
+class MemoryStore:
     """The memory of one client in one run, by the exchange that it is of."""
 
     def __init__(self, context: Context, run: str):

@@ -22,7 +22,7 @@ from ..files import PRIVATE, write_whole
 from ..problems import problem as make_problem
 from ..problems.batchnorm import learning
 from ..problems.neural import Loss, flatten, trainable
-from ..running import Run
+from ..run import Run
 from .checkpoint import Checkpoint, Ledger
 from .federation import Federation
 from .secret import SecretDraws

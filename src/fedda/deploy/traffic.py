@@ -11,7 +11,7 @@ from .. import aggregation
 from ..aggregation import Wrapper
 from ..aggregation.compression import compressions, forms
 from ..aggregation.foreseen import Asked, Shapes, foreseen
-from ..core import Algorithm, place
+from ..core import Algorithm, bind_to_problem
 from ..registry import make
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -57,6 +57,6 @@ def traffic(words: str, layout: tuple[tuple[str, tuple[int, ...]], ...], dtype: 
     {'local': Asked(task='local', down=((1, 3), (1, 1)), up=((1, 3),))}
     """
     d = sum(torch.Size(shape).numel() for _, shape in layout)
-    made = place(algorithm(words), torch.empty((), dtype=dtype), list(layout))
+    made = bind_to_problem(algorithm(words), torch.empty((), dtype=dtype), list(layout))
     start, round = foreseen(made, torch.zeros(1, d, dtype=dtype))
     return {asked.task: asked for asked in (*start, *round)}

@@ -6,10 +6,22 @@ from .joining import join
 from .sequential import Sequential
 from .simulated import Draws, Engine, Simulation
 from .vectorised import Vectorised
-from .world import ALONE, Alone, World
+from .world import SINGLE_PROCESS, SingleProcess, World
 from .wrappers import Counting, Counts
 
 __all__ = [
-    "ALONE", "Alone", "Counting", "Counts", "Distributed", "Draws", "Engine", "Lost", "Sequential", "Simulation",
-    "Vectorised", "World", "join", "started_by_torchrun",
+    "SINGLE_PROCESS",
+    "Counting",
+    "Counts",
+    "Distributed",
+    "Draws",
+    "Engine",
+    "Lost",
+    "Sequential",
+    "Simulation",
+    "SingleProcess",
+    "Vectorised",
+    "World",
+    "join",
+    "started_by_torchrun",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from ..registry import engines
 from .joining import join
 from .simulated import SimulatedCohort, joined
 from .vectorised import Vectorised
-from .world import Alone, World
+from .world import SingleProcess, World
 
 
 @engines.register("distributed")
@@ -32,7 +32,7 @@ class Distributed(Vectorised):
 
     def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         world, part = self.world, self.world.mine(cohort.size)
-        with borrowed(cohort, world):
+        with fetched_memory(cohort, world):
             totals, weights, dtypes = self.sums(cohort, part, task, down)
         # Few operations: after a wait each of them is slow, as another program has had the processor.
         message = torch.cat([*totals, weights, spoken(cohort.fine, part).unsqueeze(-2)], dim=-1)
@@ -47,7 +47,7 @@ class Distributed(Vectorised):
         self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
     ) -> tuple[list[Tensor], Tensor]:
         world, part = self.world, self.world.mine(cohort.size)
-        with borrowed(cohort, world):
+        with fetched_memory(cohort, world):
             replies, weights = joined(list(self.heard(cohort, part, task, down)))
         rows = [placed(v, part, -2, cohort.size) for v in (*replies, weights)]
         *found, weights, heard = world.sum([*rows, placed(cohort.fine[..., part], part, -1, cohort.size)])
@@ -77,13 +77,13 @@ def placed(values: Tensor, part: slice, dim: int, n: int) -> Tensor:
 
 
 @contextmanager
-def borrowed(cohort: SimulatedCohort, world: Alone) -> Iterator[None]:
+def fetched_memory(cohort: SimulatedCohort, world: SingleProcess) -> Iterator[None]:
     """The memory of this rank's part of the cohort, fetched from those who own it, and sent back at the end."""
     kept = cohort.kept
     if not kept:
         yield
         return
-    own, journey = cohort.rows, Journey.of(cohort, world)
+    own, journey = cohort.rows, MemoryRoute.of(cohort, world)
     widths = [v.shape[-1] for v in kept.values()]
     there = torch.cat([v[journey.given] for v in kept.values()], dim=-1)
     here = world.swap(there, journey.give, journey.take)[journey.back].view(*journey.shape, sum(widths))
@@ -101,7 +101,7 @@ def borrowed(cohort: SimulatedCohort, world: Alone) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Journey:
+class MemoryRoute:
     """Which rows of the memory go where in a round. Cohorts are ascending and owners are blocks, so few go far."""
 
     given: tuple[Any, ...]  # rows that this rank owns and others (or itself) need, in the order of those
@@ -112,7 +112,7 @@ class Journey:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, cohort: SimulatedCohort, world: Alone) -> Journey:
+    def of(cls, cohort: SimulatedCohort, world: SingleProcess) -> MemoryRoute:
         ids = cohort.ids.cpu()  # who needs what decides how many rows travel: the host must know
         population = cohort.population
         starts = torch.tensor([part.start for part in world.parts(population)])

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..compiling import side_by_side
-from ..recording import Kind
+from ..recording import TensorMeta
 
 aten = torch.ops.aten
 SMALL = 4096  # numbers: operations on fewer are not worth a kernel of ours (see graphs.Aside)
@@ -52,7 +52,7 @@ HOW = {"num_warps": 4, "enable_fp_fusion": False}
 KERNELS: list[Fused] = []
 
 
-library = torch.library.Library("fedda", "FRAGMENT")  # see problems/kernels/operators.py
+library = torch.library.Library("fedda", "FRAGMENT")  # see problems/gradients/kernels/operators.py
 library.define("fused(Tensor[] inputs, int kernel) -> Tensor[]")
 
 
@@ -159,7 +159,7 @@ def source_text(cluster: list[Node], sources: list[Node], results: list[Node], d
     body = []
     for i, node in enumerate(sources):
         names[node] = f"i{i}"
-        at = place(node.meta["kind"])
+        at = placement(node.meta["kind"])
         body.append(f"i{i} = tl.load(I{i} + {at}{', mask=inside' if 'd *' in at else ''})")
     for i, node in enumerate(cluster):
         names[node] = f"v{i}"
@@ -168,7 +168,7 @@ def source_text(cluster: list[Node], sources: list[Node], results: list[Node], d
         value = node.meta["kind"]
         shape = (1,) * (3 - len(value.shape)) + tuple(value.shape)
         fixed = [f" & ({axis} == 0)" for axis, n, whole in zip("rcd", shape, domain, strict=True) if n < whole]
-        at = place(value)
+        at = placement(value)
         body.append(f"tl.store(O{i} + {at} + d * 0, {names[node]}, mask=inside{''.join(fixed)})")
     arguments = [f"I{i}" for i in range(len(sources))] + [f"O{i}" for i in range(len(results))]
     head = f"""import triton
@@ -221,7 +221,7 @@ def single(number: float) -> float:
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
-def place(array: Kind) -> str:
+def placement(array: TensorMeta) -> str:
     """Where row (r, c) and column d of the domain stand in an array that broadcasts to it."""
     own = [s if n > 1 else 0 for s, n in zip(array.strides, array.shape, strict=True)]
     strides = [0] * (3 - len(own)) + own

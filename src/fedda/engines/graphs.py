@@ -53,11 +53,11 @@ def captured(
         with torch.cuda.stream(side), no_waiting():
             body(step)
             expected = [v.clone() for v in (*state, *kept)]
-            quick = few_kernels(step)
+            quick = with_fused_updates(step)
             body(quick)
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(graph, stream=torch.cuda.Stream(device)), Aside(device):
+        with torch.cuda.device(device), torch.cuda.graph(graph, stream=torch.cuda.Stream(device)), SideStream(device):
             body(quick)
         # A graph holds no tensor. What else the round reads, the run has.
         graph.reads = list(quick.buffers()) if isinstance(quick, GraphModule) else []  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ def captured(
     return graph
 
 
-def few_kernels(step: Callable[[], Sequence[Tensor]]) -> Callable[[], Sequence[Tensor]]:
+def with_fused_updates(step: Callable[[], Sequence[Tensor]]) -> Callable[[], Sequence[Tensor]]:
     """The step with its vector updates fused, where it can be recorded and Triton is there."""
     if find_spec("triton") is None:
         return step
@@ -93,7 +93,7 @@ def _like(a: Tensor, b: Tensor, before: Tensor) -> bool:
     return bool(torch.allclose(a, b, rtol=1e-6, atol=1e-2 * float(moved), equal_nan=True))
 
 
-class Aside(Mode):
+class SideStream(Mode):
     """What depends on no step before (step sizes, keys, batches) on a stream of its own: in the graph it is a branch
     beside the steps, which wait for it only where they use its results.
 
@@ -108,7 +108,7 @@ class Aside(Mode):
         self.unseen: set[int] = set()  # made aside since the steps last waited
         self.held: list[Tensor] = []  # what the side gives back, the steps may still have to read
 
-    def __enter__(self) -> Aside:
+    def __enter__(self) -> SideStream:
         self.side.wait_stream(self.main)
         super().__enter__()
         return self

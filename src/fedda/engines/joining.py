@@ -29,7 +29,7 @@ def join() -> World:
         gpu = torch.cuda.is_available() and dist.is_nccl_available() and each
         store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
         job = dist.PrefixStore("fedda", store)
-        name = met(job, rank, size)
+        name = rendezvous_name(job, rank, size)
         backend, own = "cpu:gloo,cuda:nccl" if gpu else "gloo", dist.PrefixStore(name, store)
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=PATIENCE)
         world = World(job)
@@ -38,7 +38,7 @@ def join() -> World:
     return World()
 
 
-def met(store: dist.Store, rank: int, size: int) -> str:
+def rendezvous_name(store: dist.Store, rank: int, size: int) -> str:
     """A name that this start of the ranks alone has.
 
     torchrun's store outlives its workers, and the addresses of those that are gone lie in it; nor do the agents of

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..aggregation.means import mean
 from ..core import ClientTask
 from ..registry import engines
-from .simulated import Members, SimulatedCohort, joined
+from .simulated import ClientStack, SimulatedCohort, joined
 
 
 @engines.register("sequential")
@@ -25,6 +25,6 @@ class Sequential:
     ) -> tuple[list[Tensor], Tensor]:
         heard = []
         for k in range(cohort.size):
-            client = Members(cohort, slice(k, k + 1), stacked=False)
-            heard.append(cohort.settle(client, task(client, *down)))
+            client = ClientStack(cohort, slice(k, k + 1), stacked=False)
+            heard.append(cohort.accept_replies(client, task(client, *down)))
         return joined(heard)

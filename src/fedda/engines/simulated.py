@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import rng
 from ..core import ClientTask, Number, Problem, check_replies
-from .world import ALONE, Alone
+from .world import SINGLE_PROCESS, SingleProcess
 
 UNIFORM = -1  # folded into a client's key for its random numbers; batches fold in their number, from 0
 
@@ -68,7 +68,7 @@ class Simulation:
         sizes = problem.sizes.to(torch.float64)
         self.weights = sizes if weights == "samples" else torch.ones_like(sizes)
         self.total = self.weights.sum()  # once: no round may take longer the more clients there are
-        self.world: Alone = getattr(engine, "world", ALONE)
+        self.world: SingleProcess = getattr(engine, "world", SINGLE_PROCESS)
         self.owned = self.world.mine(problem.clients)  # whose memory is kept in this process
         rows = (*seeds.shape[:-1], self.owned.stop - self.owned.start)
         like = torch.zeros((), dtype=problem.dtype, device=problem.device)
@@ -120,7 +120,7 @@ class SimulatedCohort:
             raise ValueError(f"{getattr(task, '__qualname__', task)} is no task for clients: mark it with @on_client")
         self.drawn, self.task = self.draws, task
 
-    def settle(self, members: Members, replies: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
+    def accept_replies(self, members: ClientStack, replies: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
         """What the server may use of the replies, each [..., c, m] with zeros for a client with a non-finite number in
         any reply, and the clients' weights [..., c, 1]: such a client is out for the rest of the round, is counted, and
         keeps its old memory."""
@@ -135,12 +135,12 @@ class SimulatedCohort:
         self.simulation.expected[self.drawn] = self.draws - self.drawn
         members.remember(finite[..., None])
         weight = (self.simulation.weights[ids] * finite)[..., None]
-        if rng.near(ids) and bool(finite.all()):  # on a GPU the question would cost more than the answer
+        if rng.on_cpu(ids) and bool(finite.all()):  # on a GPU the question would cost more than the answer
             return full, weight
         return [torch.where(finite[..., None], reply, 0) for reply in full], weight
 
 
-class Members:
+class ClientStack:
     """Some clients of a cohort as one Client: [..., c, d] vectors, one call for all of them or a loop over each."""
 
     def __init__(self, cohort: SimulatedCohort, part: slice, stacked: bool):
@@ -173,7 +173,7 @@ class Members:
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
         if active is None:
             return self._gradients(points)
-        if self.count and rng.near(active) and not bool(active.any()):  # nobody works; the batch keeps its number
+        if self.count and rng.on_cpu(active) and not bool(active.any()):  # nobody works; the batch keeps its number
             self._batch()
             return tuple(torch.zeros_like(self._spread(x)) for x in points)
         return tuple(torch.where(active, g, 0.0) for g in self._gradients(points))

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..checks import POSITIVE, check, number
 from ..core import ClientTask
 from ..registry import engines
-from .simulated import Members, SimulatedCohort, joined
+from .simulated import ClientStack, SimulatedCohort, joined
 
 
 @engines.register("vectorised")
@@ -62,8 +62,8 @@ class Vectorised:
         """Replies and weights, chunk after chunk."""
         chunk = self.chunk or self.fitting(cohort)
         for k in range(part.start, max(part.stop, part.start + 1), chunk):
-            clients = Members(cohort, slice(k, min(k + chunk, part.stop)), stacked=True)
-            yield cohort.settle(clients, task(clients, *down))
+            clients = ClientStack(cohort, slice(k, min(k + chunk, part.stop)), stacked=True)
+            yield cohort.accept_replies(clients, task(clients, *down))
 
     def fitting(self, cohort: SimulatedCohort) -> int:
         """How many clients' vectors and activations fit in the memory allowed (a quarter of what is free on a GPU,

@@ -1,7 +1,7 @@
 """The processes of one program: who they are, what each of them has, and how they talk.
 
-`Alone` is a single process and `World` those that `torchrun` has started; both have the same methods, so that no code
-asks which it is.
+`SingleProcess` is one process alone. `World` is the processes that `torchrun` started. Both have the same methods, so
+no code asks which it has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LISTEN = 0.5  # seconds between two looks at what the others have told
 FAILED = "fedda/failed"
 
 
-class Alone:
+class SingleProcess:
     """One process: all of everything is here."""
 
     rank, size = 0, 1
@@ -37,7 +37,7 @@ class Alone:
     def parts(self, n: int) -> list[slice]:
         """Whose n things in a row are, rank after rank: nearly as many each, none for some where n < size.
 
-        >>> Alone().parts(3)
+        >>> SingleProcess().parts(3)
         [slice(0, 3, None)]
         """
         return [slice(p * n // self.size, (p + 1) * n // self.size) for p in range(self.size)]
@@ -74,7 +74,7 @@ class Alone:
         return True
 
 
-class World(Alone):
+class World(SingleProcess):
     """All processes that were started together; every method is called by all of them, in the same order."""
 
     def __init__(self, job: dist.Store | None = None) -> None:
@@ -186,7 +186,7 @@ class World(Alone):
             dist.destroy_process_group()
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core import Around, Client, ClientTask, ClientWrapper
+from ..core import Client, ClientTask, ClientWrapper, CohortWrapper
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Counts:
 
 
 @dataclass
-class Counting(Around):
+class Counting(CohortWrapper):
     """Counts bytes and gradients from what really passes.
 
     >>> import fedda

@@ -27,7 +27,7 @@ from ..data import known
 from ..problems import Neural, load, options_of
 from ..problems.loading import CLIENTS, names_owners
 from ..registry import algorithms, expanded, make, models, partitions
-from .toml import dumps
+from ..runs.toml import dumps
 
 SEED = 2**63  # seeds are counters of 63 bits
 MOST = 10**9  # rounds that anybody can mean

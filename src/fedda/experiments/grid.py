@@ -12,9 +12,9 @@ import numpy as np
 
 from .. import checks
 from ..registry import algorithms
-from .choose import owner_of
+from ..runs.toml import literal
 from .config import Experiment, hyper
-from .toml import literal
+from .overrides import owner_of
 
 Point = dict[str, Any]  # word -> value; "prox.gamma" is gamma in the table prox
 
@@ -28,7 +28,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Axis:
+class GridAxis:
     """The values of one word of one algorithm."""
 
     label: str
@@ -48,7 +48,7 @@ def points(experiment: Experiment, grids: list[str], budget: int | None, draw: i
     [{'lr': 0.32}, {'lr': 0.64}]
     """
     complete = experiment.completed()
-    found: dict[str, list[Axis]] = {}
+    found: dict[str, list[GridAxis]] = {}
     for text in grids:
         for axis in _axes(complete, text):
             own = found.setdefault(axis.label, [])
@@ -82,7 +82,7 @@ def placed(words: dict[str, Any], point: Point) -> dict[str, Any]:
     return full
 
 
-def _axes(experiment: Experiment, text: str) -> list[Axis]:
+def _axes(experiment: Experiment, text: str) -> list[GridAxis]:
     name, equals, values = text.partition("=")
     label = owner_of(name, ("*", *experiment.algorithms))
     word = name[len(label) + 1 :] if label else ""
@@ -94,7 +94,7 @@ def _axes(experiment: Experiment, text: str) -> list[Axis]:
     if not having:
         words = hyper(experiment.algorithms[label]) if label != "*" else algorithms_words(experiment)
         raise ValueError(f"--grid: {label} has no word {word!r}; {checks.nearest(word, words)}")
-    return [Axis(own, word, _values(own, word, values, base)) for own, base in having.items()]
+    return [GridAxis(own, word, _values(own, word, values, base)) for own, base in having.items()]
 
 
 MISSING = object()
@@ -152,7 +152,7 @@ def _literal(part: str, word: str) -> Any:
     return float(value) if fraction and isinstance(value, int) else value
 
 
-def _points(axes: list[Axis], label: str, budget: int | None, draw: int) -> list[Point]:
+def _points(axes: list[GridAxis], label: str, budget: int | None, draw: int) -> list[Point]:
     random = np.random.default_rng([draw, zlib.crc32(label.encode())])
     words = [axis.word for axis in axes]
     listed = {axis.word: axis.values for axis in axes if not isinstance(axis.values, Range)}

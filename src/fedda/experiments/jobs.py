@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..engines import ALONE, Alone
+from ..engines import SINGLE_PROCESS, SingleProcess
 from ..processes import Stopped
-from ..running import Diverged, Run
+from ..run import Diverged, Run
+from ..runs.folder import Folder
 from .config import Experiment, one_line
-from .folder import Folder
 from .ranks import Pulse, loaded
 
 MEMORY = "out of memory"
@@ -49,7 +49,7 @@ class Work:
     folder: Folder
     watch: Progress
     save_seconds: float
-    world: Alone = ALONE  # every rank does the same work, and the folder is the first one's
+    world: SingleProcess = SINGLE_PROCESS  # every rank does the same work, and the folder is the first one's
 
     def try_out(self, jobs: Sequence[Job], look: Callable[[Job, Run], None] = lambda job, run: None) -> None:
         """Start every job once, so that a mistake in the last is found before anything is written."""

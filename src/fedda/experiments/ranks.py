@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..engines import ALONE, Alone
-from .folder import Folder, apart
+from ..engines import SINGLE_PROCESS, SingleProcess
+from ..runs.folder import Folder, apart
 
 BEAT = 1.0  # seconds between two questions whether to stop or to save: each of them is a message
 
@@ -22,7 +22,7 @@ BEAT = 1.0  # seconds between two questions whether to stop or to save: each of 
 class Ranks:
     """The processes of a run, and what is shared out among them: the clients of a round, or the replicas."""
 
-    world: Alone = ALONE
+    world: SingleProcess = SINGLE_PROCESS
     shard: str = "clients"
 
     def engine(self, name: str) -> str:
@@ -36,7 +36,7 @@ class Ranks:
 SINGLE = Ranks()
 
 
-class Elsewhere(Folder):
+class ReadOnlyFolder(Folder):
     """The folder as the other ranks see it: the first one writes it."""
 
     def refuse_if_taken(self) -> None: ...
@@ -50,11 +50,11 @@ class Elsewhere(Folder):
     def note_failures(self) -> None: ...
 
 
-def folder_of(out: Path, world: Alone) -> Folder:
-    return Elsewhere(out) if world.rank else Folder(out)
+def folder_of(out: Path, world: SingleProcess) -> Folder:
+    return ReadOnlyFolder(out) if world.rank else Folder(out)
 
 
-def loaded(folder: Folder, label: str, world: Alone) -> tuple[dict[str, Tensor] | None, dict[str, Any]]:
+def loaded(folder: Folder, label: str, world: SingleProcess) -> tuple[dict[str, Tensor] | None, dict[str, Any]]:
     """An algorithm's last checkpoint, from the first rank."""
     state, facts = folder.load(label)
     if world.size > 1:
@@ -68,7 +68,7 @@ def loaded(folder: Folder, label: str, world: Alone) -> tuple[dict[str, Tensor] 
 class Pulse:
     """When the ranks ask each other whether to stop or to save: alone always, else about once a second."""
 
-    def __init__(self, world: Alone, save_seconds: float, round: int):
+    def __init__(self, world: SingleProcess, save_seconds: float, round: int):
         self.beat = min(BEAT, save_seconds)
         self.world, self.round, self.next, self.began = world, round, round, time.monotonic()
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from .. import __version__
 from ..core import Algorithm, Problem
-from ..engines import Alone
-from ..problems.measured import threads as so_many_threads
-from ..running import Diverged, Run
-from .choices import Choices, agreed
+from ..engines import SingleProcess
+from ..problems.gradients.measured import threads as so_many_threads
+from ..run import Diverged, Run
+from ..runs.folder import Folder
 from .config import Experiment, owned
-from .folder import Folder
+from .execution import Choices, agreed
 from .jobs import Job, Progress, Work
 from .ranks import SINGLE, Ranks, folder_of
 from .spread import Spread
@@ -104,7 +104,7 @@ def started(
         raise ValueError(f"{experiment.name}: {label}: the checkpoint, of another version, has no {why}") from None
 
 
-def environment(problem: Problem, engine: str, choices: Choices, world: Alone) -> str:
+def environment(problem: Problem, engine: str, choices: Choices, world: SingleProcess) -> str:
     """What a reader needs to repeat the run, as JSON."""
     device = problem.device
     cpu = f"cpu, {choices.threads} threads"

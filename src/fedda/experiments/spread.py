@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..core import Algorithm, Problem
-from ..engines import Alone
-from ..running import PATIENCE, Run
+from ..engines import SingleProcess
+from ..run import PATIENCE, Run
 
 REPLICATED = ("counts.", "round")  # what all replicas of a run have in common
 
@@ -21,7 +21,7 @@ class Spread(Run):
     """The replicas of this rank as a run of their own; rows and state are those of all of them."""
 
     def __init__(
-        self, ranks: Alone, algorithm: Algorithm, problem: Problem, cohort: int | None, seeds: Sequence[int],
+        self, ranks: SingleProcess, algorithm: Algorithm, problem: Problem, cohort: int | None, seeds: Sequence[int],
         state: dict[str, Tensor] | None = None, **how: Any,
     ):  # fmt: skip
         if len(seeds) < ranks.size:

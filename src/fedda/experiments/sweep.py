@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..problems.measured import threads as so_many_threads
+from ..problems.gradients.measured import threads as so_many_threads
 from ..registry import make
-from ..running import Run
-from .choices import agreed
+from ..run import Run
+from ..runs.final_values import mean, tail
+from ..runs.folder import Folder
+from ..runs.toml import dumps
 from .config import Experiment, hyper, owned
-from .folder import Folder
+from .execution import agreed
 from .grid import Point, placed, points
 from .jobs import MEMORY, Job, Progress, Work
 from .ranks import SINGLE, Ranks, folder_of
 from .runner import built, environment, started
-from .tail import mean, tail
-from .toml import dumps
 
 METRICS = {
     "validation_accuracy": "higher",

@@ -18,12 +18,12 @@ from ..bench.timing import Contender, race, started
 from ..core import Algorithm, ClientTask, Number
 from ..engines import Vectorised
 from ..engines.simulated import SimulatedCohort
-from ..experiments.choices import processors
 from ..experiments.config import Experiment, owned
+from ..experiments.execution import processors
 from ..experiments.runner import built
-from ..problems.measured import seconds as seconds_of
-from ..problems.measured import threads
-from ..running import Diverged, Run
+from ..problems.gradients.measured import seconds as seconds_of
+from ..problems.gradients.measured import threads
+from ..run import Diverged, Run
 from .link import Link
 from .profile import Method, Profile, problem_of
 
@@ -69,7 +69,7 @@ def measured(
 
 
 @dataclass(frozen=True)
-class Recording(Vectorised):
+class CallCounts(Vectorised):
     """Notes how long the replies of every exchange are."""
 
     seen: list[list[int]] = field(default_factory=list)
@@ -96,7 +96,7 @@ def method(
         )  # fmt: skip
 
     say("messages")
-    noting = Recording(graph=False)
+    noting = CallCounts(graph=False)
     first = run(2, noting)
     start = noting.seen.copy()
     first.advance()

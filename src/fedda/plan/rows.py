@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines import Alone, Simulation
+from ..engines import Simulation, SingleProcess
 
 ROUNDS, DRAWS = 20, 10**7  # rounds that are drawn; fewer, where they would be more clients than this
 
@@ -30,7 +30,7 @@ def travels(drawn: list[Tensor], clients: int, world: int) -> Tensor:
     tensor([[2, 1],
             [0, 1]])
     """
-    ranks = Alone()
+    ranks = SingleProcess()
     ranks.size = world
     starts = torch.tensor([part.start for part in ranks.parts(clients)])
     found = []

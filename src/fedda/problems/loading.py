@@ -17,8 +17,8 @@ from ..data.partition import GIVEN, split
 from ..data.validation import held_out_for_validation
 from ..registry import Entry, models, partitions
 from . import models as _models  # noqa: F401  registers the models
+from .from_arrays import problem, refuse_nothing_held, refuse_share
 from .neural import Loss, Neural, flatten
-from .own import problem, refuse_nothing_held, refuse_share
 
 CLIENTS = 10  # where neither the user nor the data says
 SHIFT = 0.5  # between the classes of the two parts; two random parts of LEAF's FEMNIST have 0.05

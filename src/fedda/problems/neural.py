@@ -13,11 +13,11 @@ from torch.func import functional_call
 
 from .. import rng
 from .batchnorm import BatchNorms
-from .chain import Chain
 from .evaluation import Evaluation
-from .kernels import draw_kernel
-from .paths import Paths, tensor_cores
-from .stacked import gradient
+from .gradients.chain.stack import Chain
+from .gradients.choose import Paths, tensor_cores
+from .gradients.kernels import draw_kernel
+from .gradients.vmap import gradient
 from .totals import Add, Mine, Totals, all_of, means, one_process
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -75,7 +75,7 @@ class Neural:
         self._known = {("auto", "auto"): Paths(self, "auto", "auto")}
         self.paths = self._known["auto", "auto"]
 
-    def by(self, path: str, precision: str, clients: int) -> Neural:
+    def with_path(self, path: str, precision: str, clients: int) -> Neural:
         """The same problem with its gradients computed by a path, in a precision, for stacks of so many clients."""
         other = copy.copy(self)
         if (path, precision) not in self._known:

@@ -4,11 +4,22 @@ from pathlib import Path
 
 from fedda.report.compare import compare, csv, latex
 from fedda.report.html import write_run
-from fedda.report.read import Run, read
 from fedda.report.summary import summary
 from fedda.report.sweep import is_sweep, read_sweep, write_sweep
+from fedda.runs.reading import RecordedRun, read
 
-__all__ = ["Run", "compare", "csv", "is_sweep", "latex", "read", "read_sweep", "summary", "write", "write_sweep"]
+__all__ = [
+    "RecordedRun",
+    "compare",
+    "csv",
+    "is_sweep",
+    "latex",
+    "read",
+    "read_sweep",
+    "summary",
+    "write",
+    "write_sweep",
+]
 
 
 def write(folder: str | Path) -> Path:

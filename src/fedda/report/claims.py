@@ -5,7 +5,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from fedda.report import format, style
+from fedda.report import style
+from fedda.runs import formats
 
 # A sign beside the word: a verdict must not rest on its colour.
 SIGNS = {"SUPPORTED": "✓", "PARTIAL": "◐", "INCONCLUSIVE": "?", "NOT SUPPORTED": "✗", "NOT TESTED": "–"}
@@ -70,7 +71,7 @@ def _detail(found: Any, place: str) -> dict[str, Any]:
             # A difference of accuracies is in points, not in per cent of either.
             numbers[key] = f"{100 * value:.2f} %" if key in ("a", "b") else f"{100 * value:+.2f} points"
         else:
-            numbers[key] = format.plain(value)
+            numbers[key] = formats.plain(value)
     numbers["se"] = numbers["se"].replace("+", "")
     return words | {"metric": metric.name} | numbers | _verdict(found, place)
 

@@ -11,8 +11,8 @@ from fedda.report.claims import claims
 from fedda.report.export import csv_text, latex_text
 from fedda.report.html import curves, fill, flat, title
 from fedda.report.picture import picture
-from fedda.report.read import Run, read
 from fedda.report.tables import table
+from fedda.runs.reading import RecordedRun, read
 
 
 def compare(folders: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -68,10 +68,10 @@ def latex(folders: Sequence[str | Path]) -> str:
     return latex_text(table(picture(runs, names), runs, names))
 
 
-def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+def differences(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
     """List the keys whose values differ, with the value in every run; `–` where a run does not have the key.
 
-    >>> runs = [Run(Path("a"), {"rounds": n, "cohort": 4}, {}, {}, [], {}, [], [], {}) for n in (10, 20)]
+    >>> runs = [RecordedRun(Path("a"), {"rounds": n, "cohort": 4}, {}, {}, [], {}, [], [], {}) for n in (10, 20)]
     >>> differences(runs)
     [('rounds', ['10', '20'])]
     """

@@ -10,11 +10,11 @@ from markupsafe import Markup
 from fedda.files import write_whole
 from fedda.report import plots
 from fedda.report.claims import claims
-from fedda.report.files import slug
 from fedda.report.payload import dashes, embed, payload
 from fedda.report.picture import Picture, picture
-from fedda.report.read import Run, read
 from fedda.report.tables import COSTS, Table, table
+from fedda.runs.names import slug
+from fedda.runs.reading import RecordedRun, read
 
 WEB = Path(__file__).parent / "web"
 SCRIPTS = ("scale.js", "chart.js", "readout.js", "zoom.js", "controls.js")  # in the order of their use
@@ -40,10 +40,10 @@ def write_run(folder: str | Path) -> Path:
     return write_whole(run.folder / "report.html", page)
 
 
-def render(run: Run) -> str:
+def render(run: RecordedRun) -> str:
     """Give the page of `run` as text.
 
-    >>> render(Run(Path("a"), {"title": "1 < 2"}, {}, {}, [], {}, [], [], {})).count("<h1>1 &lt; 2</h1>")
+    >>> render(RecordedRun(Path("a"), {"title": "1 < 2"}, {}, {}, [], {}, [], [], {})).count("<h1>1 &lt; 2</h1>")
     1
     """
     config = dict(run.config)
@@ -95,10 +95,10 @@ def fill(template: str, **words: Any) -> str:
     )
 
 
-def title(run: Run) -> str:
+def title(run: RecordedRun) -> str:
     """Give the title of a run, or the name of its folder.
 
-    >>> title(Run(Path("runs/a"), {}, {}, {}, [], {}, [], [], {}))
+    >>> title(RecordedRun(Path("runs/a"), {}, {}, {}, [], {}, [], [], {}))
     'a'
     """
     return str(run.config.get("title") or run.config.get("name") or run.folder.name)

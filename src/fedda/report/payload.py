@@ -7,10 +7,10 @@ import numpy as np
 from markupsafe import Markup
 
 from fedda.report import style
-from fedda.report.curves import Array, Curve
 from fedda.report.export import csv_text, latex_text, packed
 from fedda.report.picture import Dash, Picture
 from fedda.report.tables import Table
+from fedda.runs.curves import Array, Curve
 
 POINTS = 500  # a curve on the page: more than its panel has pixels
 

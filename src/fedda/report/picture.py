@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedda.report.curves import Curve
-from fedda.report.read import Run, ordered
 from fedda.report.style import COLOURS, DASHES, Axis, axes, pen
+from fedda.runs.curves import Curve
+from fedda.runs.reading import RecordedRun, ordered
 
 PAPER = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")  # a row of the paper's figures
 Dash = tuple[float, ...]
@@ -27,7 +27,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LegendEntry:
     """A line of the legend: `section` 0 tells curves apart, 1 the runs of a comparison (no colour then)."""
 
     text: str
@@ -43,7 +43,7 @@ class Picture:
     rows: list[str]
     metrics: list[str]
     series: list[Series]
-    entries: list[Entry]
+    entries: list[LegendEntry]
 
     @property
     def lines(self) -> list[list[str]]:
@@ -69,7 +69,7 @@ class _Mark:
     group: str
 
 
-def picture(runs: Sequence[Run], names: Sequence[str] = ("",)) -> Picture:
+def picture(runs: Sequence[RecordedRun], names: Sequence[str] = ("",)) -> Picture:
     """Lay out one run, or several by name.
 
     `group` in an algorithm's table names its row; one method has one pen in all rows. Where several runs have the same
@@ -77,7 +77,7 @@ def picture(runs: Sequence[Run], names: Sequence[str] = ("",)) -> Picture:
 
     >>> from pathlib import Path
     >>> own = {"a (5)": {"name": "a", "group": "I = 5"}, "a (9)": {"name": "a", "group": "I = 9"}}
-    >>> found = picture([Run(Path("a"), {"algorithms": own}, {}, {}, [], {}, list(own), [], {})])
+    >>> found = picture([RecordedRun(Path("a"), {"algorithms": own}, {}, {}, [], {}, list(own), [], {})])
     >>> found.rows, [series.colour for series in found.series]
     (['I = 5', 'I = 9'], ['#0072b2', '#0072b2'])
     """
@@ -91,16 +91,16 @@ def picture(runs: Sequence[Run], names: Sequence[str] = ("",)) -> Picture:
         marks.sort(key=lambda mark: keys.index(mark.key))  # one below the other in the tables
 
     twice = Counter(label for run in runs for label in set(run.labels))
-    drawn: list[tuple[Series, list[Entry]]] = []
+    drawn: list[tuple[Series, list[LegendEntry]]] = []
     for i, mark in enumerate(marks):
         label = f"{mark.label} · {names[mark.run]}" if twice[mark.label] > 1 else mark.label
         k, text = keys.index(mark.key), _text(mark, marks)
         if crossed:
             colour, dash = COLOURS[k], DASHES[mark.run]
-            legend = [Entry(text, colour, ()), Entry(names[mark.run], "", dash, 1)]
+            legend = [LegendEntry(text, colour, ()), LegendEntry(names[mark.run], "", dash, 1)]
         else:
             colour, dash = pen(i if shared else k)
-            legend = [Entry(label if shared else text, colour, dash)]
+            legend = [LegendEntry(label if shared else text, colour, dash)]
         curves = runs[mark.run].curves.get(mark.label, {})
         series = Series(label, mark.run, mark.label, rows.index(mark.group), colour, dash, (), curves)
         drawn.append((series, legend if curves else []))
@@ -114,7 +114,7 @@ def picture(runs: Sequence[Run], names: Sequence[str] = ("",)) -> Picture:
     )
 
 
-def _marks(index: int, run: Run) -> list[_Mark]:
+def _marks(index: int, run: RecordedRun) -> list[_Mark]:
     asked = run.config.get("algorithms")
     tables = {k: v for k, v in asked.items() if isinstance(v, dict)} if isinstance(asked, dict) else {}
     grouped = any(table.get("group") for table in tables.values())

@@ -16,10 +16,10 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from fedda.report.curves import Curve
-from fedda.report.format import plain
 from fedda.report.picture import Picture
 from fedda.report.style import Axis, Metric, metric
+from fedda.runs.curves import Curve
+from fedda.runs.formats import plain
 
 NAMES = 40  # in the legend: after these the pens repeat
 ROWS = 12  # a taller figure is of no use on paper; the page has them all

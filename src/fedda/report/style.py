@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedda.report.curves import Curve
+from fedda.runs.curves import Curve
 
 # Okabe and Ito's palette less black and yellow, which vanish on a dark and on a light page; violet and crimson are as
 # far from these as these from each other, also for eyes without one of the three kinds of cones.

@@ -5,29 +5,29 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from fedda.report.curves import Row, number
-from fedda.report.read import Run, read
+from fedda.runs.curves import Row, number
+from fedda.runs.reading import RecordedRun, read
 
 
-def summary(run: str | Path | Run) -> list[dict[str, Any]]:
+def summary(run: str | Path | RecordedRun) -> list[dict[str, Any]]:
     """Give one dict an algorithm with its final values, None where there is none; all have the same keys.
 
     Values are means over seeds at the last evaluated round, `<metric>_std` the sample standard deviation
     (None for one seed). A metric is None when a seed diverged; `diverged` counts such seeds.
 
     >>> row = {"algorithm": "a", "seed": 0, "round": 7, "train_loss": 0.5}
-    >>> from fedda.report.curves import aggregate
+    >>> from fedda.runs.curves import aggregate
     >>> curves = aggregate([row], {}, ["train_loss"])
-    >>> final = summary(Run(Path("a"), {}, {}, {}, [row], {}, ["a"], ["train_loss"], curves))
+    >>> final = summary(RecordedRun(Path("a"), {}, {}, {}, [row], {}, ["a"], ["train_loss"], curves))
     >>> final[0]["rounds"], final[0]["train_loss"]
     (7, 0.5)
     """
-    if not isinstance(run, Run):
+    if not isinstance(run, RecordedRun):
         run = read(run)
     return [_final(run, label) for label in run.labels]
 
 
-def _final(run: Run, label: str) -> dict[str, Any]:
+def _final(run: RecordedRun, label: str) -> dict[str, Any]:
     rows = [row for row in run.rows if row["algorithm"] == label]
     rounds = max((row["round"] for row in rows), default=None)
     last = [row for row in rows if row["round"] == rounds]

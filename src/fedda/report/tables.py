@@ -4,17 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedda.report import format, style
+from fedda.report import style
 from fedda.report.picture import Picture, Series
-from fedda.report.read import Run
 from fedda.report.summary import summary
+from fedda.runs import formats
+from fedda.runs.reading import RecordedRun
 
 COSTS = (
-    ("Gradients", "gradients", format.count),
-    ("Up", "bytes_up", format.size),
-    ("Down", "bytes_down", format.size),
-    ("Dropped", "dropped", format.count),
-    ("Time", "seconds", format.duration),
+    ("Gradients", "gradients", formats.count),
+    ("Up", "bytes_up", formats.size),
+    ("Down", "bytes_down", formats.size),
+    ("Dropped", "dropped", formats.count),
+    ("Time", "seconds", formats.duration),
 )
 
 
@@ -39,12 +40,12 @@ class Table:
     runs: list[str]
 
 
-def table(shown: Picture, runs: Sequence[Run], names: Sequence[str] = ("",)) -> Table:
+def table(shown: Picture, runs: Sequence[RecordedRun], names: Sequence[str] = ("",)) -> Table:
     """Write the final values of every algorithm of `shown`; the best is marked among those of one group.
 
     >>> from pathlib import Path
     >>> from fedda.report.picture import picture
-    >>> run = Run(Path("a"), {}, {}, {}, [], {}, ["fedavg"], ["train_loss"], {})
+    >>> run = RecordedRun(Path("a"), {}, {}, {}, [], {}, ["fedavg"], ["train_loss"], {})
     >>> found = table(picture([run]), [run])
     >>> found.heads, found.groups[0][1][0].cells
     (['Train loss'], [('–', False)])
@@ -75,7 +76,7 @@ def _line(series: Series, final: dict[str, Any], config: dict[str, Any], best: d
     cells = []
     for key, top in best.items():
         value = final.get(key)
-        text = format.spread(value, final.get(f"{key}_std"), style.metric(key).percent)
+        text = formats.spread(value, final.get(f"{key}_std"), style.metric(key).percent)
         cells.append((text, top is not None and value == top))
     return Line(
         series=series,

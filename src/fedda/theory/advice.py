@@ -12,7 +12,7 @@ from ..algorithms.fedda import FedDA
 from ..problems import Quadratic
 from ..rules.estimators import Mvr
 from ..rules.schedules import CubeRoot
-from ..running import Run
+from ..run import Run
 from .constants import SAMPLES, Constants, constants, curvature_in
 from .practical import Practical
 from .synthetic import Synthetic
@@ -20,7 +20,7 @@ from .theorem import Theorem1, local_steps
 
 
 @dataclass(frozen=True)
-class Choice:
+class Rates:
     """One way to set lr, w and c, and what it comes to at the first step."""
 
     who: str
@@ -47,9 +47,9 @@ class Advice:
     T: int
     bound: float  # of Theorem 1 for T steps, with the estimated constants
     now: float  # |grad f(x_0)|^2, at least G there with an exact estimate and no constraint: to compare with
-    own: Choice
-    proposed: Choice
-    literal: Choice
+    own: Rates
+    proposed: Rates
+    literal: Rates
     penalised: bool  # psi is more than a constraint set, which the theorem does not have
 
     @property
@@ -95,11 +95,11 @@ def advise(
     bound = theorem.bound(T, gap, found.sigma, found.zeta)
     weight = placed.estimator.c
 
-    def choice(who: str, lr: float, w: float, c: float, eta: Callable[[int], float]) -> Choice:
+    def choice(who: str, lr: float, w: float, c: float, eta: Callable[[int], float]) -> Rates:
         first = float(eta(0))
         slacks = [slack for t in {1, I} for slack in theorem.conditions(t, eta, c).items()]  # over the first round
         broken = tuple(dict.fromkeys(name for name, slack in slacks if slack < -1e-9))
-        return Choice(who, lr, w, c, first, min(1.0, c * first**2), first * lam * L_H, first / theorem.eta(0), broken)
+        return Rates(who, lr, w, c, first, min(1.0, c * first**2), first * lam * L_H, first / theorem.eta(0), broken)
 
     def mine(t: int) -> float:
         return float(placed.lr(zero + t))

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..algorithms.fedda import FedDA
 from ..registry import make
 from ..rules.prox import Box, L1Ball, Prox
-from ..running import Run
+from ..run import Run
 
 WAYS = ("dual", "primal")
 SETS: dict[str, Prox] = {"no constraint": Prox(), "box": Box(-0.5, 0.5), "L1 ball": L1Ball(2.0)}

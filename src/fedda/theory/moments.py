@@ -23,7 +23,7 @@ from ..algorithms.fedda import FedDA
 from ..rules.estimators import Mvr
 from ..rules.preconditioners import Diagonal
 from ..rules.schedules import Constant
-from ..running import Run
+from ..run import Run
 from .synthetic import Synthetic, centred, spectrum
 
 STILL = 1e-9  # a rate at which the point stays where it is

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Around, Client, ClientTask, ClientWrapper
+from ..core import Client, ClientTask, ClientWrapper, CohortWrapper
 
 Tensors = tuple[Tensor, ...]
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """One fresh mini-batch: the points that were asked about and the gradients there, each [..., K, d]."""
 
     points: Tensors
@@ -22,20 +22,20 @@ class Call(NamedTuple):
 
 
 @dataclass
-class Exchange:
+class RecordedExchange:
     """One `cohort.average`: everything that an algorithm let pass between server and clients."""
 
     down: Tensors
-    calls: list[Call]
+    calls: list[RecordedCall]
     replies: Tensors  # of every client, [..., K, d]
     means: Tensors = ()  # what the server got, where it asked for means
 
 
-Part = tuple[list[Call], Tensors]  # of some clients
+Part = tuple[list[RecordedCall], Tensors]  # of some clients
 
 
 @dataclass
-class Recording(Around):
+class Recording(CohortWrapper):
     """Records the exchanges of a round; the algorithm and the engine know nothing of it.
 
     >>> import fedda
@@ -47,7 +47,7 @@ class Recording(Around):
     [[0.0, 0.0], [0.0, 1.0]]
     """
 
-    exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[RecordedExchange] = field(default_factory=list)
 
     def average(self, task: ClientTask, *down: Tensor) -> Tensors:
         parts: list[Part] = []
@@ -75,13 +75,15 @@ def recorded(task: ClientTask, parts: list[Part]) -> ClientTask:
     return one
 
 
-def exchange(down: Tensors, parts: list[Part], means: Tensors = ()) -> Exchange:
+def exchange(down: Tensors, parts: list[Part], means: Tensors = ()) -> RecordedExchange:
     """The parts of one exchange put together, client behind client."""
     calls = [
-        Call(*(tuple(map(joined, zip(*column, strict=True))) for column in zip(*same, strict=True)))
+        RecordedCall(*(tuple(map(joined, zip(*column, strict=True))) for column in zip(*same, strict=True)))
         for same in zip(*(calls for calls, _ in parts), strict=True)
     ]
-    return Exchange(down, calls, tuple(map(joined, zip(*(replies for _, replies in parts), strict=True))), means)
+    return RecordedExchange(
+        down, calls, tuple(map(joined, zip(*(replies for _, replies in parts), strict=True))), means
+    )
 
 
 class RecordedClient(ClientWrapper):
@@ -89,11 +91,11 @@ class RecordedClient(ClientWrapper):
 
     def __init__(self, client: Client):
         super().__init__(client)
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
 
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> Tensors:
         found = super().gradients(*points, active=active)
-        self.calls.append(Call(*(tuple(spread(v, self.count) for v in own) for own in (points, found))))
+        self.calls.append(RecordedCall(*(tuple(spread(v, self.count) for v in own) for own in (points, found))))
         return found
 
 

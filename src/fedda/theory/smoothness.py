@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.fedda import FedDA
-from ..running import Run
+from ..run import Run
 
 INPUTS = ("z", "nu")
 

@@ -18,14 +18,14 @@ from .. import checks
 from ..algorithms.fedda import FedDA
 from ..core import Problem
 from ..rules.prox import Prox
-from ..running import Run
-from .recording import Call, Exchange, Recording, Tensors
+from ..run import Run
+from .recording import RecordedCall, RecordedExchange, Recording, Tensors
 
 
 class Replayed:
     """A client that answers with gradients recorded before."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: RecordedCall):
         self.call = call
 
     def gradients(self, *points: Tensor) -> Tensors:
@@ -102,7 +102,7 @@ class Trace:
         return torch.stack([torch.as_tensor(weight(e)).expand_as(e) for e in self.eta])
 
 
-def trace(algorithm: FedDA, exchange: Exchange) -> Trace:
+def trace(algorithm: FedDA, exchange: RecordedExchange) -> Trace:
     """The inside of a round from its exchange."""
     x, nu, H, t = exchange.down
     K = exchange.replies[0].shape[-2]

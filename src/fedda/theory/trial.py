@@ -8,7 +8,7 @@ from ..algorithms.fedda import FedDA
 from ..checks import one_of
 from ..experiments.config import Experiment
 from ..rules.estimators import Mvr
-from ..running import Run
+from ..run import Run
 from .advice import Advice
 
 METRICS = ("train_loss", "test_loss", "test_accuracy")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..experiments.claims.compare import INCONCLUSIVE, NOT_SUPPORTED, SUPPORTED, Detail, combine, detail
-from ..experiments.claims.values import Value
-from ..experiments.claims.words import counts
+from ..claims.compare import INCONCLUSIVE, NOT_SUPPORTED, SUPPORTED, Detail, combine, detail
+from ..claims.values import Value
+from ..claims.words import counts
 from .decay import DECADES, Decay
 from .findings import Findings
 

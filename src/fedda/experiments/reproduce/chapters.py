@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fedda.report.format import count, duration, plain
+from fedda.runs.formats import count, duration, plain
 
-from ..claims.compare import LOWER, SUPPORTED, compare
-from ..claims.runs import ALIASES, Source
-from ..claims.values import Method
+from ...claims.compare import LOWER, SUPPORTED, compare
+from ...claims.runs import ALIASES, Source
+from ...claims.values import MethodValues
 from ..config import find
 from .estimate import covered
 from .parts import Part
@@ -125,7 +125,7 @@ def _reading(label: str) -> str:
 
 def findings(run: Source, ours: list[str], metric: str) -> Iterator[tuple[str, bool, str]]:
     """Of each method: its name, whether another reading is better than ours, and that in words."""
-    by: dict[str, list[Method]] = {}
+    by: dict[str, list[MethodValues]] = {}
     for m in run.methods:
         by.setdefault(m.label.partition(": ")[0], []).append(m)
     for name, own in by.items():

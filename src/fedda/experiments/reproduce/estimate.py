@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Experiment, read
-from .parts import Part, Plan
-from .pool import DONE, Entry, entries, experiments, winners
+from .parts import Part, PartList
+from .pool import DONE, PoolRun, entries, experiments, winners
 
 TIMES = "times.jsonl"
 # Measured on one H200: the paper's CNN on CIFAR-10, 10 clients, batch 16, five seeds as replicas; seconds a local step
@@ -33,7 +33,7 @@ class Speeds:
 
 
 @dataclass
-class Line:
+class Estimate:
     """A part in the plan."""
 
     part: str
@@ -43,7 +43,7 @@ class Line:
     seconds: float = 0.0  # of what is left
 
 
-def lines(plan: Plan, parts: list[Part], work: Path, precision: str = "auto") -> list[Line]:
+def lines(plan: PartList, parts: list[Part], work: Path, precision: str = "auto") -> list[Estimate]:
     """The parts with what is left of each; what an earlier part has run is not run again.
 
     >>> from .parts import plan
@@ -59,8 +59,8 @@ def lines(plan: Plan, parts: list[Part], work: Path, precision: str = "auto") ->
     return found
 
 
-def _line(plan: Plan, part: Part, work: Path, seen: set[Any], known: Speeds) -> Line:
-    line = Line(part.name)
+def _line(plan: PartList, part: Part, work: Path, seen: set[Any], known: Speeds) -> Estimate:
+    line = Estimate(part.name)
     for name in part.sweeps:
         asked, whole = plan.search(name), plan.searched(name)
         points = len(plan.sweeps[name]["rates"])
@@ -78,13 +78,13 @@ def _line(plan: Plan, part: Part, work: Path, seen: set[Any], known: Speeds) -> 
     return line
 
 
-def _add(line: Line, entry: Entry, replicas: int, done: bool, known: Speeds) -> None:
+def _add(line: Estimate, entry: PoolRun, replicas: int, done: bool, known: Speeds) -> None:
     line.steps += entry.steps
     line.done += done
     line.seconds += 0.0 if done else seconds(entry, replicas, known)
 
 
-def seconds(entry: Entry, replicas: int, known: Speeds) -> float:
+def seconds(entry: PoolRun, replicas: int, known: Speeds) -> float:
     """What a run takes: by a run of its kind in the same folder where there is one, else by the figures above."""
     e = entry.experiment
     (name,) = e.algorithms

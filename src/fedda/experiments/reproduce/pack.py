@@ -11,12 +11,12 @@ from typing import Any
 from fedda.files import write_whole
 from fedda.report.picture import picture
 from fedda.report.plots import draw
-from fedda.report.read import read, toml
+from fedda.runs.reading import read, toml
 
 from ...files import alone
 from ..config import Experiment
 from .estimate import times
-from .parts import Part, Plan, plan
+from .parts import Part, PartList, plan
 from .pool import entries, ready, spent, winners
 
 DIGITS = 6  # of a kept number: float32 has seven
@@ -35,7 +35,7 @@ def pack(work: Path, out: Path) -> list[str]:
         return _pack(wanted, work, out)
 
 
-def _pack(wanted: Plan, work: Path, out: Path) -> list[str]:
+def _pack(wanted: PartList, work: Path, out: Path) -> list[str]:
     rows = times(work)
     written = []
     for part, experiment in ready(wanted, work):
@@ -129,7 +129,7 @@ def without_command(facts: dict[str, Any]) -> dict[str, Any]:
     return {word: value for word, value in facts.items() if word != "command"}
 
 
-def _times(wanted: Plan, work: Path, rows: list[dict[str, Any]]) -> str:
+def _times(wanted: PartList, work: Path, rows: list[dict[str, Any]]) -> str:
     """Every run and sweep with its steps and seconds, under the part that ran it."""
     of = {entry.place.name: entry for _, experiment in ready(wanted, work) for entry in entries(experiment, work)}
     found: dict[str, dict[str, Any]] = {}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from fedda.report.claims import SIGNS
 
-from ..claims import Verdict, claims
-from ..claims.compare import NOT_TESTED, WORDS
-from ..claims.runs import Source
-from ..claims.statements import Claim
+from ...claims import Verdict, claims
+from ...claims.compare import NOT_TESTED, WORDS
+from ...claims.runs import Source
+from ...claims.statements import Claim
 from ..config import find, read
 from .chapters import NOT_RUN, SETTINGS, advice, better_readings, edges, pilots, times, tuning
 from .pool import entries

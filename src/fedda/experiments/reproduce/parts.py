@@ -11,9 +11,9 @@ from typing import Any
 
 from ... import presets
 from ...registry import algorithms
-from ..choose import choose
 from ..config import Experiment, checked, find, hyper, one_line
 from ..grid import placed
+from ..overrides import choose
 from ..sweep import Sweep
 
 
@@ -32,7 +32,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PartList:
     """All parts, in the order in which they are run."""
 
     text: str  # the file, which is kept with the results
@@ -130,7 +130,7 @@ def canonical(words: dict[str, Any]) -> dict[str, Any]:
     return {"name": entry.alias_of or entry.name} | placed(hyper(words), {})
 
 
-def plan(path: Path | None = None) -> Plan:
+def plan(path: Path | None = None) -> PartList:
     """The reproduction that comes with fedda, or another one from a file.
 
     >>> [part.name for part in plan().parts][:4]
@@ -143,7 +143,7 @@ def plan(path: Path | None = None) -> Plan:
         parts = tuple(Part(**_tuples(one)) for one in table.pop("parts"))
         for word in ("seeds", "words"):
             table[word] = tuple(table.get(word, ()))
-        return Plan(text=text, parts=parts, **table)
+        return PartList(text=text, parts=parts, **table)
     except OSError as why:
         raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
     except (ValueError, KeyError, TypeError) as why:

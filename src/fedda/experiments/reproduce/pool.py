@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedda.report.curves import Row
-from fedda.report.files import slug
+from fedda.runs.curves import Row
+from fedda.runs.names import slug
 
 from ..config import Experiment
-from .parts import Part, Plan, canonical
+from .parts import Part, PartList, canonical
 
 DONE = "done.json"
 # Words that are younger than the kept runs, and the value that those runs had: a run at this value keeps its old name.
@@ -25,7 +25,7 @@ LATER = {"old_point": "server", "eps_mode": "absolute", "kappa": 1.0}
 
 
 @dataclass(frozen=True)
-class Entry:
+class PoolRun:
     """One method of an experiment, as an experiment of its own in the folder `place`."""
 
     label: str
@@ -94,7 +94,7 @@ def winners(work: Path, sweep: str) -> Path | None:
     return place / "best.toml" if (place / DONE).is_file() else None
 
 
-def experiments(plan: Plan, part: Part, work: Path) -> list[tuple[Experiment, bool]]:
+def experiments(plan: PartList, part: Part, work: Path) -> list[tuple[Experiment, bool]]:
     """The pilots and figures of a part, and whether their values are known: tuned ones are when the sweep is over."""
     best = winners(work, part.sweep) if part.sweep else None
     known = best is not None or not part.sweep
@@ -102,13 +102,13 @@ def experiments(plan: Plan, part: Part, work: Path) -> list[tuple[Experiment, bo
     return pilots + [(plan.figure(part, name, best), known) for name in part.figures]
 
 
-def ready(plan: Plan, work: Path) -> Iterator[tuple[Part, Experiment]]:
+def ready(plan: PartList, work: Path) -> Iterator[tuple[Part, Experiment]]:
     """The pilots and figures of all parts whose values are known."""
     for part in plan.parts:
         yield from ((part, experiment) for experiment, known in experiments(plan, part, work) if known)
 
 
-def entries(experiment: Experiment, work: Path) -> list[Entry]:
+def entries(experiment: Experiment, work: Path) -> list[PoolRun]:
     """The runs that a completed experiment is made of, in the folder `work`.
 
     >>> from fedda.experiments import find
@@ -125,5 +125,5 @@ def entries(experiment: Experiment, work: Path) -> list[Entry]:
         about["algorithms"] = {own["name"]: {k: v for k, v in own.items() if k not in LATER or v != LATER[k]}}
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:10]
         name = f"{slug(Path(experiment.problem.data).stem)}-{own['name']}-{key}"
-        found.append(Entry(label, one.model_copy(update={"name": name}), work / "runs" / name))
+        found.append(PoolRun(label, one.model_copy(update={"name": name}), work / "runs" / name))
     return found

@@ -15,13 +15,13 @@ from ...files import alone, json_lines
 from ..config import Experiment, read
 from .estimate import TIMES, times
 from .pack import SWEEP, kept_at
-from .parts import Plan
-from .pool import DONE, Entry, entries, ready, winners
+from .parts import PartList
+from .pool import DONE, PoolRun, entries, ready, winners
 
 Rows = dict[str, dict[str, Any]]
 
 
-def restore(wanted: Plan, out: Path, work: Path) -> list[str]:
+def restore(wanted: PartList, out: Path, work: Path) -> list[str]:
     """Put into `work` what `out` holds and it has not; the names of those runs and sweeps.
 
     A run is taken where the plan asks for the same one: after a change of its values it is run again.
@@ -55,7 +55,7 @@ def _runs(experiment: Experiment, place: Path, work: Path, rows: Rows) -> Iterat
                 yield entry.place.name
 
 
-def _run(entry: Entry, rounds: int, place: Path, environment: dict[str, Any]) -> None:
+def _run(entry: PoolRun, rounds: int, place: Path, environment: dict[str, Any]) -> None:
     """One method of a kept figure as a run that came to its end; that it did is written last."""
     shutil.rmtree(entry.place, ignore_errors=True)
     entry.place.mkdir(parents=True)

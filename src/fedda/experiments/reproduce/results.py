@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedda.report.read import kept
+from fedda.runs.reading import kept
 
-from ..claims import Group, Verdict, verdicts
-from ..claims.runs import Source, source
-from ..claims.statements import Claim
+from ...claims import Group, Verdict, verdicts
+from ...claims.runs import Source, source
+from ...claims.statements import Claim
 from ..config import find
-from .parts import Plan, plan
+from .parts import PartList, plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Results:
     folder: Path
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> PartList:
         """What was to be run, as it was kept with the results."""
         file = self.folder / "parts.toml"
         return plan(file if file.is_file() else None)

@@ -24,9 +24,9 @@ import numpy as np
 
 from ... import checks
 from ...data import open_dataset
-from ..choose import choose
 from ..config import Experiment, find
 from ..jobs import Progress
+from ..overrides import choose
 from ..runner import run
 from .parts import plan
 from .shrink import WRITERS, shrunk

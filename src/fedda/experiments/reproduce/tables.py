@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from fedda.report import style
-from fedda.report.curves import number
-from fedda.report.format import count, size, spread
+from fedda.runs.curves import number
+from fedda.runs.formats import count, size, spread
 
-from ..claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, compare
-from ..claims.runs import ALIASES, Source
-from ..claims.steps import NEAR, a_round
-from ..claims.values import Method, measure
+from ...claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, compare
+from ...claims.runs import ALIASES, Source
+from ...claims.steps import NEAR, a_round
+from ...claims.values import MethodValues, measure
 
 FALL = 0.02  # of test accuracy, from the best round to the end, is worth a word
 FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
@@ -30,7 +30,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def value(method: Method, metric: str) -> str:
+def value(method: MethodValues, metric: str) -> str:
     """A mean over seeds with its standard deviation, of the last 5 % of the rounds."""
     if method.lost:
         first = " the first" if " of " in method.lost else ""
@@ -42,7 +42,7 @@ def value(method: Method, metric: str) -> str:
     return spread(found.mean, std, style.metric(metric).percent)
 
 
-def _alive(method: Method, metric: str) -> int:
+def _alive(method: MethodValues, metric: str) -> int:
     """The last evaluated round at which every seed had a finite number."""
     rounds: dict[int, bool] = {}
     for row in method.rows:
@@ -103,7 +103,7 @@ def worse(run: Source, before: Source) -> Iterator[str]:
             yield f"- {method.label} ends worse than at the paper's values: test accuracy {both}."
 
 
-def known_as(method: Method, columns: Sequence[str] = ()) -> str:
+def known_as(method: MethodValues, columns: Sequence[str] = ()) -> str:
     """A method with what a reader of its numbers must know."""
     notes = ["constant predictor"] if method.constant else []
     if "density" in columns and not method.words.get("prox"):
@@ -113,7 +113,7 @@ def known_as(method: Method, columns: Sequence[str] = ()) -> str:
     return method.label + (f" ({', '.join(notes)})" if notes else "")
 
 
-def best_of(found: Sequence[Method], metric: str) -> Method | None:
+def best_of(found: Sequence[MethodValues], metric: str) -> MethodValues | None:
     """The best of those that learned something; in sparsity, of those with zeros."""
     alive = [m for m in found if metric in m.values and not m.constant]
     if metric in SPARSE:
@@ -122,7 +122,7 @@ def best_of(found: Sequence[Method], metric: str) -> Method | None:
     return max(alive, key=lambda m: sign * m.values[metric].mean, default=None)
 
 
-def sparse(method: Method) -> bool:
+def sparse(method: MethodValues) -> bool:
     """Whether some weights are exactly zero."""
     return "nonzero" in method.values and method.values["nonzero"].mean < 1
 
@@ -133,7 +133,7 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     As good is what does not lose to the best by more than two standard errors. To be taken is the one of these that
     sends the fewest bytes a round, then takes the fewest gradients; where some of these are sparse, the sparsest.
     """
-    found: dict[str, Method] = {}
+    found: dict[str, MethodValues] = {}
     for run in runs:
         for method in run.methods:
             name = str(method.words.get("name", method.label))
@@ -150,7 +150,7 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     return f"{known_as(best)}, {value(best, 'test_accuracy')}", others, known_as(chosen), why
 
 
-def _chosen(equal: Sequence[Method]) -> tuple[Method, str]:
+def _chosen(equal: Sequence[MethodValues]) -> tuple[MethodValues, str]:
     """Of methods that are as good as each other the one to take, and why."""
     if len(equal) == 1:
         return equal[0], "is alone"
@@ -166,18 +166,18 @@ def _chosen(equal: Sequence[Method]) -> tuple[Method, str]:
     )
 
 
-def as_good(table: dict[str, Method], method: Method, best: Method | None, metric: str) -> bool:
+def as_good(table: dict[str, MethodValues], method: MethodValues, best: MethodValues | None, metric: str) -> bool:
     """Whether it is the best, or does not lose to the best by the verdict rule."""
     if best is None or metric not in method.values or method.constant:
         return False
     return method is best or compare(table, best.label, method.label, metric).verdict == INCONCLUSIVE
 
 
-def _sent(method: Method) -> float:
+def _sent(method: MethodValues) -> float:
     """Bytes of a round, up and down, of all clients."""
     return math.fsum(a_round(method, metric) or 0.0 for metric in ("bytes_up", "bytes_down"))
 
 
-def _gradients(method: Method) -> float:
+def _gradients(method: MethodValues) -> float:
     """Taken to the end, by all clients."""
     return float(max(method.rows, key=lambda row: row["round"])["gradients"])

@@ -22,13 +22,13 @@ from fedda.files import write_whole
 
 from ...files import alone
 from ...processes import Stopped
-from ..folder import Folder
+from ...runs.folder import Folder
 from ..jobs import MEMORY, Progress
 from ..runner import built, run
 from ..sweep import search
 from .estimate import TIMES
-from .parts import Part, Plan
-from .pool import DONE, Entry, entries, experiments, winners
+from .parts import Part, PartList
+from .pool import DONE, PoolRun, entries, experiments, winners
 
 SAVE_SECONDS = 60.0
 BEAT = 5.0  # seconds between two notes of how long a task has taken so far
@@ -76,7 +76,7 @@ class Task:
 class Reproduction:
     """What goes on, and with what."""
 
-    plan: Plan
+    plan: PartList
     work: Path
     watch: Progress
     device: str | None = None
@@ -146,7 +146,7 @@ class Reproduction:
                 if not entry.done:
                     yield Task("run", entry.place.name, partial(getattr, entry, "done"), partial(self.run, part, entry))
 
-    def run(self, part: Part, entry: Entry, clock: Clock) -> None:
+    def run(self, part: Part, entry: PoolRun, clock: Clock) -> None:
         problem = self.problem(entry.experiment, validation=False)
         begun = Folder(entry.place).holds_run
         with self.timed(part.name, entry.place.name, "run", clock):

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from fedda.report.format import plain
-from fedda.report.sweep.read import Point, Swept, Value
+from fedda.runs.formats import plain
+from fedda.runs.sweeps import Point, Swept, Value
 
 MAPS = 6  # heat maps of pairs: all of four words
 
 
 @dataclass(frozen=True)
-class Scale:
+class SweepScale:
     """The axis of a word: its levels in order, and a place for each, on a scale of its own kind."""
 
     word: str
@@ -22,7 +22,7 @@ class Scale:
     def place(self, value: Value) -> float:
         """Give where a value stands: its logarithm, itself, or its number among the levels.
 
-        >>> Scale("lr", [0.01, 0.1], "log").place(0.1), Scale("mu0", ["nu0", "zero"], "ordinal").place("zero")
+        >>> SweepScale("lr", [0.01, 0.1], "log").place(0.1), SweepScale("mu0", ["nu0", "zero"], "ordinal").place("zero")
         (-1.0, 1.0)
         """
         if self.kind == "ordinal" or not isinstance(value, int | float):
@@ -42,8 +42,8 @@ class Cell:
 class Map:
     """A heat map: `cells[i][j]` belongs to the i-th level of `down` and the j-th of `across`."""
 
-    across: Scale
-    down: Scale
+    across: SweepScale
+    down: SweepScale
     cells: list[list[Cell]]
     rest: list[str]  # the words over which the best is taken
 
@@ -68,7 +68,7 @@ def key(value: Value) -> float | str:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else text(value)
 
 
-def scale(swept: Swept, word: str) -> Scale:
+def scale(swept: Swept, word: str) -> SweepScale:
     """Give the axis of a word: logarithmic where its values span a decade or more.
 
     >>> points = [Point({"lr": v}, 0.5, math.nan, 1, "", False, math.nan) for v in (0.1, 0.01, 0.001)]
@@ -80,15 +80,15 @@ def scale(swept: Swept, word: str) -> Scale:
     if len(numbers) < len(values) or not numbers:
         # 1 and true are the same key, but not the same level.
         others = {text(v): v for v in values if isinstance(v, bool) or not isinstance(v, int | float)}
-        return Scale(word, [*sorted(set(numbers)), *others.values()], "ordinal")
+        return SweepScale(word, [*sorted(set(numbers)), *others.values()], "ordinal")
     levels: list[Value] = [*sorted(set(numbers))]
     low, high = min(numbers), max(numbers)
     if low > 0:
-        return Scale(word, levels, "log" if high >= 10 * low else "linear")
+        return SweepScale(word, levels, "log" if high >= 10 * low else "linear")
     # With a zero among decades, a linear axis would put all but one level into a corner.
     positive = [v for v in numbers if v > 0]
     crowded = low == 0 and positive and max(positive) >= 10 * min(positive)
-    return Scale(word, levels, "ordinal" if crowded else "linear")
+    return SweepScale(word, levels, "ordinal" if crowded else "linear")
 
 
 def on_grid(swept: Swept) -> bool:

@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from fedda.files import write_whole
-from fedda.report import format
-from fedda.report.files import slugs
 from fedda.report.html import fill
-from fedda.report.read import toml
 from fedda.report.style import metric
 from fedda.report.sweep import plots
 from fedda.report.sweep.grid import Map, best, edges, maps, text
-from fedda.report.sweep.read import Point, Sweep, Swept, read_sweep
 from fedda.report.sweep.shades import shades
 from fedda.report.sweep.svg import chart, words
+from fedda.runs import formats
+from fedda.runs.names import slugs
+from fedda.runs.reading import toml
+from fedda.runs.sweeps import Point, SweepResults, Swept, read_sweep
 
 TOP = 10  # points in the table of an algorithm
 
@@ -38,10 +38,10 @@ def write_sweep(folder: str | Path) -> Path:
     return write_whole(sweep.folder / "report.html", page)
 
 
-def render(sweep: Sweep, files: list[str]) -> str:
+def render(sweep: SweepResults, files: list[str]) -> str:
     """Give the page of a sweep as text.
 
-    >>> "<h1>a</h1>" in render(Sweep(Path("a"), "validation_loss", "lower", 10, [0], 4, []), [])
+    >>> "<h1>a</h1>" in render(SweepResults(Path("a"), "validation_loss", "lower", 10, [0], 4, []), [])
     True
     """
     path = sweep.folder / "config.toml"
@@ -57,10 +57,10 @@ def render(sweep: Sweep, files: list[str]) -> str:
     )
 
 
-def describe(sweep: Sweep) -> str:
+def describe(sweep: SweepResults) -> str:
     """Say in a line what was measured, on which split, with which budget.
 
-    >>> print(describe(Sweep(Path("a"), "validation_loss", "lower", 60, [0], 24, [])).replace(" · ", "\\n"))
+    >>> print(describe(SweepResults(Path("a"), "validation_loss", "lower", 60, [0], 24, [])).replace(" · ", "\\n"))
     Validation loss (lower is better) on the validation split, not the test set
     budget 24 points an algorithm
     60 rounds
@@ -144,11 +144,11 @@ def _row(point: Point, own: Swept, name: str, first: bool) -> dict[str, Any]:
         "values": [text(point.values[word]) for word in own.words],
         "value": _reached(point, name) if point.ok else "–",
         "seeds": point.seeds or "–",
-        "gradients": format.count(None if math.isnan(point.gradients) else point.gradients),
+        "gradients": formats.count(None if math.isnan(point.gradients) else point.gradients),
         "note": point.note or ("" if point.ok else "no value"),
         "chosen": first,
     }
 
 
 def _reached(point: Point, name: str) -> str:
-    return format.spread(point.value, None if math.isnan(point.std) else point.std, metric(name).percent)
+    return formats.spread(point.value, None if math.isnan(point.std) else point.std, metric(name).percent)

@@ -12,9 +12,9 @@ from matplotlib.patches import Rectangle
 from fedda.report.plots import RC, literal
 from fedda.report.style import COLOURS, metric
 from fedda.report.sweep.grid import Map, best, maps, scale, text
-from fedda.report.sweep.read import Swept
 from fedda.report.sweep.shades import Shades, shades, widened
 from fedda.report.sweep.svg import marks
+from fedda.runs.sweeps import Swept
 
 COLUMNS = 3
 
@@ -31,7 +31,7 @@ def charted(swept: Swept) -> list[str]:
 def draw(swept: Swept, name: str) -> bytes:
     """Draw the sweep of one algorithm and give the PNG.
 
-    >>> from fedda.report.sweep.read import Point
+    >>> from fedda.runs.sweeps import Point
     >>> points = [Point({"lr": v}, v, 0.1, 2, "", False, math.nan) for v in (0.1, 0.2)]
     >>> draw(Swept("a", ["lr"], points, "higher"), "validation_accuracy")[1:4]
     b'PNG'

@@ -9,8 +9,8 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from matplotlib.ticker import MaxNLocator
 
-from fedda.report.format import plain
 from fedda.report.style import metric
+from fedda.runs.formats import plain
 
 _VIRIDIS = colormaps["viridis"]  # equally dark steps, also without colours and for any eye
 

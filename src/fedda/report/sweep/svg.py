@@ -5,11 +5,11 @@ import math
 from markupsafe import Markup, escape
 from matplotlib.ticker import MaxNLocator
 
-from fedda.report.format import plain, spread
 from fedda.report.style import COLOURS, metric
-from fedda.report.sweep.grid import Scale, best, scale, text
-from fedda.report.sweep.read import Point, Swept
+from fedda.report.sweep.grid import SweepScale, best, scale, text
 from fedda.report.sweep.shades import shades, widened
+from fedda.runs.formats import plain, spread
+from fedda.runs.sweeps import Point, Swept
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 270, 56, 16, 14, 44
 
@@ -23,10 +23,10 @@ def words(point: Point) -> str:
     return ", ".join(f"{word} = {text(value)}" for word, value in point.values.items())
 
 
-def marks(axis: Scale) -> list[tuple[float, str]]:
+def marks(axis: SweepScale) -> list[tuple[float, str]]:
     """Give ticks for the axis of a word, as (place, text): its levels where they are few.
 
-    >>> marks(Scale("lr", [0.01, 0.1], "log"))
+    >>> marks(SweepScale("lr", [0.01, 0.1], "log"))
     [(-2.0, '0.01'), (-1.0, '0.1')]
     """
     if len(axis.levels) <= 8 or axis.kind == "ordinal":

@@ -1,0 +1,146 @@
+"""The verdict rule: a difference against twice its standard error, and what many verdicts make together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .values import MethodValues, Value
+
+SUPPORTED, PARTIAL, INCONCLUSIVE = "SUPPORTED", "PARTIAL", "INCONCLUSIVE"
+NOT_SUPPORTED, NOT_TESTED = "NOT SUPPORTED", "NOT TESTED"
+WORDS = (SUPPORTED, PARTIAL, NOT_SUPPORTED, INCONCLUSIVE, NOT_TESTED)
+SEEDS = 3  # fewer decide nothing
+EQUAL = 1e-12  # rounding is no difference
+SPARSE = frozenset(("density", "nonzero"))
+LOWER = SPARSE | {"train_loss", "test_loss"}  # lower is better; of the others, higher
+
+Table = Mapping[str, MethodValues]
+
+
+@dataclass(frozen=True)
+class Detail:
+    """One comparison, A against B; the difference is positive where it favours the claim."""
+
+    comparison: str
+    metric: str
+    verdict: str
+    a: float | None = None
+    b: float | None = None
+    difference: float | None = None
+    se: float | None = None
+    area: float | None = None  # the same difference for the means over all rounds
+    seeds: int | None = None
+
+    @property
+    def by_divergence(self) -> bool:
+        """Whether it is won because the other side has no number."""
+        return self.verdict == SUPPORTED and self.a is not None and self.b is None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a rule says of one case."""
+
+    verdict: str
+    details: Sequence[Detail] = ()
+    remarks: Sequence[str] = ()
+    summary: str = ""  # instead of the sentence that the details make
+
+
+def decide(difference: Value) -> str:
+    """The verdict on a difference that should be positive.
+
+    >>> decide(Value(0.03, 0.01, 0.0, 5)), decide(Value(0.01, 0.01, 0.0, 5)), decide(Value(-0.03, 0.01, 0.0, 5))
+    ('SUPPORTED', 'INCONCLUSIVE', 'NOT SUPPORTED')
+    >>> decide(Value(0.03, 0.01, 0.0, 2))
+    'INCONCLUSIVE'
+    """
+    d, bar = difference.mean, 2 * difference.se + EQUAL
+    if difference.seeds < SEEDS or math.isnan(d):
+        return INCONCLUSIVE
+    return SUPPORTED if d > bar else NOT_SUPPORTED if d < -bar else INCONCLUSIVE
+
+
+def combine(verdicts: Iterable[str]) -> str:
+    """The verdict on a claim of many parts; a part that is not tested is one that is not shown.
+
+    >>> combine([SUPPORTED, SUPPORTED]), combine([SUPPORTED, NOT_TESTED]), combine([SUPPORTED, NOT_SUPPORTED])
+    ('SUPPORTED', 'PARTIAL', 'PARTIAL')
+    >>> combine([NOT_SUPPORTED, INCONCLUSIVE]), combine([INCONCLUSIVE, NOT_TESTED]), combine([])
+    ('NOT SUPPORTED', 'INCONCLUSIVE', 'NOT TESTED')
+    """
+    parts = set(verdicts)
+    if parts <= {NOT_TESTED}:
+        return NOT_TESTED
+    if parts == {SUPPORTED}:
+        return SUPPORTED
+    if parts & {SUPPORTED, PARTIAL}:
+        return PARTIAL
+    return NOT_SUPPORTED if NOT_SUPPORTED in parts else INCONCLUSIVE
+
+
+def worth(table: Table, key: str, metric: str) -> Value | None:
+    """A method's value with the sign that makes more better; minus infinity for one that diverged.
+
+    >>> worth({"a": MethodValues("a", {"test_loss": Value(0.5, 0.1, 0.7, 3)})}, "a", "test_loss").mean
+    -0.5
+    >>> worth({"a": MethodValues("a", lost="diverged", seeds=3)}, "a", "test_loss").mean
+    -inf
+    """
+    method = table.get(key)
+    if method is None:
+        return None
+    if method.lost:
+        return Value(-math.inf, 0.0, math.nan, method.seeds)
+    value = method.values.get(metric)
+    return value if value is None or metric not in LOWER else -value
+
+
+def compare(table: Table, a: str, b: str, metric: str, margin: float = 0.0, what: str = "") -> Detail:
+    """Whether `a` is better than `b`, or at least not worse by more than `margin`."""
+    ours, theirs = worth(table, a, metric), worth(table, b, metric)
+    d = None if ours is None or theirs is None else (ours - theirs).plus(margin)
+    words = what or f"{called(table, a)} vs {called(table, b)}"
+    # A model that has no weights left, or predicts a constant, is not sparse but empty.
+    empty = d is not None and metric in SPARSE and table[a].constant and decide(d) == SUPPORTED
+    return detail(words, metric, d, raw(table, a, metric), raw(table, b, metric), INCONCLUSIVE if empty else "")
+
+
+def called(table: Table, key: str) -> str:
+    """A method's name in a comparison, which says that it diverged, or predicts a constant."""
+    if key not in table or not (table[key].lost or table[key].constant):
+        return key
+    return f"{key} ({'diverged' if table[key].lost else 'constant'})"
+
+
+def detail(
+    comparison: str, metric: str, d: Value | None, a: float | None, b: float | None, verdict: str = ""
+) -> Detail:
+    """A comparison as it is written: a number that does not exist is None."""
+    if d is None:
+        return Detail(comparison, metric, NOT_TESTED, a, b)
+    exists = math.isfinite(d.mean)
+    return Detail(
+        comparison,
+        metric,
+        verdict or decide(d),
+        a,
+        b,
+        d.mean if exists else None,
+        d.se if exists else None,
+        d.area if math.isfinite(d.area) else None,
+        d.seeds,
+    )
+
+
+def not_run(comparison: str, metric: str) -> Detail:
+    """A part of the claim that no run tells of: a method or a number of steps is missing."""
+    return Detail(comparison, metric, NOT_TESTED)
+
+
+def raw(table: Table, key: str, metric: str) -> float | None:
+    """A method's mean as it was measured."""
+    value = table[key].values.get(metric) if key in table else None
+    return None if value is None else value.mean

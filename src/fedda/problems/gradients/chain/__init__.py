@@ -1,0 +1,1 @@
+"""The gradients of chains of known layers, written out for a stack of models on a CPU."""
