@@ -43,8 +43,11 @@ def fold(key: Tensor, counter: int | Tensor) -> Tensor:
     >>> fold(key(0, COHORT), torch.arange(2)).tolist() == [fold(key(0, COHORT), i).item() for i in range(2)]
     True
     """
-    if on_cpu(key):
-        return _fold_near(key, counter)
+    return _fold_near(key, counter) if on_cpu(key) else fold_traced(key, counter)
+
+
+def fold_traced(key: Tensor, counter: int | Tensor) -> Tensor:
+    """`fold` in PyTorch's operations alone, which vmap and a recording can take."""
     z = key + (counter + 1) * GOLDEN if isinstance(counter, Tensor) else key + _wrap((counter + 1) * GOLDEN)
     z = (z ^ _shift(z, 30)) * MIX1
     z = (z ^ _shift(z, 27)) * MIX2
@@ -69,9 +72,14 @@ def _fold_near(key: Tensor, counter: int | Tensor) -> Tensor:
 def integers(key: Tensor, n: Tensor | int) -> Tensor:
     """Uniform integers in [0, n), n < 2^31: 31 bits times n, shifted; the bias is below n / 2^31."""
     if on_cpu(key):  # as above
-        bits: Any = (key.numpy().view(np.uint64) >> UNSIGNED[33]).view(np.int64)
-        return torch.from_numpy(np.asarray(bits * (n.numpy() if isinstance(n, Tensor) else n) >> 31))
-    return (_shift(key, 33) * n) >> 31
+        high: Any = (key.numpy().view(np.uint64) >> UNSIGNED[33]).view(np.int64)
+        return torch.from_numpy(np.asarray(high * (n.numpy() if isinstance(n, Tensor) else n) >> 31))
+    return (bits(key) * n) >> 31
+
+
+def bits(key: Tensor) -> Tensor:
+    """The 31 high bits of a key, as integers in [0, 2^31)."""
+    return _shift(key, 33)
 
 
 def uniform(key: Tensor) -> Tensor:
