@@ -66,7 +66,9 @@ class Dataset(NamedTuple):
 
     def shift(self) -> float:
         """How far the classes of the test part are from those of the training part, 0 (alike) to 1 (none in common)."""
-        shares = [np.bincount(y, minlength=self.classes) / len(y) for y in (self.y, self.y_test)]
+        if self.y.dtype.kind == "f":  # regression: there are no classes
+            return 0.0
+        shares = [np.bincount(y.ravel(), minlength=self.classes) / y.size for y in (self.y, self.y_test)]
         return float(np.abs(shares[0] - shares[1]).sum() / 2)
 
 
