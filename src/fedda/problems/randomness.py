@@ -177,7 +177,8 @@ REPLACED: dict[Any, Callable[..., Any]] = {
 for _cell in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu):
     REPLACED[_cell] = lambda mode, *args, _cell=_cell, **kwargs: mode.recurrent(_cell, *args, **kwargs)
 REFUSED = {
-    torch.randint, torch.randint_like, torch.randperm, torch.normal, torch.multinomial, torch.poisson, torch.rrelu, F.rrelu,
+    torch.randint, torch.randint_like, torch.randperm, torch.normal, torch.multinomial, torch.poisson, torch.rrelu,
+    F.rrelu,
     Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.random_, Tensor.exponential_, Tensor.multinomial,
     Tensor.geometric_, Tensor.log_normal_, Tensor.cauchy_, F.gumbel_softmax, F.fractional_max_pool2d,
     F.fractional_max_pool3d,
@@ -186,7 +187,7 @@ REFUSED = {
 
 @cache
 def unguarded(function: Any) -> Callable[..., Any]:
-    """A copy of a function of `torch.nn.functional` that does not ask the mode about itself, only about what it calls."""
+    """A copy of a function of `torch.nn.functional` whose own call the mode does not see, only the calls inside."""
     guards = {name: lambda *_: False for name in vars(F) if name.startswith("has_torch_function")}
     copy = FunctionType(
         function.__code__, vars(F) | guards, function.__name__, function.__defaults__, function.__closure__

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..checks import check
@@ -56,3 +57,108 @@ def cube_root(lr: Any, w: Any) -> Schedule:
 def schedule(lr: Any) -> Schedule:
     """A schedule from a number, a tensor of numbers (one for each replica), or a schedule."""
     return lr if callable(lr) else Constant(lr)
+
+
+@dataclass(frozen=True)
+class Decay:
+    """A rate that depends on how much of the run is over. `train` fills in `horizon`, the run's number of local steps.
+
+    With `warmup`, a share of the run such as 0.05, the rate first rises from 0 in a straight line.
+    """
+
+    start: float
+    warmup: float = 0.0
+    horizon: float | None = None
+
+    def __post_init__(self) -> None:
+        check(self.name, lr=self.start)
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"{self.name}: warmup must be a share of the run, from 0 to 1, got {self.warmup!r}")
+
+    @property
+    def name(self) -> str:
+        return next(name for name, kind in KINDS.items() if isinstance(self, kind))
+
+    def __call__(self, t: Tensor) -> Any:
+        if self.horizon is None:
+            raise ValueError(f"{self.name}: the length of the run is not known; give horizon, a number of steps")
+        share = (torch.as_tensor(t) / self.horizon).clamp(0, 1)
+        if self.warmup == 0:
+            return self.start * self.factor(share)
+        return (
+            self.start
+            * (share / self.warmup).clamp(max=1)
+            * self.factor(((share - self.warmup) / (1 - self.warmup)).clamp(min=0))
+        )
+
+    def factor(self, share: Tensor) -> Tensor:
+        """What the first rate is multiplied by after this share of the run."""
+        return torch.ones_like(share)
+
+
+@dataclass(frozen=True)
+class Cosine(Decay):
+    """From `start` to `end` along half a cosine (Loshchilov, Hutter 2017).
+
+    >>> [round(float(Cosine(1.0, horizon=4)(torch.tensor(float(t)))), 3) for t in range(5)]
+    [1.0, 0.854, 0.5, 0.146, 0.0]
+    """
+
+    end: float = 0.0
+
+    def factor(self, share: Tensor) -> Tensor:
+        low = self.end / self.start
+        return low + (1 - low) * (1 + torch.cos(torch.pi * share)) / 2
+
+
+@dataclass(frozen=True)
+class Linear(Decay):
+    """From `start` to `end` in a straight line.
+
+    >>> [float(Linear(1.0, horizon=4)(torch.tensor(float(t)))) for t in range(5)]
+    [1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+
+    end: float = 0.0
+
+    def factor(self, share: Tensor) -> Tensor:
+        return 1 + (self.end / self.start - 1) * share
+
+
+@dataclass(frozen=True)
+class Steps(Decay):
+    """Multiplied by `factor_each` at each of some shares of the run.
+
+    >>> [round(float(Steps(1.0, horizon=4)(torch.tensor(float(t)))), 3) for t in range(4)]
+    [1.0, 1.0, 0.1, 0.01]
+    """
+
+    at: tuple[float, ...] = (0.5, 0.75)
+    by: float = 0.1
+
+    def factor(self, share: Tensor) -> Tensor:
+        passed = torch.stack([share >= at for at in self.at]).sum(dim=0)
+        return torch.as_tensor(self.by, dtype=share.dtype, device=share.device) ** passed
+
+
+@dataclass(frozen=True)
+class InverseSqrt:
+    """start / sqrt(1 + t / scale), with t in local steps.
+
+    >>> float(InverseSqrt(1.0, scale=10.0)(torch.tensor(30.0)))
+    0.5
+    """
+
+    start: float
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check("inverse_sqrt", lr=self.start, w=self.scale)
+
+    def __call__(self, t: Tensor) -> Any:
+        return self.start / (1 + torch.as_tensor(t) / self.scale) ** 0.5
+
+
+KINDS: dict[str, Any] = {
+    "cosine": Cosine, "linear": Linear, "steps": Steps, "constant": Decay, "inverse_sqrt": InverseSqrt
+}  # fmt: skip

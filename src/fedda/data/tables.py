@@ -1,0 +1,140 @@
+"""Tables: a .csv or .parquet file with a column for the target, and one for the client where there is one.
+
+Columns of numbers are features; the model gets them standardised. A column of text becomes one feature for each of its
+values (1 or 0). The target is a number with a decimal point (regression) or a class: text or a whole number.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ..checks import nearest
+from .arrays import MOST_CLASSES
+from .datasets import Dataset, held_out, held_out_of_each
+from .files import BadFile, reading
+
+Array = np.ndarray
+MOST_VALUES = 100  # different texts in a column; one with more is a name or an identifier, not a feature
+MISSING = frozenset(("", "na", "nan", "null", "none", "n/a"))
+
+
+def read_table(path: Path, target: str | None = None, client: str | None = None) -> Dataset:
+    """A data set from a table. A fifth of the rows (of each client, if there are clients) is held out for testing."""
+    with reading(path, f"{path.suffix} file"):
+        columns = from_parquet(path) if path.suffix == ".parquet" else from_csv(path)
+        if target is None:
+            raise BadFile(path, f'which column is the target? target="..." names it; there are {", ".join(columns)}')
+        for name in (target, *((client,) if client else ())):
+            if name not in columns:
+                raise BadFile(path, f"there is no column {name!r}; {nearest(name, columns)}")
+        y, names = targets(path, target, columns.pop(target))
+        owner = None if client is None else columns.pop(client).astype(str)
+        x = features(path, columns)
+        train, test = held_out(len(y), draw=0) if owner is None else held_out_of_each(owner, draw=0)
+        if len(test) == 0:
+            raise BadFile(path, f"must hold enough rows to hold a fifth of them out, got {len(y)}")
+        mean, std = x[train].mean(axis=0), x[train].std(axis=0)
+        data = Dataset(
+            x[train].astype(np.float32), y[train], x[test].astype(np.float32), y[test],
+            0 if names is None else len(names), names=names,
+            mean=mean.astype(np.float32), std=np.where(std > 0, std, 1.0).astype(np.float32),
+        )  # fmt: skip
+        return data if owner is None else data._replace(client=owner[train], client_test=owner[test])
+
+
+def from_csv(path: Path) -> dict[str, Array]:
+    """The columns by name, as numbers where every entry is one, else as text. The first line holds the names."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        sample = file.read(1 << 16)
+        file.seek(0)
+        separator = max(",;\t", key=sample.split("\n", 1)[0].count)
+        lines = csv.reader(file, delimiter=separator)
+        head = [name.strip() for name in next(lines, [])]
+        rows = []
+        for line in lines:
+            if not line:
+                continue
+            if len(line) != len(head):
+                raise BadFile(path, f"line {lines.line_num} has {len(line)} entries, the first line has {len(head)}")
+            rows.append(line)
+    if not rows or len(set(head)) != len(head) or not all(head):
+        raise BadFile(path, "must begin with a line of different column names, with rows after it")
+    for i, row in enumerate(rows):
+        for name, entry in zip(head, row, strict=True):
+            if entry.strip().lower() in MISSING:
+                raise BadFile(path, f"row {i + 1} has no value for {name!r}; fill it in or leave the row out")
+    return {name: typed(np.array(column)) for name, column in zip(head, zip(*rows, strict=True), strict=True)}
+
+
+def from_parquet(path: Path) -> dict[str, Array]:
+    """The columns by name, of the types that the file gives."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise BadFile(path, "needs pyarrow: pip install 'fedda[tables]'")
+    from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    for name in table.column_names:
+        if table[name].null_count:
+            raise BadFile(
+                path, f"{table[name].null_count} rows have no value for {name!r}; fill them in or leave them out"
+            )
+    columns = {name: np.asarray(table[name]) for name in table.column_names}
+    return {name: v.astype(str) if v.dtype.kind == "O" else v for name, v in columns.items()}
+
+
+def typed(column: Array) -> Array:
+    """Text as whole numbers or floats, where all of it can be read so.
+
+    >>> [typed(np.array(column)).dtype.kind for column in (["1", "2"], ["1.5", "2"], ["a", "2"])]
+    ['i', 'f', 'U']
+    """
+    for kind in (np.int64, np.float64):
+        try:
+            return column.astype(kind)
+        except (ValueError, OverflowError):
+            continue
+    return np.char.strip(column)
+
+
+def targets(path: Path, name: str, y: Array) -> tuple[Array, tuple[str, ...] | None]:
+    """Numbers with a decimal point as float32; anything else as classes 0, 1, ... with their names."""
+    if y.dtype.kind == "f":
+        if not np.isfinite(y).all():
+            raise BadFile(path, f"{name} must be finite numbers, row {np.flatnonzero(~np.isfinite(y))[0] + 1} is not")
+        return y.astype(np.float32), None
+    values, number = np.unique(y, return_inverse=True)
+    if len(values) > min(MOST_CLASSES, max(MOST_VALUES, len(y) // 10)):
+        raise BadFile(
+            path,
+            f"{name} has {len(values)} different values in {len(y)} rows; regression needs numbers with a decimal point",
+        )
+    return number.astype(np.int64), tuple(map(str, values))
+
+
+def features(path: Path, columns: Mapping[str, Array]) -> Array:
+    """The columns as one array [rows, features]; a column of text gives one feature for each value."""
+    parts = []
+    for name, column in columns.items():
+        if column.dtype.kind in "US":
+            values = np.unique(column)
+            if len(values) > MOST_VALUES:
+                raise BadFile(
+                    path, f"the column {name!r} has {len(values)} different texts: leave it out, or name it as client"
+                )
+            parts.append((column[:, None] == values).astype(np.float64))
+        elif column.dtype.kind in "buif":
+            if not np.isfinite(column).all():
+                raise BadFile(
+                    path, f"{name} must be finite numbers, row {np.flatnonzero(~np.isfinite(column))[0] + 1} is not"
+                )
+            parts.append(column.astype(np.float64)[:, None])
+        else:
+            raise BadFile(path, f"the column {name!r} must be numbers or text, got {column.dtype}")
+    if not parts:
+        raise BadFile(path, "there is no column besides the target and the client")
+    return np.concatenate(parts, axis=1)

@@ -1,0 +1,161 @@
+"""Augmentation: training samples changed at random, by numbers from the counter, so that a run can be repeated.
+
+An augmentation takes samples x [n, ...] as they are stored (images: uint8 or floats, [n, channels, height, width]) and
+a function `uniform`, which gives a fresh number in (0, 1) for each sample: `uniform()` is [n], `uniform(3)` is [n, 3].
+Any function of this form can be given to `fedda.problem(augment=...)`. Samples for evaluation stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..checks import Bound, count, number
+
+Uniform = Callable[..., Tensor]
+Augmentation = Callable[[Tensor, Uniform], Tensor]
+POSITIVE = Bound("> 0", lambda v: v > 0)
+
+
+def apply(augmentation: Augmentation, x: Tensor, key: Tensor) -> Tensor:
+    """Augment batches x [..., batch, *sample], one key [...] for each batch.
+
+    >>> x = torch.arange(12.0).view(1, 2, 1, 2, 3)
+    >>> apply(flip(), x, torch.tensor([3])).shape
+    torch.Size([1, 2, 1, 2, 3])
+    """
+    lead = key.dim() + 1
+    size = x.shape[lead - 1]
+    keys = rng.fold(rng.fold(key, AUGMENT)[..., None], torch.arange(size, device=x.device)).flatten()
+    calls = 0
+
+    def uniform(*shape: int) -> Tensor:
+        nonlocal calls
+        calls += 1
+        own = rng.fold(keys, calls)
+        if shape:
+            own = rng.fold(own[:, None], torch.arange(torch.Size(shape).numel(), device=x.device)).view(-1, *shape)
+        return rng.uniform(own)
+
+    samples = x.reshape(-1, *x.shape[lead:])
+    changed = augmentation(samples, uniform)
+    if changed.shape != samples.shape or changed.dtype != samples.dtype:
+        raise ValueError(
+            f"augment: the function must return samples of the same shape and dtype, {list(samples.shape)} "
+            f"{samples.dtype}, got {list(changed.shape)} {changed.dtype}"
+        )
+    return changed.view(x.shape)
+
+
+AUGMENT = 0x617567  # keeps these numbers apart from those that draw the batch
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Mirror an image left to right, with probability 1/2."""
+
+    def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
+        mirrored = uniform() < 0.5
+        return torch.where(mirrored.view(-1, *[1] * (x.dim() - 1)), x.flip(-1), x)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Shift an image by up to `pad` pixels in each direction; what comes in from outside is 0."""
+
+    pad: int = 4
+
+    def __post_init__(self) -> None:
+        count("crop", "pad", self.pad)
+
+    def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
+        height, width = x.shape[-2:]
+        shift = (uniform(2) * (2 * self.pad + 1)).long() - self.pad
+        rows = torch.arange(height, device=x.device) + shift[:, :1]
+        columns = torch.arange(width, device=x.device) + shift[:, 1:]
+        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None]
+        index = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None]
+        index = index.view(len(x), 1, -1).expand(*x.shape[:2], -1)
+        moved = x.flatten(-2).gather(-1, index).view(x.shape)
+        return moved.masked_fill(~inside[:, None], 0)
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Set a square of `size` pixels at a random position to 0 (DeVries, Taylor 2017); it may reach over the edge."""
+
+    size: int = 8
+
+    def __post_init__(self) -> None:
+        count("cutout", "size", self.size)
+
+    def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
+        centre = uniform(2) * torch.tensor(x.shape[-2:], device=x.device)
+        first = centre.long() - self.size // 2
+        rows, columns = (torch.arange(n, device=x.device) - first[:, i, None] for i, n in enumerate(x.shape[-2:]))
+        hole = ((rows >= 0) & (rows < self.size))[:, :, None] & ((columns >= 0) & (columns < self.size))[:, None]
+        return x.masked_fill(hole[:, None], 0)
+
+
+@dataclass(frozen=True)
+class AddNoise:
+    """Add normal noise with deviation `std`, in the units in which the samples are stored (0 to 255 for bytes)."""
+
+    std: float = 0.1
+
+    def __post_init__(self) -> None:
+        number("noise", "std", self.std, POSITIVE)
+
+    def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
+        radius, angle = uniform(*x.shape[1:]), uniform(*x.shape[1:])
+        noise = self.std * torch.sqrt(-2 * torch.log(radius)) * torch.cos(2 * torch.pi * angle)
+        if x.is_floating_point():
+            return x + noise.to(x.dtype)
+        return (x + noise).round().clamp(0, 255).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Compose:
+    """One augmentation after the other."""
+
+    parts: tuple[Any, ...] = field(default=())
+
+    def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
+        for part in self.parts:
+            x = part(x, uniform)
+        return x
+
+
+def flip() -> Flip:
+    """Mirror images left to right, with probability 1/2."""
+    return Flip()
+
+
+def crop(pad: int = 4) -> Crop:
+    """Shift images by up to `pad` pixels in each direction."""
+    return Crop(pad)
+
+
+def crop_flip(pad: int = 4) -> Compose:
+    """The usual augmentation for small images: `crop(pad)`, then `flip()`."""
+    return Compose((Crop(pad), Flip()))
+
+
+def cutout(size: int = 8) -> Cutout:
+    """Set a random square of images to 0."""
+    return Cutout(size)
+
+
+def noise(std: float = 0.1) -> AddNoise:
+    """Add normal noise to samples."""
+    return AddNoise(std)
+
+
+def compose(*parts: Augmentation) -> Compose:
+    """One augmentation after the other."""
+    return Compose(parts)

@@ -1,0 +1,86 @@
+"""Tables as data sets: columns of every kind, and one clear line for what cannot be used."""
+
+import numpy as np
+import pytest
+
+from fedda.data.files import BadFile
+from fedda.data.tables import read_table
+
+
+def table(path, rows=40, separator=",", **changes):
+    random = np.random.default_rng(0)
+    columns = {
+        "area": [f"{v:.2f}" for v in random.uniform(20, 200, rows)],
+        "rooms": [str(v) for v in random.integers(1, 6, rows)],
+        "kind": [("flat", "house")[v] for v in random.integers(0, 2, rows)],
+        "city": [("Ulm", "Bonn", "Kiel")[i % 3] for i in range(rows)],
+        "price": [f"{v:.1f}" for v in random.uniform(1e5, 9e5, rows)],
+    } | changes
+    lines = [separator.join(columns), *(separator.join(row) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_numbers_texts_clients_and_a_target(tmp_path, separator):
+    data = read_table(table(tmp_path / "a.csv", separator=separator), "price", "city")
+    assert data.x.shape == (34, 4) and data.x_test.shape == (6, 4)  # area, rooms, flat, house
+    assert data.y.dtype == np.float32 and data.classes == 0 and data.names is None
+    assert set(data.client) == set(data.client_test) == {"Ulm", "Bonn", "Kiel"}
+    np.testing.assert_array_equal(data.x[:, 2] + data.x[:, 3], 1)
+    np.testing.assert_allclose(((data.x - data.mean) / data.std).mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(((data.x - data.mean) / data.std).std(axis=0), 1, atol=1e-5)
+
+
+def test_classes_are_texts_or_whole_numbers(tmp_path):
+    data = read_table(table(tmp_path / "a.csv"), "kind")
+    assert data.names == ("flat", "house") and data.classes == 2 and set(data.y) == {0, 1} and data.client is None
+    assert read_table(tmp_path / "a.csv", "rooms").names == ("1", "2", "3", "4", "5")
+
+
+def test_parquet_is_read_like_csv(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import csv, parquet
+
+    path = table(tmp_path / "a.csv")
+    parquet.write_table(csv.read_csv(path), tmp_path / "a.parquet")
+    one, other = read_table(path, "price", "city"), read_table(tmp_path / "a.parquet", "price", "city")
+    np.testing.assert_array_equal(one.x, other.x)
+    np.testing.assert_array_equal(one.client, other.client)
+    parquet.write_table(pyarrow.table({"a": [1.0, None], "b": [1.0, 2.0]}), tmp_path / "b.parquet")
+    with pytest.raises(BadFile, match="1 rows have no value for 'a'"):
+        read_table(tmp_path / "b.parquet", "b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "client", "message"),
+    [
+        ({}, None, None, 'which column is the target? target="..." names it; there are area, rooms, kind, city, price'),
+        ({}, "prize", None, "there is no column 'prize'; did you mean 'price'?"),
+        ({}, "price", "town", "there is no column 'town'"),
+        ({"rooms": ["", *["2"] * 39]}, "price", None, "row 1 has no value for 'rooms'"),
+        ({"area": [*["2"] * 39, "nan"]}, "price", None, "row 40 has no value for 'area'"),
+        ({"area": [*["2"] * 39, "inf"]}, "price", None, "area must be finite numbers, row 40 is not"),
+        ({"price": [*["2.0"] * 39, "-inf"]}, "price", None, "price must be finite numbers, row 40 is not"),
+        ({"kind": ["a", *["2"] * 38]}, "price", None, "line"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_one_line(tmp_path, changes, target, client, message):
+    if message == "line":
+        path = tmp_path / "a.csv"
+        path.write_text("a,b\n1,2\n3\n")
+        message = "line 3 has 1 entries, the first line has 2"
+    else:
+        path = table(tmp_path / "a.csv", **changes)
+    with pytest.raises(BadFile) as raised:
+        read_table(path, target, client)
+    assert str(raised.value).startswith(str(path)) and message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_identifiers_are_not_features_or_classes(tmp_path):
+    many = [str(i) for i in range(200)]
+    path = table(tmp_path / "a.csv", rows=200, name=[f"n{i}" for i in many], number=many)
+    with pytest.raises(BadFile, match="the column 'name' has 200 different texts"):
+        read_table(path, "price")
+    with pytest.raises(BadFile, match="number has 200 different values in 200 rows; regression needs"):
+        read_table(path, "number")
