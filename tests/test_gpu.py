@@ -8,7 +8,7 @@ import torch
 
 import fedda
 from commands import Quiet
-from conftest import close, digits, last, quadratic, stable
+from conftest import STABLE, close, digits, last, quadratic, stable
 from fedda import rng
 from fedda.engines import Vectorised
 from fedda.experiments import find, run
@@ -103,6 +103,23 @@ def test_graph_equals_eager_to_the_bit_and_counts_alike(name):
             assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
     assert runs[0].graph is None and (runs[1].graph is None) == (name in WAITS)
     assert runs[0].evaluate() == runs[1].evaluate()
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedcm", "fedadam", "scaffold", "stem", "mime-mvr", "fedda-mvr", "fedda-2-1"]
+)
+def test_a_grid_of_rates_is_captured(name):
+    """The points of a sweep are replicas, and their rates a tensor: a round must not look at it."""
+    problem = digits(dtype=torch.float32).to("cuda")
+    rates = torch.tensor([0.01, 0.02]).view(-1, 1, 1)
+    words = {word: value for word, value in STABLE[name].items() if word != "lr"}
+    run = fedda.Run(fedda.make(name, lr=rates, **words), problem, cohort=4, seed=[0, 1])
+    alone = fedda.Run(fedda.make(name, lr=0.02, **words), problem, cohort=4, seed=1)
+    for _ in range(3):
+        run.advance()
+        alone.advance()
+    assert run.graph is not None
+    close(run.server.x[1], alone.server.x, 1e-5)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])

@@ -107,8 +107,8 @@ def of_sgd(name: str, words: dict[str, Any], in_paper: bool) -> Method:
 
 
 def of_mvr(name: str, words: dict[str, Any], in_paper: bool) -> Method:
-    """6 rates, 3 weights alpha_0 = c eta_0^2 of the first step; above 1 the method would take plain gradients."""
-    axes = (rates("lr", words["lr"], 3, 2), Axis("alpha0", (0.1, 0.3, 0.9), most=0.9))
+    """6 rates, 3 weights alpha_0 = c eta_0^2 of the first step. Above 1 the first steps take plain gradients."""
+    axes = (rates("lr", words["lr"], 3, 2), Axis("alpha0", (0.1, 0.3, 0.9)))
     weight = float(f"{words['c'] * first_rate(words['lr'], words['w']) ** 2:.4g}")
     fixed = without(words, "lr", "c") | ({"old_point": "own"} if name == "stem" else {})  # STEM as published
     return Method(name, fixed, axes, {"lr": words["lr"], "alpha0": weight} if in_paper else None)
