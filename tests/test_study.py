@@ -123,6 +123,11 @@ def test_a_point_with_a_diverged_seed_is_out(tmp_path):
     assert {"lr": 0.1, "schedule": "cosine"} in now.compared
     # 0.1 was tried and is out, so that 0.0316 has a neighbour on both sides.
     assert now.chosen == {"lr": 0.0316, "schedule": "cosine"} and now.interior
+    of(
+        tmp_path / "late",
+        lambda point, job: None if (job.stage, job.seed) == ("finals", 3) else near(0.0316)(point, job),
+    )
+    assert "50.00 ± 0.00 (1 diverged)" in (tmp_path / "late" / "summary.md").read_text()
     gone, _ = of(tmp_path / "none", lambda point, job: None)
     assert gone.first is gone.chosen is None and not gone.jobs
 

@@ -71,7 +71,8 @@ def page(found: dict[str, dict[str, Any]], rounds: int) -> str:
         cells = [
             name, words(own["best of stage 1"]), percent(own["validation in stage 1"]), words(own["chosen"]),
             percent(own["validation of chosen"]), {True: "yes", False: "no", None: ""}[own["interior"]],
-            percent([row["test"] for row in finals]), percent([row["end"] for row in finals]),
+            percent([row["test"] for row in finals]) + lost(own["diverged finals"]),
+            percent([row["end"] for row in finals]),
             f"{statistics.median(reached):g}" if reached else "", against(finals, first),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
@@ -90,6 +91,10 @@ def against(finals: list[dict[str, float]], first: list[dict[str, float]]) -> st
         return ""
     half = T975[len(pairs) - 1] * statistics.stdev(pairs) / math.sqrt(len(pairs))
     return f"{100 * statistics.fmean(pairs):+.2f} ± {100 * half:.2f}"
+
+
+def lost(diverged: int) -> str:
+    return f" ({diverged} diverged)" if diverged else ""
 
 
 def percent(values: list[float]) -> str:
