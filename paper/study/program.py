@@ -14,7 +14,7 @@ from methods import Method, Point, first_rate
 import fedda
 from fedda.engines import Vectorised
 from fedda.experiments import find
-from fedda.running import PATIENCE, Run
+from fedda.run import PATIENCE, Run
 from fedda.training import timed
 
 VALIDATION = 0.1  # of each client's training samples
