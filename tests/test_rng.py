@@ -101,10 +101,10 @@ def test_a_few_of_many_are_the_first_different_draws(n, r):
 def test_what_a_gpu_does_gives_the_same_bits(n, r):
     """Its operations, run here."""
     draws = rng.fold(rng.key(torch.tensor([[3], [4]]), rng.COHORT), torch.arange(2 * r + 64))
-    assert rng._first(draws, n, r).equal(rng._first_near(draws, n, r))
+    assert rng._first(draws, n, r).equal(rng._first_on_cpu(draws, n, r))
 
 
-@pytest.mark.parametrize("first", [rng._first, rng._first_near])
+@pytest.mark.parametrize("first", [rng._first, rng._first_on_cpu])
 def test_too_few_different_draws_are_filled_up(first):
     draws = torch.tensor([[5, 90, 5, 2] * 21]) << 33  # with n = 2^31 the numbers themselves
     assert first(draws, 2**31, 10).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7, 8, 90]]

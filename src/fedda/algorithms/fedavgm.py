@@ -14,7 +14,7 @@ from ..registry import algorithms
 from .fedavg import FedAvg
 
 
-@algorithms.register("fedavgm", reference="Hsu et al. 2019")
+@algorithms.register("fedavgm", reference="Hsu et al. 2019", example={"lr": 0.02})
 @dataclass(frozen=True)
 class FedAvgM(FedAvg):
     """FedAvg with momentum on the server.

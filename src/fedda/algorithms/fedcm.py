@@ -13,7 +13,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("fedcm", reference="Xu et al. 2021")
+@algorithms.register("fedcm", reference="Xu et al. 2021", example={"lr": 0.05})
 @dataclass(frozen=True)
 class FedCM(Algorithm):
     """Clients mix the server's last direction Delta into every step.

@@ -14,7 +14,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("fedglomo", reference="Das et al. 2022")
+@algorithms.register("fedglomo", reference="Das et al. 2022", example={"lr": 0.05})
 @dataclass(frozen=True)
 class FedGlomo(Algorithm):
     """Variance reduction on the server: clients run from the new and from the previous model on the SAME batches.

@@ -14,7 +14,9 @@ from ..rules.schedules import schedule
 from .fedavg import FedAvg
 
 
-@algorithms.register("fedmid", reference="Yuan, Zaheer, Reddi 2021")
+@algorithms.register(
+    "fedmid", reference="Yuan, Zaheer, Reddi 2021", example={"lr": 0.1, "prox": {"kind": "l1", "gamma": 0.001}}
+)
 @dataclass(frozen=True)
 class FedMiD(FedAvg):
     """Mirror descent: a proximal step on the clients, models averaged in the primal, a proximal step on the server.

@@ -14,7 +14,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("fednova", reference="Wang et al. 2020")
+@algorithms.register("fednova", reference="Wang et al. 2020", example={"lr": 0.1})
 @dataclass(frozen=True)
 class FedNova(Algorithm):
     """Clients take different numbers of steps, and the server averages their changes per step.

@@ -16,7 +16,7 @@ from ..rules.moments import debiased, second_moment
 from .fedavg import FedAvg
 
 
-@algorithms.register("fedadam", reference="Reddi et al. 2021")
+@algorithms.register("fedadam", reference="Reddi et al. 2021", example={"lr": 0.05, "server_lr": 0.05})
 @dataclass(frozen=True)
 class FedAdam(FedAvg):
     """FedAvg on the clients, Adam on the server, fed with the mean change of the model.
@@ -76,7 +76,7 @@ class FedAdam(FedAvg):
         return self.Server(x, m, v, v_max, t + self.steps)
 
 
-@algorithms.register("fedyogi", reference="Reddi et al. 2021")
+@algorithms.register("fedyogi", reference="Reddi et al. 2021", example={"lr": 0.05, "server_lr": 0.05})
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
     """FedAdam with Yogi's second moment, which changes additively.
@@ -89,7 +89,7 @@ class FedYogi(FedAdam):
     kind: ClassVar[str] = "yogi"
 
 
-@algorithms.register("fedadagrad", reference="Reddi et al. 2021")
+@algorithms.register("fedadagrad", reference="Reddi et al. 2021", example={"lr": 0.05, "server_lr": 0.1})
 @dataclass(frozen=True)
 class FedAdagrad(FedAdam):
     """FedAdam with a second moment that only grows, and no momentum by default.
@@ -103,7 +103,7 @@ class FedAdagrad(FedAdam):
     beta1: Any = 0.0
 
 
-@algorithms.register("fedams", reference="Wang et al. 2022")
+@algorithms.register("fedams", reference="Wang et al. 2022", example={"lr": 0.05, "server_lr": 0.05})
 @dataclass(frozen=True)
 class FedAMS(FedAdam):
     """FedAdam stepping by the largest second moment so far (AMSGrad on the server).

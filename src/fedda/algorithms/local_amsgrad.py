@@ -13,7 +13,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("local-amsgrad", reference="Chen, Li, Li 2020")
+@algorithms.register("local-amsgrad", reference="Chen, Li, Li 2020", example={"lr": 0.01, "eps": 0.001})
 @dataclass(frozen=True)
 class LocalAmsgrad(Algorithm):
     """Local steps in a metric that all clients share and that is refreshed once a round.

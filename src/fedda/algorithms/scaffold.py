@@ -14,7 +14,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("scaffold", reference="Karimireddy et al. 2020")
+@algorithms.register("scaffold", reference="Karimireddy et al. 2020", example={"lr": 0.1})
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
     """Each client corrects its gradients by the difference of a global and its own control variate.

@@ -54,7 +54,7 @@ def chosen(
     was `begun` with, else what is measured."""
     before = _recorded(begun)
     path, precision = None, None
-    if engine in ("auto", "vectorised", "distributed") and hasattr(problem, "with_path"):
+    if engine in ("auto", "vectorised", "distributed") and problem.paths is not None:
         problem = _on_its_path(problem, clients, rounded, before)
         path, precision = problem.paths.chosen, problem.paths.precision
     number = _threads(before) if asked is None else asked
@@ -74,12 +74,12 @@ def _recorded(folder: Path | None) -> dict[str, Any]:
 
 def _on_its_path(problem: Any, clients: int, rounded: str, before: dict[str, Any]) -> Any:
     if before.get("path") is None:
-        return problem.with_pathth_path("auto", rounded, clients)
+        return problem.with_path("auto", rounded, clients)
     begun = before["path"], before.get("precision")
     try:
         return problem.with_path(*begun, clients)
     except ValueError:
-        other = problem.with_pathth_path("auto", "auto", clients)
+        other = problem.with_path("auto", "auto", clients)
         now = other.paths.chosen, other.paths.precision
         words = "the run was begun on the path {} in {}, which does not fit here: {} in {} from now on"
         warnings.warn(words.format(*begun, *now), stacklevel=2)
@@ -105,7 +105,7 @@ def processors() -> int:
 def measured_threads(problem: Any, stack: int) -> int:
     """One thread or all there are, by the gradients of a stack of models."""
     most = torch.get_num_threads()
-    if most == 1 or problem.device.type != "cpu" or not hasattr(problem, "example"):
+    if most == 1 or problem.device.type != "cpu" or problem.paths is None:
         return most
     n = max(1, min(stack, STACK // problem.d))
     x, batch = problem.example(n)

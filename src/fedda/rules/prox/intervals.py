@@ -35,7 +35,8 @@ class Interval(Separable):
     def feasible(self, x: Tensor, tol: float = 0.0) -> Tensor:
         self._bound()
         lower, upper = self.ends()
-        return ((x >= lower - tol) & (x <= upper + tol)).all(dim=-1)
+        inside: Tensor = ((x >= lower - tol) & (x <= upper + tol)).all(dim=-1)
+        return inside
 
 
 @registry.proxes.register("nonnegative")
