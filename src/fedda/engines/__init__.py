@@ -9,18 +9,6 @@ from .world import SINGLE_PROCESS, SingleProcess, World, join
 from .wrappers import Counting, Counts
 
 __all__ = [
-    "SINGLE_PROCESS",
-    "Counting",
-    "Counts",
-    "Distributed",
-    "Draws",
-    "Engine",
-    "Lost",
-    "Sequential",
-    "Simulation",
-    "SingleProcess",
-    "Vectorised",
-    "World",
-    "join",
-    "started_by_torchrun",
+    "SINGLE_PROCESS", "Counting", "Counts", "Distributed", "Draws", "Engine", "Lost", "Sequential", "Simulation",
+    "SingleProcess", "Vectorised", "World", "join", "started_by_torchrun",
 ]  # fmt: skip
