@@ -25,7 +25,7 @@ class FedGlomo(Algorithm):
     b = server_beta; in the first round u = mean D. b = 1 is FedLOMO. Deviations: the paper quantises both uploads, we
     send them whole.
 
-    Choose it to study global against local variance reduction; it costs four gradients a step.
+    Choose it to study global against local variance reduction; it costs four gradients per step.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])

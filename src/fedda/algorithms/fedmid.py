@@ -27,7 +27,7 @@ class FedMiD(FedAvg):
     paper writes it, so that it weighs about twice.
 
     Choose it as the control for dual averaging: the mean of sparse models is dense before the server's PROX, and the
-    mean of models at the edge of a set lies inside it (below, the minimum over the box is 0.5).
+    mean of models at the edge of a set lies inside it (in the example the minimum over the box is 0.5).
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])

@@ -24,9 +24,9 @@ class FedAdam(FedAvg):
         D = mean_k X - x;     m <- beta1 m + (1 - beta1) D;     v <- beta2 v + (1 - beta2) D^2
         x <- x + server_lr m / (sqrt(v) + eps)
 
-    Deviations: none. What papers and libraries disagree about is explicit: `eps` (1e-3 here, 1e-9 elsewhere), the
-    start `v0` (at least eps^2 in the paper) and `bias_correction` (off in the paper's pseudo-code, on in its
-    experiments).
+    Deviations: none. Papers and libraries differ in three values, so they are explicit: `eps` (1e-3 here, 1e-9
+    elsewhere), the start `v0` (at least eps^2 in the paper) and `bias_correction` (off in the paper's pseudo-code, on
+    in its experiments).
 
     Choose it where coordinates of the model change at very different scales and clients must stay plain SGD.
 
@@ -96,7 +96,7 @@ class FedAdagrad(FedAdam):
 
         v <- v + D^2
 
-    Choose it where the step should die out by itself; its rate wants tuning more than FedAdam's.
+    Choose it if the step should decrease by itself; its rate needs more tuning than FedAdam's.
     """
 
     kind: ClassVar[str] = "adagrad"

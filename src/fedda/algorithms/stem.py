@@ -59,7 +59,7 @@ class Stem(Algorithm):
     def rate(self) -> Schedule:
         return cube_root(self.lr, self.w)
 
-    @cached_property  # made once: it looks at its numbers, which a recorded round must not
+    @cached_property  # created once, because it reads numbers, which a recorded round must not
     def estimator(self) -> Mvr:
         return Mvr.default(self.c, self.rate)
 
