@@ -12,7 +12,7 @@ from pathlib import Path
 import fedda
 from fedda import listing, presets, registry
 from fedda.cli.bench import HEADS, facts, rows, short
-from fedda.costs import cost
+from fedda.listing import cost
 from fedda.runs.formats import plain as number
 from fedda.runs.formats import spread
 from fedda.theory.methods import CORRECTED
@@ -274,7 +274,7 @@ def page(entry):
     parts.append(
         f"**Cost** of one client and one round of I local steps:\n\n{markdown(heads, [tuple(cost(entry.name))])}"
     )
-    parts.append(f"**Words and defaults.** `{listing.words(entry)}`")
+    parts.append(f"**Hyper-parameters and defaults.** `{listing.params(entry)}`")
     given = [
         f"`{which}`: {words}" for which, own in presets.PRESETS.items() for n, words in own.items() if n == entry.name
     ]

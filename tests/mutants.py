@@ -124,7 +124,7 @@ MUTANTS = [
     ),
     Mutant(
         "mime-without-correction", "algorithms/mime.py",
-        "g = g - g_x + rest[-1]", "g = g + rest[-1]",
+        "g = g - g_x + c", "g = g + c",
         "test_relations.py -k mime",
     ),
     Mutant(
@@ -172,7 +172,7 @@ MUTANTS = [
         "test_rng.py -k cohorts_are_without_replacement",
     ),
     Mutant(
-        "resumed-round-plus-one", "running.py",
+        "resumed-round-plus-one", "run.py",
         'self.round = int(state["round"])', 'self.round = int(state["round"]) + 1',
         "test_engines.py -k 'same_seed_same_bits and fedavg'",
     ),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import fedda
 from commands import Quiet, tiny
-from conftest import NAMES, STABLE, close, digits, last, quadratic, stable, variants
+from conftest import NAMES, close, digits, last, quadratic, stable, variants
 from fedda import registry, rng
 from fedda.aggregation import (  # fmt: skip
     Aggregated,
@@ -57,11 +57,11 @@ def test_the_marks_of_model_replies_are_what_moving_finds():
     seen = set()
     for name, words in [(name, {}) for name in NAMES] + list(variants()):
         words = {word: value for word, value in words.items() if word != "prox"}  # a bound lets nothing move
-        for task, found, marked in moved_replies(fedda.make(name, **STABLE.get(name, {}) | words)):
+        for task, found, marked in moved_replies(stable(name, **words)):
             seen.add(task.__qualname__)
             assert found == marked, (name, words, task)
     for entry in registry.algorithms:
-        cls = type(entry(**STABLE.get(entry.alias_of or entry.name, {})))
+        cls = type(entry(**entry.example))
         marked = {v.__qualname__ for k in cls.__mro__ for v in vars(k).values() if getattr(v, "on_client", False)}
         assert marked <= seen, entry.name
 

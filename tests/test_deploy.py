@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fedda
-from conftest import NAMES, STABLE
+from conftest import NAMES, example
 
 flwr = pytest.importorskip("flwr", reason="needs fedda[flower]")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
@@ -47,10 +47,7 @@ def app(data):
 
 def words(name):
     """The stable hyper-parameters of a test, as JSON has them."""
-    given = dict(STABLE.get(name, {}))
-    if "prox" in given:
-        given["prox"] = {"kind": "l1", "gamma": 0.001}
-    return given | {"steps": 2}
+    return example(name) | {"steps": 2}
 
 
 def plan(tmp_path, name="fedavg", given=None, **changes):

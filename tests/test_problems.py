@@ -285,8 +285,8 @@ def test_memory_budget_makes_chunks():
     assert per_client > 16 * 4 * problem.d
     run = fedda.Run(stable("fedavg"), problem, engine=Vectorised(memory_gb=3.5 * per_client / 1e9))
     cohort = run.simulation.cohort(0, 10)
-    assert run.simulation.engine.fitting(cohort) == 3
-    assert Vectorised(memory_gb=1e-9).fitting(cohort) == 1  # at least one client, whatever the budget
+    assert run.simulation.engine.chunk_size(cohort) == 3
+    assert Vectorised(memory_gb=1e-9).chunk_size(cohort) == 1  # at least one client, whatever the budget
 
 
 # -- images as bytes, standardised where they are used -------------------------------------------------------------------

@@ -37,12 +37,12 @@ ALLOWED = {
     "aggregation": BASE | {"core"},
     "engines": BASE | {"aggregation", "compiling", "core", "processes", "recording"},
     "data": BASE | {"files"},
-    "problems": BASE | {"compiling", "data", "files", "recording"},
+    "problems": BASE | {"compiling", "core", "data", "files", "recording"},
     "arguments": BASE | {"aggregation", "engines"},
-    "run": BASE | {"aggregation", "arguments", "core", "engines"},
+    "run": BASE | {"aggregation", "arguments", "core", "engines", "rows"},
+    "rows": {"core"},
     "training": BASE | {"arguments", "core", "run"},
     "testing": BASE | {"aggregation", "core", "engines", "problems", "rules", "run"},
-    "costs": BASE | {"problems", "run"},
     "runs": {"files"},
     "report": {"files", "runs"},
     "claims": {"checks", "problems", "experiments", "files", "registry", "report", "runs"},
@@ -50,7 +50,7 @@ ALLOWED = {
     "experiments": BASE
     | {"aggregation", "core", "algorithms", "engines", "data", "files", "presets", "problems", "report", "rules"}
     | {"claims", "processes", "runs", "run", "__init__"},
-    "listing": BASE | {"aggregation", "costs", "presets", "problems", "experiments"},
+    "listing": BASE | {"aggregation", "presets", "problems", "experiments", "run"},
     "bench": BASE | {"runs", "core", "engines", "problems", "run", "report", "__init__"},
     "plan": BASE | {"bench", "core", "engines", "experiments", "problems", "run"},
     "theory": BASE

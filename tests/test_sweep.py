@@ -12,7 +12,7 @@ import torch
 import fedda
 from commands import Quiet, begin, is_one_line, tiny, write
 from commands import fedda as run_fedda
-from conftest import NAMES, STABLE, quadratic
+from conftest import NAMES, example, quadratic
 from fedda import checks, registry
 from fedda.experiments.config import checked, find
 from fedda.experiments.grid import placed, points
@@ -81,7 +81,7 @@ def test_bad_grids_are_refused(grids, budget, line):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_of_every_algorithm_may_be_a_replica(name):
     """A grid over any word gives what separate runs give."""
-    problem, words = quadratic(), STABLE.get(name, {})
+    problem, words = quadratic(), example(name)
     for word, default in registry.algorithms.find(name).defaults.items():
         value = 50.0 if word == "c" else words.get(word, default)
         if word not in checks.BOUNDS or isinstance(value, bool) or not isinstance(value, int | float):

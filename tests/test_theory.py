@@ -1,7 +1,6 @@
 """The recording wrapper, the measure and the lemmas, path by path, each against a second implementation."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import torch
 import fedda
 from conftest import close, digits, stable
 from fedda import rng
+from fedda.algorithms.fedda import FedDAPrimal
 from fedda.engines import Vectorised
 from fedda.rules.preconditioners import Fixed
 from fedda.theory import Recording, Synthetic, lemmas, measure, stationarity, traces
@@ -132,8 +132,8 @@ def test_what_the_theory_has_no_word_for_is_refused():
         traces(fedda.make("fedavg"), problem, 1)
     with pytest.raises(ValueError, match="all clients must take part"):
         traces(algorithm(), problem, 1, cohort=3)
-    with pytest.raises(ValueError, match=r"theory: averaging must be 'dual', got 'primal'") as error:
-        traces(replace(algorithm(), averaging="primal"), problem, 1)
+    with pytest.raises(ValueError, match="theory: the algorithm must be a FedDA, got FedDAPrimal") as error:
+        traces(FedDAPrimal.of(algorithm()), problem, 1)
     assert "\n" not in str(error.value)
     (trace,) = traces(algorithm(fedda.prox.L1(0.1)), problem, 1)
     for check in (lemmas.a0, lemmas.a8_2, lambda t: lemmas.a3(t, problem, problem.L)):
@@ -153,7 +153,7 @@ def test_synthetic_gradients_are_those_of_its_value():
     (g,) = torch.autograd.grad(problem.value(x).sum(), x)
     close(problem.exact(x.detach()), g, 1e-14)
     for k in range(problem.clients):
-        close(problem.gradient(x.detach()[0], problem.everything(k)), problem.each(x.detach())[k], 1e-15)
+        close(problem.gradient(x.detach()[0], problem.everything(k)), problem.full_gradients(x.detach())[k], 1e-15)
     hessian = torch.autograd.functional.hessian(lambda v: problem.value(v[None]).sum(), 0 * x.detach()[0])
     assert torch.linalg.eigvalsh(hessian).max() <= problem.L <= float(problem.A.max()) + 1.4 + 1e-12
 
@@ -230,7 +230,7 @@ def test_the_gradient_is_bounded_by_the_measure_without_a_constraint(scale):
         assert bool((left <= right * (1 + 1e-12)).all())
 
 
-class Corner:
+class Corner(fedda.Problem):
     """Section 7 of the errata: one client on [0, 1]^2 whose dual state winds up outside the box."""
 
     clients, d, max_rate = 1, 2, math.inf

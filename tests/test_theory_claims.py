@@ -83,7 +83,7 @@ def test_second_moments_by_formula():
     for j, k in enumerate(K):
         b = centred(k, d, seed=k)
         problem = Synthetic(spectrum(d), b / b.std(dim=0, correction=0), noise=1.0)
-        each = problem.each(torch.ones(1, d, dtype=torch.float64)).numpy()
+        each = problem.full_gradients(torch.ones(1, d, dtype=torch.float64)).numpy()
         g = each.mean(axis=0)
         assert found.bias["FedDA"].mean(axis=0)[j] == pytest.approx((q / k) ** 2, rel=0.15, abs=2e-3)
         assert found.variance["FedDA"].mean(axis=0)[j] == pytest.approx(

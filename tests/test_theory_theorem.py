@@ -139,7 +139,7 @@ def test_the_literal_schedule_runs_and_the_bound_is_trivially_true():
     made = fedda.algorithms.fedda.FedDA(p, Mvr(p.c), fedda.preconditioners.Identity(), steps=1)
     x0 = torch.ones(20, dtype=torch.float64)
     found = [measure(trace, problem).total.mean() for trace in traces(made, problem, 300, x0=x0)]
-    g = problem.each(x0[None])
+    g = problem.full_gradients(x0[None])
     zeta = float(torch.cdist(g, g).max())
     gap = float(problem.value(x0[None]) - problem.lowest)
     assert 0 < float(torch.stack(found).mean()) < p.bound(300, gap, problem.sigma, zeta) / 1000

@@ -39,7 +39,7 @@ def bench(
     cost of a round is measured against clients, steps, parameters, seeds and the size of the population instead.
     """
     from .. import bench as benchmark
-    from ..arguments import usable_device
+    from ..arguments import check_device
     from ..checks import count, one_of
     from ..problems.gradients.choose import PRECISIONS
     from ..problems.gradients.measured import threads as so_many
@@ -53,7 +53,7 @@ def bench(
     if plot is not None and not scaling:
         raise ValueError("bench: --plot is where --scaling's pictures go: give that, too")
     names = chosen(algorithms)
-    where = usable_device(device, "--device")
+    where = check_device(device, "--device")
     if precision in ("tf32", "bf16") and where.type != "cuda":
         raise ValueError(f"bench: --precision {precision} needs a CUDA device, got --device {device}")
     place = out.parent if plot is None else plot

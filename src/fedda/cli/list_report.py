@@ -14,8 +14,8 @@ from .app import Plugins, app, load_plugins
 def list_(what: Annotated[str, typer.Argument()] = "all", plugin: Plugins = None) -> None:
     """List what there is, all of it or one kind.
 
-    WHAT is experiments, algorithms (with what they cost), words (of the algorithms), presets, data, partitions, models,
-    prox, engines or aggregation.
+    WHAT is experiments, algorithms (with what they cost), params (the hyper-parameters of the algorithms), presets,
+    data, partitions, models, prox, engines or aggregation.
     """
     from .. import checks, listing
     from ..progress import table

@@ -55,7 +55,7 @@ def plan(
     as it has there; the seeds run together.
     """
     from .. import plan as planning
-    from ..arguments import usable_device
+    from ..arguments import check_device
     from ..checks import count
     from ..experiments import find
     from ..experiments.overrides import choose
@@ -68,7 +68,7 @@ def plan(
             raise ValueError(f"plan: {word} must be > 0, got {value}")
     wanted = choose(find(experiment), algorithms=algorithms, words=words or ())
     asked = sized(wanted, clients, cohort)
-    where = usable_device(device, "--device")
+    where = check_device(device, "--device")
     if out is not None:
         refuse_places(out, out.parent)
     with progress() as say:

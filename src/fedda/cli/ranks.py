@@ -59,8 +59,8 @@ def blame(words: str) -> str | None:
         return words if speaks() else None
     world = HERE[0]
     with suppress(RuntimeError):  # the store may be gone
-        world.tell(words)
-        first = world.told()
+        world.report_failure(words)
+        first = world.failure()
         if first is not None and first[0] != world.rank:
             return None
     return f"rank {world.rank}: {words}" if world.rank else words
@@ -71,7 +71,7 @@ def lost(words: str) -> str | None:
     deadline = time.monotonic() + GRACE
     while HERE and time.monotonic() < deadline:
         with suppress(RuntimeError):
-            heard = HERE[0].told()
+            heard = HERE[0].failure()
             if heard is not None:
                 return because(*heard) if speaks() else None
         time.sleep(0.1)

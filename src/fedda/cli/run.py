@@ -26,7 +26,7 @@ def refuse_how(
 ) -> None:  # fmt: skip
     """Refuse what `run` and `sweep` cannot be told together, or at all."""
     from .. import checks, registry
-    from ..arguments import usable_device
+    from ..arguments import check_device
     from ..problems.gradients.choose import PRECISIONS
 
     if resume and overwrite:
@@ -36,7 +36,7 @@ def refuse_how(
     if engine != "auto":
         registry.engines.find(engine)
     if device is not None:
-        usable_device(device, "--device")
+        check_device(device, "--device")
     checks.one_of("command line", "precision", precision, ("auto", *PRECISIONS))
     if precision != "auto" and (engine == "sequential" or resume):
         raise ValueError("--precision is for the vectorised engine, and for a run that begins")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..registry import datasets
+from ..registry import Entry, datasets
 from .cache import cached
 from .datasets import Dataset
 from .files import home
@@ -72,4 +72,4 @@ ON_DISK: dict[str, OnDisk] = {}
 def add(data: OnDisk) -> None:
     """Register a data set under its name."""
     ON_DISK[data.name] = data
-    datasets.add(data, data.name, owner=data.name, summary=data.what, defaults={})
+    datasets.add(Entry(data.name, data, data.name, data.what, {}))

@@ -16,9 +16,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..aggregation import unpacked
-from ..aggregation.means import mean
 from ..core import ClientTask
-from ..engines.simulated import SimulatedCohort
+from ..engines.simulated import Engine, SimulatedCohort
 from .client import EVALUATE, HELLO
 from .faults import Rejections, TooFewReplies
 from .traffic import traffic, travelling, wrappers
@@ -34,7 +33,7 @@ GREETED = {"samples": int, "d": int, "layout": str, "client": int}
 
 
 @dataclass
-class Federation:
+class Federation(Engine):
     """The clients behind a Grid. It is an engine (`average`, `replies`): cohorts, keys and means are the simulation's.
 
     A reply that is late, failed, refused, of another exchange, malformed, not finite or larger than `limit` is counted
@@ -107,9 +106,6 @@ class Federation:
                 warnings.warn(f"a client is left out: {why}", stacklevel=3)
 
     # -- the engine -----------------------------------------------------------------------------------------------
-    def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return mean(*self.replies(cohort, task, down))
-
     def replies(
         self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
     ) -> tuple[list[Tensor], Tensor]:
@@ -121,7 +117,7 @@ class Federation:
         heard: dict[int, tuple[Tensor, ...]] = {}
         for _ in range(self.repeats + 1):
             self._find(cohort)
-            wanted = [i for i, fine in enumerate(cohort.fine.tolist()) if fine and i not in heard]
+            wanted = [i for i, fine in enumerate(cohort.finite.tolist()) if fine and i not in heard]
             heard |= self._round(cohort, wanted, ids, keys, task.__name__, down, stamp, shapes)
             if len(heard) >= min(self.min_replies, len(ids)):
                 break
@@ -132,10 +128,10 @@ class Federation:
             if i in heard:
                 self.base[k] = stamp
             else:
-                cohort.fine[i] = False
+                cohort.finite[i] = False
         zeros = tuple(torch.zeros(shape, dtype=self.dtype) for shape in shapes)
         rows = [torch.cat(column) for column in zip(*(heard.get(i, zeros) for i in range(len(ids))), strict=True)]
-        return rows, (cohort.simulation.weights[cohort.ids] * cohort.fine)[..., None]
+        return rows, (cohort.simulation.weights[cohort.ids] * cohort.finite)[..., None]
 
     def _round(
         self, cohort: SimulatedCohort, wanted: list[int], ids: list[int], keys: list[int], task: str,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .. import checks, rng
 from ..aggregation import Budget, Noise
 from ..aggregation.accounting import REPRODUCIBLE
+from ..core import Layout, Problem
 from ..files import PRIVATE, write_whole
 from ..problems import problem as make_problem
 from ..problems.batchnorm import learning
@@ -119,13 +120,16 @@ def refuse_batch_norm(model: nn.Module) -> None:
         raise ValueError(f"deploy: {next(iter(layers))} is a BatchNorm, which federations cannot train: use GroupNorm")
 
 
-class Remote:
+class Remote(Problem):
     """The federation as a problem: its clients are elsewhere, so it has sizes and a start, but no gradients."""
 
     max_rate = 1.0
+    layout: Layout = []  # noqa: RUF012
+    device = torch.device("cpu")
+    dtype = torch.float32
 
     def __init__(self, model: Model, loss: Loss, plan: Plan, test: tuple[Any, Any] | None):
-        self.model, self.plan, self.dtype, self.device = model, plan, DTYPES[plan.dtype], torch.device("cpu")
+        self.model, self.plan, self.dtype = model, plan, DTYPES[plan.dtype]
         network = self._made(plan.seed)
         refuse_batch_norm(network)
         self.layout = [(name, tuple(p.shape)) for name, p in trainable(network)]
@@ -170,7 +174,7 @@ def serve(
 
     `secret` (32 bytes) decides cohorts and batches of a new run; without it the operating system gives one.
     """
-    remote: Any = Remote(model, loss, plan, test)  # first: a model that is refused leaves nothing behind
+    remote = Remote(model, loss, plan, test)  # first: a model that is refused leaves nothing behind
     checkpoint, draws, ledger = Checkpoint(Path(plan.out)), SecretDraws(secret), Ledger()
     federation = Federation(
         grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.min_replies, plan.repeats, plan.limit,

@@ -54,7 +54,7 @@ def chosen(
     was `begun` with, else what is measured."""
     before = _recorded(begun)
     path, precision = None, None
-    if engine in ("auto", "vectorised", "distributed") and hasattr(problem, "with_path"):
+    if engine in ("auto", "vectorised", "distributed") and problem.paths is not None:
         problem = _on_its_path(problem, clients, rounded, before)
         path, precision = problem.paths.chosen, problem.paths.precision
     number = _threads(before) if asked is None else asked
@@ -105,7 +105,7 @@ def processors() -> int:
 def measured_threads(problem: Any, stack: int) -> int:
     """One thread or all there are, by the gradients of a stack of models."""
     most = torch.get_num_threads()
-    if most == 1 or problem.device.type != "cpu" or not hasattr(problem, "example"):
+    if most == 1 or problem.device.type != "cpu" or problem.paths is None:
         return most
     n = max(1, min(stack, STACK // problem.d))
     x, batch = problem.example(n)

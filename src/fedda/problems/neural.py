@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .. import rng
+from ..core import Problem
 from .batchnorm import BatchNorms
 from .evaluation import Evaluation
 from .gradients.chain.stack import Chain
@@ -41,7 +42,7 @@ class Scale(NamedTuple):
         return (x.to(self.mean.dtype) - self.mean) / self.std
 
 
-class Neural:
+class Neural(Problem):
     """A model, a loss (a mean over the batch) and samples that belong to clients; made by `fedda.problem`."""
 
     max_rate = 1.0  # a first effective rate above it has blown up every network seen (docs/deviations.md)
@@ -174,6 +175,9 @@ class Neural:
             batch = Batch(*(torch.cat([v, v]) for v in batch))
         return batch
 
+    def subset(self, client: int, index: Tensor) -> Batch:
+        return self.pick(self.data, int(self.offsets[client]) + index.to(self.device))
+
     def spans(self, clients: slice) -> slice:
         """Where the samples of some clients in a row stand."""
         last = clients.stop - 1
@@ -214,6 +218,9 @@ class Neural:
 
     def objective(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.loss(self.forward(x, inputs), targets)
+
+    def batch_loss(self, x: Tensor, batch: Batch) -> Tensor:
+        return self.objective(x, *self.ready(batch))
 
     def gradient(self, x: Tensor, batch: Batch) -> Tensor:
         with tensor_cores(False):

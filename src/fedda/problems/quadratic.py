@@ -10,10 +10,11 @@ from torch import Tensor
 
 from .. import rng
 from ..checks import check
+from ..core import Problem
 from .totals import Add, Mine, Totals, all_of, means, one_process
 
 
-class Quadratic:
+class Quadratic(Problem):
     """f_k(x) = sum A_k (x - b_k)^2 / 2 on client k; A [K, d] holds the diagonal Hessians, b [K, d] the minima.
 
     A gradient is A_k (x - b_k) + noise xi, xi standard normal in each coordinate, the same at every point of one call.
@@ -23,8 +24,6 @@ class Quadratic:
     >>> Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]]).minimum
     tensor([3.], dtype=torch.float64)
     """
-
-    max_rate = float("inf")  # any step size may be right for some Hessian
 
     def __init__(self, A: Any, b: Any, noise: float = 0.0, sizes: Any = None):
         check("Quadratic", noise=noise)
@@ -43,6 +42,10 @@ class Quadratic:
     @property
     def layout(self) -> list[tuple[str, tuple[int, ...]]]:
         return [("x", (self.d,))]
+
+    @property
+    def noiseless(self) -> bool:
+        return self.noise == 0
 
     @property
     def minimum(self) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.fedda import FedDA
+from ..algorithms.fedda import FedDA, FedDAPrimal
 from ..registry import make
 from ..rules.prox import Box, L1Ball, Prox
 from ..run import Run
@@ -55,8 +55,12 @@ def averaging(
     A = 0.1 + 1.4 * torch.rand(clients, d, generator=generator, dtype=torch.float64)
     problem = Quadratic(A, torch.randn(clients, d, generator=generator, dtype=torch.float64), noise=0.3)
     algorithm: Any = make("fedda-mvr", lr=0.3, w=100.0, eps=0.3, prox=prox)
-    paths = {way: path(replace(algorithm, averaging=way), problem, rounds, seeds) for way in WAYS}
+    paths = {way: path(averaged(algorithm, way), problem, rounds, seeds) for way in WAYS}
     return Averaging(paths, prox(problem.minimum[None], A.mean(dim=0), 0.0)[0])
+
+
+def averaged(algorithm: FedDA, way: str) -> FedDA:
+    return algorithm if way == "dual" else FedDAPrimal.of(algorithm)
 
 
 def path(algorithm: FedDA, problem: Any, rounds: int, seeds: Sequence[int]) -> Tensor:
@@ -72,7 +76,7 @@ def ablation(algorithm: FedDA, problem: Any, rounds: int, seeds: Sequence[int]) 
     """A penalised FedDA trained both ways: {way: {metric: one number a seed}} after the last round."""
     found: dict[str, dict[str, list[float]]] = {}
     for way in WAYS:
-        run = Run(replace(algorithm, averaging=way), problem, seed=list(seeds))
+        run = Run(averaged(algorithm, way), problem, seed=list(seeds))
         for _ in range(rounds):
             run.advance()
         rows = run.evaluate()

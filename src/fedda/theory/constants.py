@@ -68,10 +68,9 @@ def few(problem: Any, seed: int) -> list[int]:
 def part(problem: Any, client: int, seed: int, samples: int = SAMPLES) -> Any:
     """A client's data, or so many of them."""
     size = int(problem.sizes[client])
-    if size <= samples or not hasattr(problem, "offsets"):
+    if size <= samples:
         return problem.everything(client)
-    index = rng.permutation(rng.fold(rng.key(seed, rng.SPLIT), client), size)[:samples]
-    return problem.pick(problem.data, int(problem.offsets[client]) + index.to(problem.device))
+    return problem.subset(client, rng.permutation(rng.fold(rng.key(seed, rng.SPLIT), client), size)[:samples])
 
 
 def draw(problem: Any, who: list[int], seed: int, j: int) -> Any:
@@ -95,10 +94,11 @@ def hessian_vector(problem: Any, x: Tensor, batch: Any, v: Tensor) -> Tensor:
     """
     with torch.enable_grad():
         at = x.detach().clone().requires_grad_()
-        if hasattr(problem, "objective"):
-            (g,) = torch.autograd.grad(problem.objective(at, *problem.ready(batch)), at, create_graph=True)
-        else:
+        loss = problem.batch_loss(at, batch)
+        if loss is None:
             g = problem.gradient(at, batch)
+        else:
+            (g,) = torch.autograd.grad(loss, at, create_graph=True)
         if g.requires_grad:
             (product,) = torch.autograd.grad(g, at, v, materialize_grads=True)
             return product.detach()

@@ -137,7 +137,7 @@ def least(trace: Trace, problem: Any, L: float) -> dict[str, float]:
     """The smallest slack of every lemma that holds path by path; of A13 only where gradients have no noise."""
     found = {f"A0.{name}": slack for name, slack in a0(trace).items()}
     found |= {"A8.1": a8_1(trace), "A8.2": a8_2(trace), "A3": a3(trace, problem, L)}
-    if getattr(problem, "noise", 1.0) == 0 and hasattr(trace.algorithm.estimator, "weight"):
+    if problem.noiseless and hasattr(trace.algorithm.estimator, "weight"):
         found["A13"] = a13(trace, problem, L)
     return {name: float(slack.min()) for name, slack in found.items()}
 

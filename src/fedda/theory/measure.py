@@ -11,14 +11,9 @@ from ..core import Problem
 from .trace import Trace
 
 
-def each(problem: Any, x: Tensor) -> Tensor:
+def each(problem: Problem, x: Tensor) -> Tensor:
     """The full gradient of every client at points x [..., 1, d]: [..., K, d]."""
-    if hasattr(problem, "each"):
-        found: Tensor = problem.each(x)
-        return found
-    flat = x.reshape(-1, x.shape[-1])
-    rows = [[problem.gradient(p, problem.everything(k)) for k in range(problem.clients)] for p in flat]
-    return torch.stack([torch.stack(row) for row in rows]).view(*x.shape[:-2], problem.clients, x.shape[-1])
+    return problem.full_gradients(x)
 
 
 def value(problem: Problem, x: Tensor) -> Tensor:

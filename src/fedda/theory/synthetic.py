@@ -75,13 +75,13 @@ class Synthetic(Quadratic):
         bend = self.bend * (x**2 / (1 + x**2)).sum(dim=-1)
         return own.sum(dim=-1).mean(dim=-1, keepdim=True) + bend
 
-    def each(self, x: Tensor) -> Tensor:
+    def full_gradients(self, x: Tensor) -> Tensor:
         """The gradient of every f_k at x: [..., K, d] from [..., 1, d]."""
         return self._gradient(x, self.curves, self.centres, self.slope)
 
     def exact(self, x: Tensor) -> Tensor:
         """The gradient of f at x: [..., 1, d] from the same."""
-        return self.each(x).mean(dim=-2, keepdim=True)
+        return self.full_gradients(x).mean(dim=-2, keepdim=True)
 
     def _gradient(self, x: Tensor, A: Tensor, b: Tensor, slope: Any) -> Tensor:
         g = A * (x - b) + slope

@@ -147,8 +147,6 @@ def continued(run: Run, rounds: int) -> Iterator[Trace]:
     checks.check("traces", rounds=rounds)
     if type(run.algorithm) is not FedDA:  # nor a subclass, whose rounds are others
         raise ValueError(f"theory: the algorithm must be a FedDA, got {type(run.algorithm).__name__}")
-    if run.algorithm.averaging != "dual":
-        raise ValueError(f"theory: averaging must be 'dual', got {run.algorithm.averaging!r}: the theory has no other")
     if run.cohort != run.problem.clients or len(run.simulation.weights.unique()) > 1:
         raise ValueError("theory: all clients must take part, with equal weights: the theory has no other case")
     return (_round(run) for _ in range(rounds))
