@@ -194,7 +194,7 @@ MUTANTS = [
         "test_data.py -k dominant_class",
     ),
     Mutant(
-        "validation-rounds-up", "data/validation.py",
+        "validation-rounds-up", "data/holdout.py",
         "np.floor(share * sizes + 1e-9)", "np.ceil(share * sizes + 1e-9)",
         "test_validation.py -k each_client_gives",
     ),
@@ -216,7 +216,7 @@ MUTANTS = [
     ),
     Mutant(
         "residual-forgets", "aggregation/compression.py",
-        "client.memory[kept] = whole - found", "client.memory[kept] = reply - found",
+        "client.memory[name] = whole - sent", "client.memory[name] = reply - sent",
         "test_aggregation.py -k compression_s_residuals",
     ),
     # -- deploy

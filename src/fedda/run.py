@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import checks, rng
-from .aggregation import Aggregated, Budget, Wrapper, checked, gaussian, privacy, refuse_unfit, residuals
+from .aggregation import Aggregated, Budget, Wrapper, check_wrappers, gaussian, privacy, refuse_unfit, residuals
 from .aggregation.compression import bytes_of
 from .arguments import checked_seeds, made_engine, refuse_shapes, usable_device
 from .core import Algorithm, Client, Cohort, Problem, bind_to_problem, on_client
@@ -69,7 +69,7 @@ class Run:
         self.algorithm = bind_to_problem(algorithm, like, self.problem.layout)
         seeds = torch.tensor(self.seeds, device=like.device)[:, None]
         self.lead = () if not isinstance(seed, Sequence) else (len(self.seeds),)
-        self.aggregation = checked(aggregation)
+        self.aggregation = check_wrappers(aggregation)
         seeds = seeds if self.lead else seeds[0]
         self.key = rng.key(seeds, rng.NOISE)
         start = self._first_point(x0) if state is None else state["server.x"].to(like.device)

@@ -1,4 +1,4 @@
-"""A data set and its partition as one picture: a few samples of each class, and who has how much of what."""
+"""A picture of a data set and its partition: samples of each class, and how many of them each client has."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .datasets import Dataset
 
 Array = np.ndarray
 WIDTH = 11.0  # inches
-IN_BAND, MOST_SHOWN = 16, 64  # classes side by side, and in all
+IN_BAND, MOST_SHOWN = 16, 64  # classes side by side, and in total
 INK = "#0072b2"
 RC: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 10, "text.parse_math": False, "axes.titlelocation": "left"}
 
 
-def draw(name: str, data: Dataset, owner: Array, words: str) -> bytes:
-    """The picture as PNG; `owner` is the client of each training sample, `words` say how it was chosen.
+def draw(name: str, data: Dataset, owner: Array, description: str) -> bytes:
+    """The picture as PNG; `owner` is the client of each training sample, `description` names the partition.
 
     >>> data = Dataset(np.zeros((4, 1, 2, 2)), np.array([0, 1, 0, 1]), np.zeros((1, 1, 2, 2)), np.array([0]), 2)
     >>> draw("tiny", data, np.array([0, 0, 1, 1]), "by hand")[1:4]
     b'PNG'
     """
-    counts = table(data, owner)
-    bands = bands_of(data)
+    counts = count_samples(data, owner)
+    bands = class_bands(data)
     heights = [height(data, band) for band in bands]
     map_height = min(7.5, max(1.6, 0.28 * data.classes))
     with rc_context(RC):
@@ -46,7 +46,7 @@ def draw(name: str, data: Dataset, owner: Array, words: str) -> bytes:
         sizes = figure.add_subplot(grid[len(bands), 0])
         shares = figure.add_subplot(grid[len(bands) + 1, 0], sharex=sizes)
         order = np.argsort(-counts.sum(axis=0), kind="stable") if many(counts) else np.arange(counts.shape[1])
-        bars(sizes, counts[:, order], words, int((owner < 0).sum()))
+        bars(sizes, counts[:, order], description, int((owner < 0).sum()))
         heat(figure, shares, figure.add_subplot(grid[len(bands) + 1, 1]), counts[:, order], data)
         file = io.BytesIO()
         figure.savefig(file, format="png", metadata={"Software": None})
@@ -58,7 +58,7 @@ def headline(name: str, data: Dataset) -> str:
     return f"{name}: {len(data.y):,} samples ({shape}) for training, {len(data.y_test):,} for testing"
 
 
-def table(data: Dataset, owner: Array) -> Array:
+def count_samples(data: Dataset, owner: Array) -> Array:
     """How many samples of each class each client has, [classes, clients]."""
     kept = owner >= 0
     clients = int(owner.max()) + 1
@@ -67,15 +67,15 @@ def table(data: Dataset, owner: Array) -> Array:
 
 
 def many(counts: Array) -> bool:
-    return bool(counts.shape[1] > 60)  # too many for a name each: shown by size
+    return bool(counts.shape[1] > 60)  # too many for labels: sorted by size
 
 
 def label(data: Dataset, c: int) -> str:
     return data.names[c] if data.names else str(c)
 
 
-def bands_of(data: Dataset) -> list[range]:
-    """The classes in rows of the picture, equally many in each; none where samples are no images."""
+def class_bands(data: Dataset) -> list[range]:
+    """The classes in rows of equal length; empty if the samples are not images."""
     if data.x.ndim != 4 or data.x.shape[1] not in (1, 3):
         return []
     shown = min(data.classes, MOST_SHOWN)
@@ -93,7 +93,7 @@ def samples_each(data: Dataset) -> int:
 
 
 def mosaic(axes: Axes, data: Dataset, band: range, slots: int) -> None:
-    """A column for each class, a few of its training samples below each other, as wide as `slots` columns."""
+    """A column of training samples for each class; the picture is as wide as `slots` columns."""
     each = samples_each(data)
     channels, tall, wide = data.x.shape[1:]
     gap = max(1, wide // 12)
@@ -107,8 +107,8 @@ def mosaic(axes: Axes, data: Dataset, band: range, slots: int) -> None:
             canvas[y : y + tall, x : x + wide] = image if channels == 3 else np.repeat(image, 3, axis=2)
         if len(members) == 0:
             axes.text(column * (wide + gap) + wide / 2, tall / 2, "none", ha="center", va="center", color="#666666")
-        words = textwrap.wrap(label(data, c), max(6, round(150 / slots)), max_lines=3, placeholder="...")
-        axes.text(column * (wide + gap) + wide / 2, -gap, "\n".join(words), ha="center", va="bottom", fontsize=8)
+        lines = textwrap.wrap(label(data, c), max(6, round(150 / slots)), max_lines=3, placeholder="...")
+        axes.text(column * (wide + gap) + wide / 2, -gap, "\n".join(lines), ha="center", va="bottom", fontsize=8)
     axes.imshow(canvas, interpolation="nearest", aspect="equal")
     axes.set_anchor("W")
     axes.axis("off")
@@ -116,14 +116,14 @@ def mosaic(axes: Axes, data: Dataset, band: range, slots: int) -> None:
         axes.set_title(f"the first {MOST_SHOWN} of {data.classes} classes", pad=22)
 
 
-def bars(axes: Axes, counts: Array, words: str, nobody: int) -> None:
-    """How many samples each client has."""
+def bars(axes: Axes, counts: Array, description: str, unused: int) -> None:
+    """The number of samples of each client."""
     sizes = counts.sum(axis=0)
     axes.bar(np.arange(len(sizes)), sizes, width=1.0 if many(counts) else 0.8, color=INK)
     alike = f"{sizes.min():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
-    left = f"; {nobody:,} samples go to nobody" if nobody else ""
+    left = f"; {unused:,} samples are unused" if unused else ""
     clients = f"{len(sizes)} clients with {alike} samples each"
-    axes.set_title("\n".join(textwrap.wrap(f"{words}: {clients}{left}", 120)))
+    axes.set_title("\n".join(textwrap.wrap(f"{description}: {clients}{left}", 120)))
     axes.set_ylabel("samples")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
@@ -133,11 +133,11 @@ def bars(axes: Axes, counts: Array, words: str, nobody: int) -> None:
 
 
 def heat(figure: Figure, axes: Axes, beside: Axes, counts: Array, data: Dataset) -> None:
-    """Samples of each class (down) of each client (across); white where there is none."""
+    """The number of samples by class (down) and client (across); white for none."""
     low, high = int(counts[counts > 0].min()), int(counts.max())
-    wide = high > 20 * low  # a linear scale would show the small counts as none
+    wide = high > 20 * low  # on a linear scale, small counts would look like none
     norm = LogNorm(low, high) if wide else Normalize(0, max(high, 1))
-    # One hue from pale to dark, for every kind of colour vision; its palest still differs from the white of none.
+    # One hue from pale to dark, for all kinds of colour vision; the palest differs from white.
     colours = ListedColormap(colormaps["Blues"](np.linspace(0.22, 1, 256))).with_extremes(bad="white")
     shown = axes.imshow(
         np.where(counts > 0, counts, np.nan), aspect="auto", interpolation="nearest", norm=norm, cmap=colours

@@ -15,7 +15,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ..aggregation import unpacked
+from ..aggregation import unpack_reply
 from ..aggregation.means import mean
 from ..core import ClientTask
 from ..engines.simulated import SimulatedCohort
@@ -190,7 +190,7 @@ class Federation:
         parts = iter(tensors_of(content, [form for own in expected for form in own]))
         try:
             return tuple(
-                unpacked(around, [next(parts) for _ in own], shape, self.dtype, self.longest)
+                unpack_reply(around, [next(parts) for _ in own], shape, self.dtype, self.longest)
                 for own, shape in zip(expected, shapes, strict=True)
             )
         except ValueError as why:

@@ -74,12 +74,12 @@ def _recorded(folder: Path | None) -> dict[str, Any]:
 
 def _on_its_path(problem: Any, clients: int, rounded: str, before: dict[str, Any]) -> Any:
     if before.get("path") is None:
-        return problem.with_pathth_path("auto", rounded, clients)
+        return problem.with_path("auto", rounded, clients)
     begun = before["path"], before.get("precision")
     try:
         return problem.with_path(*begun, clients)
     except ValueError:
-        other = problem.with_pathth_path("auto", "auto", clients)
+        other = problem.with_path("auto", "auto", clients)
         now = other.paths.chosen, other.paths.precision
         words = "the run was begun on the path {} in {}, which does not fit here: {} in {} from now on"
         warnings.warn(words.format(*begun, *now), stacklevel=2)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import Bound, check, number, one_line
-from ..data.validation import held_out_for_validation
+from ..data.holdout import validation_mask
 from .batchnorm import refuse_synchronised
 from .neural import Batch, Loss, Neural, Scale, cast, trainable
 
@@ -134,7 +134,7 @@ def _divided(
     data: Batch, rows: Tensor | None, owner: np.ndarray, share: float
 ) -> tuple[Batch, Tensor | None, np.ndarray, Batch]:
     """The training samples, where they stand, whose they are, and the samples that are held out."""
-    held = held_out_for_validation(owner, data.y.cpu().numpy(), share)
+    held = validation_mask(owner, data.y.cpu().numpy(), share)
     refuse_nothing_held("problem", held, share)
     train, out = (torch.as_tensor(np.flatnonzero(which)).to(data.y.device) for which in (~held, held))
     if rows is None:

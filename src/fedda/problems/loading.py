@@ -13,8 +13,8 @@ from .. import rng
 from ..checks import check, nearest
 from ..data import Dataset, open_dataset
 from ..data.datasets import moments
-from ..data.partition import GIVEN, split
-from ..data.validation import held_out_for_validation
+from ..data.holdout import validation_mask
+from ..data.partition import ARGUMENTS, split
 from ..registry import Entry, models, partitions
 from . import models as _models  # noqa: F401  registers the models
 from .from_arrays import problem, refuse_nothing_held, refuse_share
@@ -87,7 +87,7 @@ def load(
     network, loss = build(0)
     keep, mapped, validated = owner >= 0, isinstance(data.x, np.memmap), None
     if held_share is not None:
-        held = held_out_for_validation(owner, data.y, held_share)
+        held = validation_mask(owner, data.y, held_share)
         refuse_nothing_held("load", held, held_share)
         keep, validated = keep & ~held, (np.array(data.x[held]), np.array(data.y[held]))
         if data.mean is not None:  # what is held out is not looked at
@@ -116,7 +116,7 @@ def names_owners(partition: str) -> bool:
 
 def options_of(entry: Entry) -> dict[str, Any]:
     """The words of a partition or a model that a user gives, with their defaults: all but what `load` hands on."""
-    return {k: v for k, v in entry.defaults.items() if k not in (*GIVEN, "shape", "classes")}
+    return {k: v for k, v in entry.defaults.items() if k not in (*ARGUMENTS, "shape", "classes")}
 
 
 def _tested_on(data: Dataset, clients: np.ndarray) -> Dataset:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ...data.files import home
+from ...data.files import data_folder
 from ...files import write_whole
 
 MARGIN = 1.1  # how much faster a later way must be: a choice that flickers would change the last bits of a run
@@ -97,4 +97,4 @@ def remember(known: Mapping[str, str]) -> None:
 
 
 def place() -> Path:
-    return home() / "measured.json"
+    return data_folder() / "measured.json"
