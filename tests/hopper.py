@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from fedda.compiling import side_by_side
-from fedda.problems.gradients.chain.stack import Chain
+from fedda.problems.gradients.chain import Chain
 from fedda.problems.gradients.kernels import backward, forward, plan_of
 from fedda.problems.gradients.kernels.launch import Compiling
 from fedda.problems.gradients.kernels.passes import Pass

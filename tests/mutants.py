@@ -179,12 +179,12 @@ MUTANTS = [
     # -- problems and data
     Mutant(
         "evaluation-denominator", "problems/evaluation.py",
-        "share * weights[some].sum()", "share * weights[some].new_tensor(float(len(weights[some])))",
+        "share * weights[shard].sum()", "share * weights[shard].new_tensor(float(len(weights[shard])))",
         "test_problems.py -k evaluation_means",
     ),
     Mutant(
         "evaluation-in-training-mode", "problems/neural.py",
-        "        if not self.norms.layers:\n            return self.forward(point, inputs)\n",
+        "        if not self.batch_norms.layers:\n            return self.forward(point, inputs)\n",
         "        return self.forward(point[: self.d], inputs)\n",
         "test_batchnorm.py -k 'in_eval_mode_with_them'",
     ),

@@ -412,6 +412,6 @@ def test_the_network_s_norm_and_pool_are_written_where_they_say_something():
     assert words() == words(norm="none", pool="max") and not {"norm", "pool"} & set(words())
     assert words(norm="batch")["norm"] == "batch" and words(pool="stride")["pool"] == "stride"
     chosen = choose(experiment(problem={"data": "digits", "model": "cnn"}), words=["problem.norm=batch"])
-    assert chosen.completed().problem.build().norms.layers
+    assert chosen.completed().problem.build().batch_norms.layers
     with pytest.raises(ValueError, match="no key 'norm' with this partition and model"):
         experiment(problem={"data": "digits", "model": "mlp", "norm": "batch"}).completed()

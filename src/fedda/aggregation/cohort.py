@@ -134,10 +134,10 @@ def residuals(wrappers: Sequence[Wrapper], algorithm: Algorithm, x: Tensor) -> t
     _, round = dry_run(algorithm, x)
     names: dict[str, None] = {}  # an ordered set
     for exchange in round:
-        lengths = exchange.reply_lengths
+        model = max(shape[-1] for shape in exchange.down)  # the longest tensor that is sent
         for wrapper in wrappers:
-            remembered = zip(wrapper.remembers(exchange.task, len(lengths)), lengths, strict=False)
-            names |= {name: None for name, length in remembered if length == exchange.model_length}
+            remembered = zip(wrapper.remembers(exchange.task, len(exchange.up)), exchange.up, strict=False)
+            names |= {name: None for name, shape in remembered if shape[-1] == model}
     return tuple(names)
 
 

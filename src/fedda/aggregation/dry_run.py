@@ -23,15 +23,6 @@ class TaskShapes(NamedTuple):
     down: Shapes
     up: Shapes
 
-    @property
-    def model_length(self) -> int:
-        """The model is always sent down, and nothing is longer."""
-        return max(shape[-1] for shape in self.down)
-
-    @property
-    def reply_lengths(self) -> tuple[int, ...]:
-        return tuple(shape[-1] for shape in self.up)
-
 
 def dry_run(
     algorithm: Algorithm, x: Tensor, on_task: OnTask = lambda task, down, replies: None

@@ -14,9 +14,8 @@ BELOW_HALF = Bound("in [0, 0.5)", lambda v: (v >= 0) & (v < 0.5))
 
 
 class Reducer(Wrapper):
-    """A wrapper that replaces the mean. It sees replies, not changes: a median of models is one of changes."""
+    """A wrapper that replaces the mean."""
 
-    relative = False
     reduces = True
 
     @property
@@ -38,6 +37,8 @@ class Median(Reducer):
     tensor([1.], dtype=torch.float64)
     """
 
+    relative = False  # the median of models is that of changes, moved
+
     def combine(self, replies: list[Tensor], weights: Tensor, exchange: Exchange) -> tuple[list[Tensor], Tensor]:
         return [median(reply, weights > 0) for reply in replies], unit_weight(weights)
 
@@ -57,6 +58,7 @@ class Trimmed(Reducer):
     tensor([1.5000], dtype=torch.float64)
     """
 
+    relative = False
     share: float = 0.1
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from . import gaussian
 from .accounting import COHORTS, REPRODUCIBLE, Accountant, Budget, Privacy
 from .clip import check_norm, clip, clip_rows, norms
 from .dry_run import dry_run
-from .means import unit_weight
+from .means import Reducer, unit_weight
 from .wrapper import Exchange, Wrapper, aggregations, post_process
 
 LARGEST = 1e30  # norm and multiplier: so that their products and roots stay finite
@@ -25,7 +25,7 @@ LARGEST = 1e30  # norm and multiplier: so that their products and roots stay fin
 
 @aggregations.register("noise")
 @dataclass(frozen=True)
-class Noise(Wrapper):
+class Noise(Reducer):
     """Clips every client's change to `norm` and adds Gaussian noise to the mean over the r clients of the cohort.
 
         (1 / r) (sum_k u_k min(1, norm / ||u_k||) + multiplier norm xi),   xi standard normal; u_k = 0 if k is silent
@@ -45,7 +45,6 @@ class Noise(Wrapper):
     True
     """
 
-    reduces = True
     multiplier: float
     norm: Any
     seed: int | None = None
@@ -60,10 +59,6 @@ class Noise(Wrapper):
         whole = isinstance(self.seed, int) and not isinstance(self.seed, bool)
         if self.seed is not None and not (whole and 0 <= self.seed < 2**63):
             raise ValueError(f"Noise: seed must be a whole number >= 0, or left out, got {self.seed!r}")
-
-    @property
-    def combines(self) -> bool:
-        return True
 
     @property
     def reproducible(self) -> bool:
@@ -109,16 +104,9 @@ class Noise(Wrapper):
         )
 
     def epsilon(
-        self,
-        algorithm: Algorithm,
-        clients: int,
-        rounds: int,
-        delta: float,
-        cohort: int | None = None,
-        aggregation: Sequence[Wrapper] = (),
-        against: str = "outside",
-        cohorts: str = "secret",
-    ) -> float:
+        self, algorithm: Algorithm, clients: int, rounds: int, delta: float, cohort: int | None = None,
+        aggregation: Sequence[Wrapper] = (), against: str = "outside", cohorts: str = "secret",
+    ) -> float:  # fmt: skip
         """The epsilon of (epsilon, delta)-differential privacy after this number of rounds: for all replies, in all
         rounds, of one client whose data are replaced. Needs dp-accounting (``pip install "fedda[privacy]"``).
 

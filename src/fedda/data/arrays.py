@@ -11,21 +11,14 @@ from .datasets import Dataset, moments, with_test_part
 from .files import BadFile
 
 Array = np.ndarray
-CALLED = ("x", "y", "x_test", "y_test")
 MOST_CLASSES = 1 << 16  # a larger label is an identifier or an overflow; its model would fill the memory
 
 
 def assemble(
-    where: Path,
-    x: Array,
-    y: Array,
-    x_test: Array | None = None,
-    y_test: Array | None = None,
-    client: Array | None = None,
-    client_test: Array | None = None,
-    names: Sequence[str] | None = None,
-    called: Sequence[str] = CALLED,
-) -> Dataset:
+    where: Path, x: Array, y: Array, x_test: Array | None = None, y_test: Array | None = None,
+    client: Array | None = None, client_test: Array | None = None, names: Sequence[str] | None = None,
+    called: Sequence[str] = ("x", "y", "x_test", "y_test"),
+) -> Dataset:  # fmt: skip
     """The data set of these arrays; without a test part, a fifth is held out.
 
     `names` are the names of the classes, if known; `called` are the names of the arrays in the file.

@@ -110,39 +110,26 @@ add(
 )  # fmt: skip
 add(
     FileDataset(
-        "mnist-writers",
-        "MNIST with the writer of each training digit.",
-        files=(("mnist-by-writer.npz",),),
-        read=npz_reader([str(digit) for digit in range(10)]),
-        train=60_000, test=10_000, classes=10,
-        clients="539 writers",
+        "mnist-writers", "MNIST with the writer of each training digit.", (("mnist-by-writer.npz",),),
+        npz_reader([str(digit) for digit in range(10)]), train=60_000, test=10_000, classes=10, clients="539 writers",
         how="put a .npz file with x, y, client (the writer), x_test and y_test there",
     )
 )  # fmt: skip
 add(
     FileDataset(
-        "colon",
-        "Colon histology (CRCHistoPhenotypes): 27x27 patches of four kinds of nuclei.",
-        files=(("crchisto.npz",),),
-        read=npz_reader(COLON),
-        train=6997, test=2131, classes=4,
+        "colon", "Colon histology (CRCHistoPhenotypes): 27x27 patches of four kinds of nuclei.", (("crchisto.npz",),),
+        npz_reader(COLON), train=6997, test=2131, classes=4,
         how="put a .npz file with train_images, train_labels, test_images and test_labels there",
     )
 )  # fmt: skip
 add(
     FileDataset(
-        "colon-patients",
-        "The same patches of colon nuclei with the patient of each training patch.",
-        files=(("crchisto-by-patient.npz",),),
-        read=npz_reader(COLON),
-        train=7765, test=2131, classes=4,
-        clients="48 patients",
+        "colon-patients", "The same patches of colon nuclei with the patient of each training patch.",
+        (("crchisto-by-patient.npz",),), npz_reader(COLON), train=7765, test=2131, classes=4, clients="48 patients",
         how="put a .npz file with x, y, client (the patient), x_test and y_test there",
     )
 )  # fmt: skip
 for name, (summary, md5, train, test, names) in MEDMNIST.items():
-    classes = names.split("; ")
-    file = f"{name}.npz"
+    classes, file = names.split("; "), f"{name}.npz"
     downloads = (Download(MEDMNIST_URL.format(name), md5, file),)
-    read = npz_reader(classes)
-    add(FileDataset(name, summary, ((file,),), read, train, test, len(classes), downloads=downloads))
+    add(FileDataset(name, summary, ((file,),), npz_reader(classes), train, test, len(classes), downloads=downloads))

@@ -75,6 +75,7 @@ class PickleCall:
     """A function that a pickle names or a call that it makes, with the state that it sets: recorded, never run."""
 
     __slots__ = ("args", "name", "state")
+    state: Any
 
     def __init__(self, name: str, args: tuple[Any, ...] = ()):
         self.name, self.args, self.state = name, args, None
@@ -104,7 +105,7 @@ def array(call: PickleCall) -> Array:
     if call.name == "_frombuffer":
         raw, kind, shape, order = call.args
     else:
-        _, shape, kind, fortran, raw = call.state  # type: ignore[misc]
+        _, shape, kind, fortran, raw = call.state
         order = "F" if fortran else "C"
     code = text(kind.args[0])
     if code not in ("u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8"):

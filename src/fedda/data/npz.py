@@ -33,7 +33,8 @@ def read_npz(path: Path, names: Sequence[str] | None = None) -> Dataset:
             for part in ("train_images", "test_images"):
                 if content[part].dtype != np.uint8:
                     raise BadFile(path, f"{part} must be uint8 images, got {content[part].dtype}")
-            return assemble(path, *(content[part] for part in MEDMNIST), names=names, called=MEDMNIST)
+            parts = [content[part] for part in MEDMNIST]
+            return assemble(path, parts[0], parts[1], parts[2], parts[3], names=names, called=MEDMNIST)
         x_test, y_test, client, client_test = (content.get(name) for name in PLAIN[2:])
         return assemble(path, content["x"], content["y"], x_test, y_test, client, client_test, names)
 

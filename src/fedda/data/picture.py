@@ -32,13 +32,15 @@ def draw(name: str, data: Dataset, owner: Array, description: str) -> bytes:
     """
     counts = count_samples(data, owner)
     bands = class_bands(data)
-    heights = [height(data, band) for band in bands]
+    heights = [min(1.3, WIDTH / len(band)) * samples_per_class(data) * 0.75 + 0.45 for band in bands]
     map_height = min(7.5, max(1.6, 0.28 * data.classes))
     with rc_context(RC):
         # No pyplot: a library must not touch the user's figures or backend.
         figure = Figure(figsize=(WIDTH, sum(heights) + map_height + 2.6), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
-        figure.suptitle(headline(name, data), x=0.01, ha="left", fontsize=12)
+        shape, samples = "x".join(map(str, data.x.shape[1:])), f"{len(data.y):,} samples"
+        headline = f"{name}: {samples} ({shape}) for training, {len(data.y_test):,} for testing"
+        figure.suptitle(headline, x=0.01, ha="left", fontsize=12)
         rows = [*heights, 1.1, map_height]
         grid = figure.add_gridspec(len(rows), 2, height_ratios=rows, width_ratios=[1, 0.015])
         for i, band in enumerate(bands):
@@ -51,11 +53,6 @@ def draw(name: str, data: Dataset, owner: Array, description: str) -> bytes:
         file = io.BytesIO()
         figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()
-
-
-def headline(name: str, data: Dataset) -> str:
-    shape = "x".join(map(str, data.x.shape[1:]))
-    return f"{name}: {len(data.y):,} samples ({shape}) for training, {len(data.y_test):,} for testing"
 
 
 def count_samples(data: Dataset, owner: Array) -> Array:
@@ -84,17 +81,13 @@ def class_bands(data: Dataset) -> list[range]:
     return [range(begin, min(begin + each, shown)) for begin in range(0, shown, each)]
 
 
-def height(data: Dataset, band: range) -> float:
-    return min(1.3, WIDTH / len(band)) * samples_each(data) * 0.75 + 0.45
-
-
-def samples_each(data: Dataset) -> int:
+def samples_per_class(data: Dataset) -> int:
     return 4 if data.classes <= IN_BAND else 2
 
 
 def mosaic(axes: Axes, data: Dataset, band: range, slots: int) -> None:
     """A column of training samples for each class; the picture is as wide as `slots` columns."""
-    each = samples_each(data)
+    each = samples_per_class(data)
     channels, tall, wide = data.x.shape[1:]
     gap = max(1, wide // 12)
     canvas = np.ones((each * (tall + gap) - gap, slots * (wide + gap) - gap, 3))

@@ -96,7 +96,7 @@ def hessian_vector(problem: Any, x: Tensor, batch: Any, v: Tensor) -> Tensor:
     with torch.enable_grad():
         at = x.detach().clone().requires_grad_()
         if hasattr(problem, "objective"):
-            (g,) = torch.autograd.grad(problem.objective(at, *problem.ready(batch)), at, create_graph=True)
+            (g,) = torch.autograd.grad(problem.objective(at, *problem.standardised(batch)), at, create_graph=True)
         else:
             g = problem.gradient(at, batch)
         if g.requires_grad:
