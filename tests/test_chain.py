@@ -426,7 +426,7 @@ def last_wins(slabs):
 @pytest.mark.parametrize("channels", [2, 8])
 def test_the_test_of_ties_can_fail(monkeypatch, channels):
     for module in ("convolution", "winograd"):
-        monkeypatch.setattr(f"fedda.problems.{module}.pool", last_wins)
+        monkeypatch.setattr(f"fedda.problems.gradients.chain.{module}.pool", last_wins)
     torch.manual_seed(0)  # the model's own weights, which can be such that no tie matters
     with pytest.raises(AssertionError):
         test_of_equal_maxima_the_first_is_taken(channels, "whole numbers")

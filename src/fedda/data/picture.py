@@ -125,7 +125,7 @@ def bars(axes: Axes, counts: Array, description: str, unused: int) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def heat(figure: Figure, axes: Axes, beside: Axes, counts: Array, data: Dataset) -> None:
+def heat(figure: Figure, axes: Axes, scale_axes: Axes, counts: Array, data: Dataset) -> None:
     """The number of samples by class (down) and client (across); white for none."""
     low, high = int(counts[counts > 0].min()), int(counts.max())
     wide = high > 20 * low  # on a linear scale, small counts would look like none
@@ -145,13 +145,13 @@ def heat(figure: Figure, axes: Axes, beside: Axes, counts: Array, data: Dataset)
     else:
         axes.set_xlabel("client (white: no sample of the class)")
         axes.set_xticks(range(0, clients, 1 if clients <= 30 else 5))
-    bar = figure.colorbar(shown, cax=beside, label=f"samples of a class{', log scale' if wide else ''}")
-    beside.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
+    bar = figure.colorbar(shown, cax=scale_axes, label=f"samples of a class{', log scale' if wide else ''}")
+    scale_axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
     if wide:
         bar.set_ticks([d * 10**e for e in range(9) for d in (1, 2, 5) if low <= d * 10**e <= high], minor=False)
         bar.minorticks_off()
     else:
-        beside.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+        scale_axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     if clients <= 20 and classes <= 20:
         for c, k in np.argwhere(counts > 0):
             value = float(norm(counts[c, k]))

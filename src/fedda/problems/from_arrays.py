@@ -77,16 +77,16 @@ def problem(
     elif validation is not None:
         data, rows, owner, validated = _hold_out(data, rows, owner, check_share("problem", validation))
     ids = torch.as_tensor(owner).to(device)
-    made = Neural(model, loss, data, ids, batch, tested, init, standard, rows, validated)
-    norms = made.batch_norms
-    for part in (made.data, *made.held_out.values()):
-        refuse_mismatch(norms.evaluation, loss, made.standardised(made.pick(part, slice(64))))
-    first = made.standardised(made.pick(made.data, slice(2)))
+    neural = Neural(model, loss, data, ids, batch, tested, init, standard, rows, validated)
+    norms = neural.batch_norms
+    for part in (neural.data, *neural.held_out.values()):
+        refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))))
+    first = neural.standardised(neural.pick(neural.data, slice(2)))
     if norms.layers:  # these need a whole batch, even if there is only one sample
-        first = made.standardised(made.pick(made.data, torch.arange(batch, device=device) % len(data.y)))
+        first = neural.standardised(neural.pick(neural.data, torch.arange(batch, device=device) % len(data.y)))
         refuse_mismatch(norms.training, loss, first)
     refuse_state(norms.training, first.x)
-    return made
+    return neural
 
 
 def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch) -> None:

@@ -65,7 +65,7 @@ def on_side_stream(device: torch.device) -> Iterator[None]:
         yield
 
 
-def wait_for_side_stream(device: torch.device) -> None:
+def join_side_stream(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(side_stream(device))
 

@@ -6,16 +6,7 @@ import torch
 from torch import Tensor
 
 from . import backward, forward
-from .launch import (  # fmt: skip
-    cdiv,
-    for_many,
-    launch_options,
-    launcher,
-    on_side_stream,
-    power_of_two,
-    split_rows,
-    wait_for_side_stream,
-)
+from .launch import cdiv, for_many, join_side_stream, launch_options, launcher, on_side_stream, power_of_two, split_rows
 from .plan import ConvolutionPlan, LinearPlan, NetworkPlan
 
 
@@ -34,7 +25,7 @@ class Pass:
             self.weights = [x, *map(self._reorder_weights, plan.convolutions[1:])]
         self.patches = self._patches(plan.convolutions[0], inputs, scale)
         self._first_layer(plan.convolutions[0])
-        wait_for_side_stream(x.device)
+        join_side_stream(x.device)
         for layer, weights in zip(plan.convolutions[1:], self.weights[1:], strict=True):
             self._next_layer(layer, weights)
 
@@ -110,7 +101,7 @@ class Pass:
             self.in_use.append(dy)
             dy = self._input_gradient(layers[i], layers[i - 1], i, dy)
         self._first_weight_gradient(layers[0], dy)
-        wait_for_side_stream(self.x.device)
+        join_side_stream(self.x.device)
         return self.out
 
     def outputs(self) -> Tensor:
