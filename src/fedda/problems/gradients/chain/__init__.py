@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .build import build_stages
 from .losses import LossGradient, in_range, loss_gradient
 from .replay import ReplayedGradients
-from .stages import Flatten, Stage, call
+from .stages import Flatten, Stage
 
 CACHE = 40_000_000  # bytes that are processed at once on a CPU: about the size of its last cache
 
@@ -101,8 +101,7 @@ class Chain:
         for i, stage in enumerate(self.stages):
             h, kept = stage.forward(parameters[i], stage.prepare(h) if i else h)
             saved.append(kept)
-        g: Tensor | None = torch.empty_like(h)
-        self.loss(g, h, targets, call)
+        g: Tensor | None = self.loss(h, targets)
         gradients: list[Tensor] = []
         for i in reversed(range(len(saved))):
             assert g is not None

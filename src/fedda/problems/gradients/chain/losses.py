@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...models import binary_cross_entropy, cross_entropy
-from .stages import Run
 
-# writes the gradient g of outputs [g, ..., batch] for targets [g, batch]
-LossGradient = Callable[[Tensor, Tensor, Tensor, Run], None]
+LossGradient = Callable[[Tensor, Tensor], Tensor]  # of outputs [g, ..., batch] and targets [g, batch]
 
 
 def loss_gradient(loss: Any, shape: tuple[int, ...]) -> LossGradient | None:
@@ -32,18 +30,16 @@ def _is_default(loss: Any) -> bool:
     return vars(loss) | {"training": True} == vars(nn.CrossEntropyLoss())
 
 
-def class_gradient(g: Tensor, output: Tensor, target: Tensor, run: Run) -> None:
-    """g = (softmax(output) - one-hot(target)) / batch, for outputs [g, classes, batch]."""
-    run(torch.softmax, output, 1, out=g)
-    run(g.scatter_, 1, target.unsqueeze(1), -1.0, reduce="add")
-    run(g.div_, target.shape[-1])
+def class_gradient(output: Tensor, target: Tensor) -> Tensor:
+    """(softmax(output) - one-hot(target)) / batch, for outputs [g, classes, batch]."""
+    g = output.softmax(dim=1)
+    g.scatter_(1, target.unsqueeze(1), -1.0, reduce="add")
+    return g.div_(target.shape[-1])
 
 
-def logit_gradient(g: Tensor, output: Tensor, target: Tensor, run: Run) -> None:
-    """g = (sigmoid(output) - target) / batch, for outputs [g, batch]."""
-    run(torch.sigmoid, output, out=g)
-    run(g.sub_, target)
-    run(g.div_, target.shape[-1])
+def logit_gradient(output: Tensor, target: Tensor) -> Tensor:
+    """(sigmoid(output) - target) / batch, for outputs [g, batch]."""
+    return (output.sigmoid() - target).div_(target.shape[-1])
 
 
 def in_range(targets: Tensor, gradient: LossGradient, shape: tuple[int, ...]) -> bool:

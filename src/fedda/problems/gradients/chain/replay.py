@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .losses import LossGradient, logit_gradient
-from .stages import LinearStage, Squeeze, Stage
+from .losses import LossGradient, class_gradient
+from .stages import THRESHOLD_OUT, LinearStage, Squeeze, Stage
 
 NUMBERS = 1_000_000  # in a stack of vectors: for larger ones the arithmetic dominates
 KEPT = 8  # recordings, one for each shape
@@ -51,22 +51,13 @@ class Recording:
         self.targets = targets.new_empty(g // n, *targets.shape)
         self.gradients: list[Tensor] = []  # of each parameter, [g, numbers]
         self.calls: list[Callable[[], object]] = []
-        parameters = [layer.views(self.x) for layer in layers]
         outputs = [self.inputs.view(g, batch, -1).mT]
-        for i, layer in enumerate(layers):
-            outputs.append(x.new_empty(g, *layer.shape, batch))
-            layer.forward_into(outputs[-1], parameters[i], outputs[-2], self.record)
+        for layer in layers:
+            outputs.append(self.forward(layer, outputs[-1], x.new_empty(g, layer.shape[0], batch)))
         gradient = torch.empty_like(outputs[-1])
-        last = [v.squeeze(1) if loss is logit_gradient else v for v in (gradient, outputs[-1])]
-        loss(last[0], last[1], self.targets.view(g, batch), self.record)
+        self.loss_gradient(loss, outputs[-1], gradient, self.targets.view(g, batch))
         for i in reversed(range(len(layers))):
-            of_layer = [p.new_empty(p.shape) for p in parameters[i]]
-            of_input = torch.empty(outputs[i].shape, dtype=x.dtype) if i else None
-            layers[i].backward_into(
-                of_input, of_layer, parameters[i], outputs[i], outputs[i + 1], gradient, self.record
-            )
-            self.gradients = [v.flatten(1) for v in of_layer] + self.gradients
-            gradient = gradient if of_input is None else of_input
+            gradient = self.backward(layers[i], outputs[i], outputs[i + 1], gradient, need_input=i > 0)
 
     def __call__(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         self.x.copy_(x)
@@ -78,3 +69,37 @@ class Recording:
 
     def record(self, call: Callable[..., object], *args: object, **kwargs: object) -> None:
         self.calls.append(partial(call, *args, **kwargs))
+
+    def forward(self, layer: LinearStage, h: Tensor, y: Tensor) -> Tensor:
+        weight, *bias = layer.views(self.x)
+        if bias:
+            self.record(torch.baddbmm, bias[0].unsqueeze(2), weight, h, out=y)
+        else:
+            self.record(torch.bmm, weight, h, out=y)
+        if layer.relu:
+            self.record(y.relu_)
+        return y
+
+    def loss_gradient(self, loss: LossGradient, output: Tensor, g: Tensor, targets: Tensor) -> None:
+        """The same calls as in `losses`."""
+        if loss is class_gradient:
+            self.record(torch.softmax, output, 1, out=g)
+            self.record(g.scatter_, 1, targets.unsqueeze(1), -1.0, reduce="add")
+        else:
+            self.record(torch.sigmoid, output, out=g)
+            self.record(g.sub_, targets.unsqueeze(1))
+        self.record(g.div_, targets.shape[-1])
+
+    def backward(self, layer: LinearStage, h: Tensor, y: Tensor, g: Tensor, need_input: bool) -> Tensor:
+        weight, *bias = layer.views(self.x)
+        if layer.relu:
+            self.record(THRESHOLD_OUT, g, y, 0, grad_input=g)
+        gradients = [torch.empty(p.shape, dtype=p.dtype) for p in (weight, *bias)]
+        self.record(torch.bmm, g, h.mT, out=gradients[0])
+        for of_bias in gradients[1:]:
+            self.record(torch.sum, g, 2, out=of_bias)
+        self.gradients = [v.flatten(1) for v in gradients] + self.gradients
+        of_input = torch.empty(h.shape, dtype=h.dtype)
+        if need_input:
+            self.record(torch.bmm, weight.mT, g, out=of_input)
+        return of_input

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,15 +13,10 @@ from torch import Tensor
 Image = tuple[int, int, int]  # channels, height, width
 Gradients = tuple[Tensor | None, list[Tensor]]  # of the input, if needed, and of each parameter, [g, numbers]
 Saved = Any  # what `backward` needs; each stage saves something else
-Run = Callable[..., object]  # runs a function with its arguments: `call`, or records both to do so later
 Views = Sequence[Tensor]  # the parameters of a stage, as views of the stack x [g, d]
 
 THRESHOLD = torch.ops.aten.threshold_backward.default  # looked up once: it takes long on small stacks
 THRESHOLD_OUT = torch.ops.aten.threshold_backward.grad_input
-
-
-def call(function: Callable[..., object], *args: object, **kwargs: object) -> object:
-    return function(*args, **kwargs)
 
 
 class ParameterView(NamedTuple):
@@ -86,37 +81,22 @@ class LinearStage(Stage):
         self.shape, self.numbers = weight.shape[:1], sum(weight.shape)
 
     def forward(self, parameters: Views, h: Tensor) -> tuple[Tensor, Saved]:
-        y = h.new_empty(len(h), *self.shape, h.shape[2])
-        self.forward_into(y, parameters, h, call)
-        return y, (h, y)
-
-    def forward_into(self, y: Tensor, parameters: Views, h: Tensor, run: Run) -> None:
-        weight, *bias = parameters
-        if bias:
-            run(torch.baddbmm, bias[0].unsqueeze(2), weight, h, out=y)
+        if self.bias is None:
+            y = torch.bmm(parameters[0], h)
         else:
-            run(torch.bmm, weight, h, out=y)
+            y = torch.baddbmm(parameters[1].unsqueeze(2), parameters[0], h)
         if self.relu:
-            run(y.relu_)
+            y.relu_()
+        return y, (h, y)
 
     def backward(self, parameters: Views, saved: Saved, g: Tensor, need_input: bool) -> Gradients:
         h, y = saved
-        gradients = [p.new_empty(p.shape) for p in parameters]
-        of_input = h.new_empty(h.shape) if need_input else None
-        self.backward_into(of_input, gradients, parameters, h, y, g, call)
-        return of_input, [v.flatten(1) for v in gradients]
-
-    def backward_into(
-        self, of_input: Tensor | None, gradients: Views, parameters: Views, h: Tensor, y: Tensor, g: Tensor, run: Run
-    ) -> None:
-        """From the gradient g of the output y, which is overwritten, for the input h."""
         if self.relu:
-            run(THRESHOLD_OUT, g, y, 0, grad_input=g)
-        run(torch.bmm, g, h.mT, out=gradients[0])
-        for of_bias in gradients[1:]:
-            run(torch.sum, g, 2, out=of_bias)
-        if of_input is not None:
-            run(torch.bmm, parameters[0].mT, g, out=of_input)
+            g = relu_gradient(g, y)
+        gradients = [torch.bmm(g, h.mT).flatten(1)]
+        if self.bias is not None:
+            gradients.append(g.sum(2))
+        return torch.bmm(parameters[0].mT, g) if need_input else None, gradients
 
 
 class Relu(Stage):
