@@ -26,7 +26,7 @@ def fedda_inside(capsys, monkeypatch, tmp_path):
 
 def batches(problem, ids, key, draws):
     """What the engines draw for these clients, client by client."""
-    every = [problem.ready(problem.batch(ids, rng.fold(rng.fold(key, ids), i))) for i in range(draws)]
+    every = [problem.standardised(problem.batch(ids, rng.fold(rng.fold(key, ids), i))) for i in range(draws)]
     return [[type(one)(one.x[k], one.y[k]) for one in every] for k in range(len(ids))]
 
 

@@ -161,7 +161,7 @@ MISTAKES = {
     "share": (tiny(aggregation=[{"name": "topk", "share": 2}]), ["aggregation: TopK: share must be in (0, 1], got 2"]),
     "norm": (tiny(aggregation=[CLIP | {"norm": {"local": {"z": 1.0}}}]), ["Clip: norm must be a number > 0", "got {'z': 1.0}"]),
     "norm without end": (tiny(aggregation=[CLIP | {"norm": 10**400}]), ["Clip: norm must be a number > 0"]),
-    "two means": (tiny(aggregation=[{"name": "median"}, {"name": "trimmed"}]), ["tiny: aggregation can put one thing in the place of the mean, got Median and Trimmed"]),
+    "two means": (tiny(aggregation=[{"name": "median"}, {"name": "trimmed"}]), ["tiny: aggregation can replace the mean only once, got Median and Trimmed"]),
     "a clip too late": (tiny(aggregation=[{"name": "topk"}, CLIP | {"where": "client"}]), ["tiny: aggregation must have Clip, which acts on the client, before TopK"]),
     "weights": (tiny(weights="equal"), ["weights must be 'uniform' or 'samples', got 'equal'"]),
     "name": (tiny(name="../up"), ["name must be a plain name", "'../up'"]),
@@ -412,6 +412,6 @@ def test_the_network_s_norm_and_pool_are_written_where_they_say_something():
     assert words() == words(norm="none", pool="max") and not {"norm", "pool"} & set(words())
     assert words(norm="batch")["norm"] == "batch" and words(pool="stride")["pool"] == "stride"
     chosen = choose(experiment(problem={"data": "digits", "model": "cnn"}), words=["problem.norm=batch"])
-    assert chosen.completed().problem.build().norms.layers
+    assert chosen.completed().problem.build().batch_norms.layers
     with pytest.raises(ValueError, match="no key 'norm' with this partition and model"):
         experiment(problem={"data": "digits", "model": "mlp", "norm": "batch"}).completed()

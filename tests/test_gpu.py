@@ -205,7 +205,7 @@ def test_every_precision_follows_the_sequential_engine(name, precision, bound):
     run = fedda.Run(stable(name), problem, cohort=4, engine=Vectorised(precision=precision))
     for _ in range(2):
         got = run.step().x
-    assert run.graph is not None and run.problem.paths.precision == precision
+    assert run.graph is not None and run.problem.gradient_paths.precision == precision
     assert float((got - truth).norm()) < bound * moved
 
 
@@ -213,7 +213,7 @@ def test_kernels_are_taken_by_default_and_repeat_to_the_bit():
     problem = images().to("cuda")
     runs = [fedda.Run(stable("fedda-mvr"), problem, cohort=4, seed=[0, 1], engine=e) for e in ("auto", "auto")]
     runs.append(fedda.Run(stable("fedda-mvr"), problem, cohort=4, seed=[0, 1], engine=Vectorised(graph=False)))
-    assert {run.problem.paths.chosen for run in runs} == {"kernels"}
+    assert {run.problem.gradient_paths.chosen for run in runs} == {"kernels"}
     for _ in range(4):
         states = [run.step() for run in runs]
         for other in states[1:]:

@@ -333,7 +333,7 @@ def taken(monkeypatch, tmp_path):
     seen, advance = [], Run.advance
 
     def noted(self):
-        seen.append((self.problem.paths.chosen, torch.get_num_threads()))
+        seen.append((self.problem.gradient_paths.chosen, torch.get_num_threads()))
         advance(self)
 
     monkeypatch.setattr(Run, "advance", noted)
@@ -411,7 +411,7 @@ def test_threads_that_are_asked_for_win(tmp_path, monkeypatch, taken, fedda_insi
 def test_threads_are_measured_on_the_stack_of_the_run(tmp_path, monkeypatch, taken):
     from conftest import digits
     from fedda.experiments import execution
-    from fedda.problems.gradients.measured import threads
+    from fedda.problems.gradients.tuning import threads
 
     problem, asked = digits(), []
 

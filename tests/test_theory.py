@@ -216,7 +216,7 @@ def test_the_measure_on_a_network():
     (trace,) = traces(algorithm(lr=0.05, steps=3, eps=0.5), problem, 1)
     x = trace.xt[1].clone().requires_grad_()
     everything = [problem.everything(k) for k in range(4)]
-    loss = sum(problem.objective(x[0], *problem.ready(own)) for own in everything) / 4
+    loss = sum(problem.objective(x[0], *problem.standardised(own)) for own in everything) / 4
     (g,) = torch.autograd.grad(loss, x)
     assert float(value(problem, trace.xt[1])) == pytest.approx(float(loss), rel=1e-10)
     assert measure(trace, problem).error[1] == pytest.approx(float(((trace.nubar[1] - g) ** 2).sum()), rel=1e-9)

@@ -270,7 +270,7 @@ def network():
 
 
 def dense(problem, x, batch):
-    return torch.autograd.functional.hessian(lambda v: problem.objective(v, *problem.ready(batch)), x)
+    return torch.autograd.functional.hessian(lambda v: problem.objective(v, *problem.standardised(batch)), x)
 
 
 def test_curvatures_of_a_network_are_the_eigenvalues_of_its_hessians(network):

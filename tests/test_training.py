@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+from fedda.aggregation.foreseen import foreseen
 
 import fedda
 from conftest import NAMES, digits, last, quadratic, stable
 from fedda import registry
-from fedda.aggregation.foreseen import foreseen
 from fedda.engines import Vectorised
 from fedda.run import PATIENCE
 

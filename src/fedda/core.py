@@ -138,7 +138,7 @@ class Problem:
     d: int
     sizes: Tensor  # samples of each client, [clients]
     max_rate: float = math.inf  # a larger first effective rate is refused
-    paths: Any = None  # for networks: the way in which the gradients of a stack are computed
+    gradient_paths: Any = None  # for networks: the way in which the gradients of a stack are computed
 
     @property
     def layout(self) -> Layout:

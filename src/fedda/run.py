@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import checks, rng, rows
-from .aggregation import Aggregated, Budget, Wrapper, checked, gaussian, privacy, refuse_unfit, residuals
+from .aggregation import Aggregated, Budget, Wrapper, check_wrappers, gaussian, privacy, refuse_unfit, residuals
 from .aggregation.compression import bytes_of
 from .arguments import check_device, check_engine, check_seeds, check_shapes
 from .core import Algorithm, Cohort, Problem, bind_to_problem
@@ -66,7 +66,7 @@ class Run:
         seeds = torch.tensor(self.seeds, device=like.device).view(*self.lead, 1)
         self.key = rng.key(seeds, rng.NOISE)
         start = self._first_point(x0) if state is None else state["server.x"].to(like.device)
-        self.aggregation = checked(aggregation)
+        self.aggregation = check_wrappers(aggregation)
         refuse_unfit(self.aggregation, self.algorithm, start)
         memory = (*algorithm.memory, *residuals(self.aggregation, self.algorithm, start))
         self.simulation = Simulation(self.problem, engine, seeds, weights, memory, draws)

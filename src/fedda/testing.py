@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .aggregation.centres import model_replies
-from .aggregation.foreseen import ZeroGradientClient, ZeroGradientCohort, foreseen
+from .aggregation.cohort import model_replies
+from .aggregation.dry_run import ZeroGradientClient, ZeroGradientCohort, dry_run
 from .core import Algorithm, ClientTask, bind_to_problem
 from .engines import Vectorised
 from .engines.wrappers import message_bytes
@@ -119,7 +119,7 @@ def traffic_is_counted(algorithm: Algorithm) -> None:
     def look(task: ClientTask, down: Sequence[Tensor], replies: Sequence[Tensor]) -> None:
         sent.append(sum(map(message_bytes, replies)))
 
-    start, _ = foreseen(run.algorithm, run.server.x, look)
+    start, _ = dry_run(run.algorithm, run.server.x, look)
     expected = COHORT * sum(sent[len(start) :])
     for _ in range(2):
         before = dataclasses.replace(run.counts)

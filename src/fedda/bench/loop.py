@@ -39,7 +39,7 @@ class LoopDraws:
         (first, size), problem = self.spans[client], self.problem
         for _ in range(number):
             index = torch.randint(size, (problem.batch_size,), generator=self.samples, device=problem.device)
-            yield problem.ready(problem.pick(problem.data, first + index))
+            yield problem.standardised(problem.pick(problem.data, first + index))
 
 
 class LoopFedAvg:

@@ -10,7 +10,7 @@ import torch
 
 from ..core import Algorithm
 from ..engines import Vectorised
-from ..problems.gradients.choose import tensor_cores
+from ..problems.gradients.choose import allow_tf32
 from ..problems.neural import Neural
 from ..registry import make
 from ..run import Run
@@ -34,10 +34,10 @@ def measure(
         return Run(algorithm, problem, workload.cohort, seed, engine=Vectorised(path=path, precision=precision))
 
     say("paths that fit")
-    paths = problem.with_path("auto", precision, workload.cohort).paths
+    paths = problem.with_path("auto", precision, workload.cohort).gradient_paths
     taken = paths.chosen
     reference, by_hand = plain(name, algorithm, problem, workload.cohort, paths.precision)
-    makers: dict[str, Callable[[], Advance]] = {path: lambda path=path: run(path).advance for path in paths.ways}  # type: ignore[misc]
+    makers: dict[str, Callable[[], Advance]] = {path: lambda path=path: run(path).advance for path in paths.paths}  # type: ignore[misc]
     makers |= {reference: by_hand}
     contenders = {}
     for label, maker in makers.items():
@@ -114,5 +114,5 @@ HAND_WRITTEN: dict[str, Callable[[Neural, Any, loop.LoopDraws], loop.LoopFedAvg 
 @contextmanager
 def rounding(precision: str) -> Iterator[None]:
     """The loop computes as precisely as the paths it is compared with."""
-    with tensor_cores(precision != "float32"), torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+    with allow_tf32(precision != "float32"), torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
         yield

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..problems.gradients.measured import seconds as seconds_of
+from ..problems.gradients.tuning import seconds as seconds_of
 
 BLOCKS = 5  # timed parts of a contender; its figure is their median
 PATIENCE = 3  # times the seconds asked for: what a slow contender may take, and a round that is slow

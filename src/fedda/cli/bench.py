@@ -42,7 +42,7 @@ def bench(
     from ..arguments import check_device
     from ..checks import count, one_of
     from ..problems.gradients.choose import PRECISIONS
-    from ..problems.gradients.measured import threads as so_many
+    from ..problems.gradients.tuning import threads as so_many
 
     load_plugins(plugin)
     one_of("bench", "--workload", workload, ("all", *benchmark.WORKLOADS))

@@ -13,8 +13,8 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from ..aggregation import Wrapper, client_side, residuals
-from ..aggregation import packed as travels
-from ..aggregation.foreseen import longest
+from ..aggregation import pack_reply as travels
+from ..aggregation.dry_run import model_length
 from ..core import Algorithm, bind_to_problem, check_replies
 from ..engines import Counts, Sequential, Simulation
 from ..engines.simulated import ClientStack, SimulatedCohort
@@ -147,7 +147,7 @@ def run(
     spent = {"draws": client.draws, "gradients": computed, "full_gradients": counts.full_gradients}
     check_replies(task, replies, (1,))
     whole = [v.expand(1, v.shape[-1]) for v in replies]
-    return tuple(part for v in whole for part in travels(around, v, longest(down))), spent
+    return tuple(part for v in whole for part in travels(around, v, model_length(down))), spent
 
 
 def client_app(load: Callable[[Context], Site]) -> ClientApp:

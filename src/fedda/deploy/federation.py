@@ -15,7 +15,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ..aggregation import unpacked
+from ..aggregation import unpack_reply
 from ..core import ClientTask
 from ..engines.simulated import Engine, SimulatedCohort
 from .client import EVALUATE, HELLO
@@ -186,7 +186,7 @@ class Federation(Engine):
         parts = iter(tensors_of(content, [form for own in expected for form in own]))
         try:
             return tuple(
-                unpacked(around, [next(parts) for _ in own], shape, self.dtype, self.longest)
+                unpack_reply(around, [next(parts) for _ in own], shape, self.dtype, self.longest)
                 for own, shape in zip(expected, shapes, strict=True)
             )
         except ValueError as why:

@@ -21,7 +21,7 @@ from ..aggregation.accounting import REPRODUCIBLE
 from ..core import Layout, Problem
 from ..files import PRIVATE, write_whole
 from ..problems import problem as make_problem
-from ..problems.batchnorm import learning
+from ..problems.batchnorm import tracking_layers
 from ..problems.neural import Loss, flatten, trainable
 from ..run import Run
 from .checkpoint import Checkpoint, Ledger
@@ -115,7 +115,7 @@ class Plan:
 
 def refuse_batch_norm(model: nn.Module) -> None:
     """Each site would evaluate with statistics of its own, and the trained model would have none."""
-    layers = learning(model)
+    layers = tracking_layers(model)
     if layers:
         raise ValueError(f"deploy: {next(iter(layers))} is a BatchNorm, which federations cannot train: use GroupNorm")
 

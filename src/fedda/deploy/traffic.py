@@ -10,7 +10,7 @@ import torch
 from .. import aggregation
 from ..aggregation import Wrapper
 from ..aggregation.compression import compressions, forms
-from ..aggregation.foreseen import Asked, Shapes, foreseen
+from ..aggregation.dry_run import Shapes, TaskShapes, dry_run
 from ..core import Algorithm, bind_to_problem
 from ..registry import make
 
@@ -39,7 +39,7 @@ def wrappers(words: str) -> tuple[Wrapper, ...]:
         raise ValueError("aggregation must be a JSON list of tables with a name") from None
     if not isinstance(tables, list) or not all(isinstance(t, dict) and isinstance(t.get("name"), str) for t in tables):
         raise ValueError("aggregation must be a JSON list of tables with a name")
-    return aggregation.checked([aggregation.make(**table) for table in tables], "deploy")
+    return aggregation.check_wrappers([aggregation.make(**table) for table in tables], "deploy")
 
 
 def travelling(
@@ -50,13 +50,13 @@ def travelling(
 
 
 @lru_cache(maxsize=8)
-def traffic(words: str, layout: tuple[tuple[str, tuple[int, ...]], ...], dtype: torch.dtype) -> dict[str, Asked]:
+def traffic(words: str, layout: tuple[tuple[str, tuple[int, ...]], ...], dtype: torch.dtype) -> dict[str, TaskShapes]:
     """The tasks of an algorithm on a model, and what each of them sends.
 
     >>> traffic('{"name": "fedavg"}', (("w", (3,)),), torch.float32)
-    {'local': Asked(task='local', down=((1, 3), (1, 1)), up=((1, 3),))}
+    {'local': TaskShapes(task='local', down=((1, 3), (1, 1)), up=((1, 3),))}
     """
     d = sum(torch.Size(shape).numel() for _, shape in layout)
     made = bind_to_problem(algorithm(words), torch.empty((), dtype=dtype), list(layout))
-    start, round = foreseen(made, torch.zeros(1, d, dtype=dtype))
+    start, round = dry_run(made, torch.zeros(1, d, dtype=dtype))
     return {asked.task: asked for asked in (*start, *round)}

@@ -23,7 +23,7 @@ from pydantic import (
 from .. import aggregation, checks
 from ..aggregation import Budget, Wrapper
 from ..core import Algorithm
-from ..data import known
+from ..data import find_dataset
 from ..problems import Neural, load, options_of
 from ..problems.loading import CLIENTS, names_owners
 from ..registry import algorithms, expanded, make, models, partitions
@@ -66,7 +66,7 @@ class ProblemTable(BaseModel):
     def completed(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
         with owned("problem"):
-            known(self.data)
+            find_dataset(self.data)
             for entry in (partitions.find(self.partition), models.find(self.model)):
                 options |= options_of(entry)
             for word in self.model_extra or {}:
@@ -145,7 +145,7 @@ class Experiment(BaseModel):
         """What is done to replies on their way to the mean."""
         with owned(self.name), owned("aggregation"):
             made = [aggregation.make(**table) for table in self.aggregation or ()]
-        return aggregation.checked(made, self.name)
+        return aggregation.check_wrappers(made, self.name)
 
     def spending(self) -> Budget | None:
         """The privacy budget."""

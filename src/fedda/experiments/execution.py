@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..engines import Distributed, Engine, SingleProcess, Vectorised
-from ..problems.gradients.measured import autotune, threads
+from ..problems.gradients.tuning import autotune, threads
 
 STACK = 2_000_000  # numbers in the stack that threads are measured on: a larger one is more of the same
 # How much faster all threads must be than one: on a busy machine they wait for each other, and take many times longer.
@@ -54,9 +54,9 @@ def chosen(
     was `begun` with, else what is measured."""
     before = _recorded(begun)
     path, precision = None, None
-    if engine in ("auto", "vectorised", "distributed") and problem.paths is not None:
+    if engine in ("auto", "vectorised", "distributed") and problem.gradient_paths is not None:
         problem = _on_its_path(problem, clients, rounded, before)
-        path, precision = problem.paths.chosen, problem.paths.precision
+        path, precision = problem.gradient_paths.chosen, problem.gradient_paths.precision
     number = _threads(before) if asked is None else asked
     if number is None:
         number = measured_threads(problem, clients * replicas if path else 1)
@@ -80,7 +80,7 @@ def _on_its_path(problem: Any, clients: int, rounded: str, before: dict[str, Any
         return problem.with_path(*begun, clients)
     except ValueError:
         other = problem.with_path("auto", "auto", clients)
-        now = other.paths.chosen, other.paths.precision
+        now = other.gradient_paths.chosen, other.gradient_paths.precision
         words = "the run was begun on the path {} in {}, which does not fit here: {} in {} from now on"
         warnings.warn(words.format(*begun, *now), stacklevel=2)
         return other
@@ -105,7 +105,7 @@ def processors() -> int:
 def measured_threads(problem: Any, stack: int) -> int:
     """One thread or all there are, by the gradients of a stack of models."""
     most = torch.get_num_threads()
-    if most == 1 or problem.device.type != "cpu" or problem.paths is None:
+    if most == 1 or problem.device.type != "cpu" or problem.gradient_paths is None:
         return most
     n = max(1, min(stack, STACK // problem.d))
     x, batch = problem.example(n)
@@ -115,5 +115,12 @@ def measured_threads(problem: Any, stack: int) -> int:
             problem.gradients(x[None], batch)
 
     ways = {str(number): lambda number=number: gradients(number) for number in (1, most)}
-    about = (problem.model, n, problem.data.x.shape[1:], problem.batch_size, problem.dtype, problem.paths.chosen)
+    about = (
+        problem.model,
+        n,
+        problem.data.x.shape[1:],
+        problem.batch_size,
+        problem.dtype,
+        problem.gradient_paths.chosen,
+    )
     return int(autotune(ways, problem.device, "threads", *about, margin=THREADS_MARGIN))

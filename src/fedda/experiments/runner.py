@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import __version__
 from ..core import Algorithm, Problem
 from ..engines import SingleProcess
-from ..problems.gradients.measured import threads as so_many_threads
+from ..problems.gradients.tuning import threads as so_many_threads
 from ..run import Diverged, Run
 from ..runs.folder import Folder
 from .config import Experiment, owned

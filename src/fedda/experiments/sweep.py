@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..problems.gradients.measured import threads as so_many_threads
+from ..problems.gradients.tuning import threads as so_many_threads
 from ..registry import make
 from ..run import Run
 from ..runs.final_values import mean, tail

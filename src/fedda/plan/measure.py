@@ -21,8 +21,8 @@ from ..engines.simulated import SimulatedCohort
 from ..experiments.config import Experiment, owned
 from ..experiments.execution import processors
 from ..experiments.runner import built
-from ..problems.gradients.measured import seconds as seconds_of
-from ..problems.gradients.measured import threads
+from ..problems.gradients.tuning import seconds as seconds_of
+from ..problems.gradients.tuning import threads
 from ..run import Diverged, Run
 from .link import Link
 from .profile import Method, Profile, problem_of

@@ -1,32 +1,30 @@
-"""Which models are chains of layers whose gradients are written out, and what their stages are.
+"""From a model to the stages of a chain, if all its layers are known.
 
-Only what is known to the letter is taken: exact types, every parameter trained and used once, no hooks.
+The types must match exactly, every parameter must be trained and used once, and there must be no hooks.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .convolution import Convolution
 from .pooling import Pool
-from .stages import Flatten, Image, LinearStage, Parameters, Relu, Squeeze, Stage
+from .stages import Flatten, Image, LinearStage, ParameterView, Relu, Squeeze, Stage
 from .winograd import Winograd
 
-CHANNELS = 8  # from so many on Winograd's transforms pay for themselves
+WINOGRAD_CHANNELS = 8  # with fewer channels, Winograd's transforms cost more than they save
 
 
-def stages(model: nn.Module, sample: tuple[int, ...]) -> list[Stage] | None:
-    """The stages of a model on samples of a shape, or None where it is no known chain."""
+def build_stages(model: nn.Module, sample: tuple[int, ...]) -> list[Stage] | None:
+    """The stages of a model for samples of this shape, or None if it is not a chain of known layers."""
     layers, parameters = _layers(model), list(model.parameters())
     if layers is None or not parameters or not all(p.requires_grad for p in parameters):
         return None
     builder = _Builder([layer for layer in layers if type(layer) not in (nn.Identity, nn.Dropout)], sample)
-    found = builder.build()
-    # A parameter that is shared, or that no known layer uses, shows here.
-    return found if [id(p) for p in builder.parameters] == [id(p) for p in parameters] else None
+    stages = builder.build()
+    # The lists differ if a parameter is shared, or if no known layer uses it.
+    return stages if [id(p) for p in builder.parameters] == [id(p) for p in parameters] else None
 
 
 def _layers(model: nn.Module) -> list[nn.Module] | None:
@@ -42,13 +40,13 @@ def _layers(model: nn.Module) -> list[nn.Module] | None:
 
 
 class _Builder:
-    """Takes layers from the front of a list; a stage takes the ReLU and the pool that follow it."""
+    """Takes layers from the front of a list; a stage includes the ReLU and the pool that follow it."""
 
     def __init__(self, layers: list[nn.Module], sample: tuple[int, ...]):
         self.layers, self.shape, self.parameters = layers, sample, list[Tensor]()
 
     def build(self) -> list[Stage] | None:
-        found: list[Stage] = []
+        stages: list[Stage] = []
         while self.layers:
             layer = self.layers.pop(0)
             if type(layer) is nn.Flatten and len(self.shape) == 1 and (layer.start_dim, layer.end_dim) == (1, -1):
@@ -56,17 +54,20 @@ class _Builder:
             stage = self.stage(layer)
             if stage is None or 0 in stage.shape:
                 return None
-            found.append(stage)
+            stages.append(stage)
             self.shape = stage.shape
-        return found
+        return stages
 
     def stage(self, layer: nn.Module) -> Stage | None:
         if type(layer) is nn.Flatten:
-            return self.flatten(layer)
+            dims = (layer.start_dim, layer.end_dim)
+            if dims == (0, -1) and self.shape == (1,):  # after the last layer: one number per sample
+                return Squeeze()
+            return Flatten(self.shape) if dims == (1, -1) else None
         if type(layer) is nn.ReLU:
             return Relu(self.shape) if len(self.shape) in (1, 3) else None
         if type(layer) is nn.Linear and self.shape == (layer.in_features,):
-            return LinearStage(*self.place(layer), self.takes_relu())
+            return LinearStage(*self.parameter_views(layer), self.takes_relu())
         if len(self.shape) != 3:
             return None
         if type(layer) is nn.MaxPool2d and (kernel := known_pool(layer)):
@@ -75,21 +76,15 @@ class _Builder:
             return self.convolution(layer, padding)
         return None
 
-    def flatten(self, layer: nn.Flatten) -> Stage | None:
-        if (layer.start_dim, layer.end_dim) == (1, -1):
-            return Flatten(self.shape)
-        # The whole batch as one vector: one number a sample, at the end.
-        return Squeeze() if (layer.start_dim, layer.end_dim) == (0, -1) and self.shape == (1,) else None
-
     def convolution(self, layer: nn.Conv2d, padding: tuple[int, int, int, int]) -> Stage:
-        weight, bias = self.place(layer)
+        weight, bias = self.parameter_views(layer)
         relu, pool = self.takes_relu(), (1, 1)
         if self.layers and type(self.layers[0]) is nn.MaxPool2d and (kernel := known_pool(self.layers[0])):
             self.layers.pop(0)
             pool, relu = kernel, self.takes_relu() or relu
         kernel, stride = _pair(layer.kernel_size), _pair(layer.stride)
         same = (kernel, stride, padding) == ((3, 3), (1, 1), (1, 1, 1, 1))
-        if same and pool == (2, 2) and layer.in_channels >= CHANNELS:
+        if same and pool == (2, 2) and layer.in_channels >= WINOGRAD_CHANNELS:
             return Winograd(weight, bias, self.image, relu)
         return Convolution(weight, bias, self.image, stride, padding, pool, relu)
 
@@ -103,18 +98,19 @@ class _Builder:
             self.layers.pop(0)
         return taken
 
-    def place(self, layer: nn.Linear | nn.Conv2d) -> tuple[Parameters, Parameters | None]:
-        """Where a layer's weight and bias stand."""
-        found: list[Parameters] = []
+    def parameter_views(self, layer: nn.Linear | nn.Conv2d) -> tuple[ParameterView, ParameterView | None]:
+        """The positions of a layer's weight and bias in the flat vector."""
+        views: list[ParameterView] = []
         for parameter in (layer.weight, *([] if layer.bias is None else [layer.bias])):
             first = sum(p.numel() for p in self.parameters)
-            found.append(Parameters(first, parameter.shape, torch.empty(parameter.shape, device="meta").stride()))
+            strides = torch.empty(parameter.shape, device="meta").stride()
+            views.append(ParameterView(first, parameter.shape, strides))
             self.parameters.append(parameter)
-        return found[0], found[1] if layer.bias is not None else None
+        return views[0], views[1] if layer.bias is not None else None
 
 
 def known_pool(layer: nn.MaxPool2d) -> tuple[int, int] | None:
-    """The kernel of a pool of windows side by side, or None."""
+    """The kernel of a plain pool whose windows do not overlap, or None."""
     kernel, stride = _pair(layer.kernel_size), _pair(layer.stride)
     plain = _pair(layer.padding) == (0, 0) and _pair(layer.dilation) == (1, 1)
     return kernel if kernel == stride and plain and not layer.ceil_mode and not layer.return_indices else None
@@ -131,5 +127,5 @@ def known_padding(layer: nn.Conv2d) -> tuple[int, int, int, int] | None:
     return (columns, columns, rows, rows)
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
