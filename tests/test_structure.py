@@ -52,7 +52,7 @@ ALLOWED = {
     | {"claims", "processes", "runs", "run", "__init__"},
     "listing": BASE | {"aggregation", "costs", "presets", "problems", "experiments"},
     "bench": BASE | {"runs", "core", "engines", "problems", "run", "report", "__init__"},
-    "plan": BASE | {"bench", "core", "engines", "experiments", "problems", "run"},
+    "plan": BASE | {"aggregation", "bench", "core", "engines", "experiments", "problems", "run"},
     "theory": BASE
     | {"claims", "runs"}
     | {"core", "algorithms", "engines", "experiments", "problems", "report", "rules", "run", "__init__"},

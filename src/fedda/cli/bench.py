@@ -57,7 +57,7 @@ def bench(
     if precision in ("tf32", "bf16") and where.type != "cuda":
         raise ValueError(f"bench: --precision {precision} needs a CUDA device, got --device {device}")
     place = out.parent if plot is None else plot
-    refuse_places(out, place if scaling else out.parent)
+    refuse_unwritable(out, place if scaling else out.parent)
     workloads = list(benchmark.WORKLOADS) if workload == "all" else [workload]
     with progress() as say, so_many(threads):
         found: dict[str, Any] = {"machine": benchmark.machine(where), "seconds": seconds}
@@ -70,7 +70,7 @@ def bench(
     show(found)
     for name, own in found.get("scaling", {}).items():
         picture = place / f"scaling-{name}.png"
-        picture.write_bytes(benchmark.draw(own, f"{name}: {facts(found)}"))
+        picture.write_bytes(benchmark.draw(own, f"{name}: {facts(found['machine'])}"))
         print(f"picture: {picture}")
     print(f"figures: {out}")
 
@@ -89,7 +89,7 @@ def chosen(words: str) -> list[str]:
     return names
 
 
-def refuse_places(out: Path, pictures: Path) -> None:
+def refuse_unwritable(out: Path, pictures: Path) -> None:
     """What cannot be written is said before the work."""
     for folder in (out.parent, pictures):
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,18 +148,17 @@ def line(words: str) -> None:
         print(words, file=sys.stderr, flush=True)
 
 
-def facts(found: dict[str, Any]) -> str:
-    own = found["machine"]
-    threads = f", {own['threads']} thread{'s' if own['threads'] > 1 else ''}"
-    where = own["processor"] + threads if own["device"] == "cpu" else own["device"]
-    return f"{where}, torch {own['torch']}"
+def facts(machine: dict[str, Any]) -> str:
+    threads = f", {machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+    where = machine["processor"] + threads if machine["device"] == "cpu" else machine["device"]
+    return f"{where}, torch {machine['torch']}"
 
 
 def show(found: dict[str, Any]) -> None:
     from ..progress import table
     from ..runs.formats import size
 
-    print(facts(found))
+    print(facts(found["machine"]))
     for name, own in found.get("workloads", {}).items():
         about = f"{name}: {own['about']} ({own['parameters']:,} parameters)"
         many = f"{own['cohort']} of {own['clients']} clients a round, {own['steps']} steps, batch {own['batch']}"
