@@ -55,7 +55,7 @@ ALLOWED = {
     "plan": BASE | {"aggregation", "bench", "core", "engines", "experiments", "problems", "run"},
     "theory": BASE
     | {"claims", "runs"}
-    | {"core", "algorithms", "engines", "experiments", "problems", "report", "rules", "run", "__init__"},
+    | {"arguments", "core", "algorithms", "engines", "experiments", "problems", "report", "rules", "run", "__init__"},
     "deploy": BASE | {"runs", "aggregation", "core", "engines", "files", "problems", "run", "__init__"},
     "cli": BASE
     | {

@@ -4,13 +4,14 @@ from ..processes import Lost, started_by_torchrun
 from .distributed import Distributed
 from .joining import join
 from .sequential import Sequential
-from .simulated import Draws, Engine, Simulation
+from .simulated import Draws, Engine, Simulation, single_client
 from .vectorised import Vectorised
 from .world import SINGLE_PROCESS, SingleProcess, World
-from .wrappers import Counting, Counts
+from .wrappers import CountedClient, Counting, Counts
 
 __all__ = [
     "SINGLE_PROCESS",
+    "CountedClient",
     "Counting",
     "Counts",
     "Distributed",
@@ -23,5 +24,6 @@ __all__ = [
     "Vectorised",
     "World",
     "join",
+    "single_client",
     "started_by_torchrun",
 ]  # fmt: skip

@@ -221,6 +221,17 @@ class ClientStack:
         return out
 
 
+def single_client(problem: Problem, memory: dict[str, Tensor], key: int, drawn: int) -> ClientStack:
+    """The only client of a problem, outside a run: its memory [1, d], its random key, and the batches drawn before.
+    `remember` writes into `memory`."""
+    nothing: Any = None
+    simulation = Simulation(problem, nothing, torch.tensor([0]), "uniform", ())
+    simulation.memory = memory
+    cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([key]))
+    cohort.drawn = drawn
+    return ClientStack(cohort, slice(0, 1), stacked=False)
+
+
 def batches(problem: Problem, ids: Tensor, keys: Tensor) -> Iterator[Any]:
     """A batch for each of keys [draws, ..., c]; a problem may draw them in one go."""
     if hasattr(problem, "batches"):

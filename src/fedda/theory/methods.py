@@ -12,10 +12,10 @@ class Method:
     name: str
     gradients: float
     rounds: float
-    state: str  # what clients keep in the round
+    state: str  # what clients keep during a round
     local_adaptive: bool = False
     constrained: bool = False
-    why: str = ""  # what we changed
+    why: str = ""  # the reason for a change
 
     def cells(self) -> tuple[str, ...]:
         marks = ("yes" if mark else "" for mark in (self.local_adaptive, self.constrained))
@@ -44,15 +44,3 @@ CHANGES: dict[str, dict[str, object]] = {
     },
 }
 CORRECTED = tuple(replace(row, **CHANGES.get(row.name, {})) for row in PRINTED)  # type: ignore[arg-type]
-
-
-def communication(eps: float, K: int) -> tuple[float, float, float]:
-    """T, I and E = T / I of the corollary for T = eps^-1.5 / K: what follows without its last assumption.
-
-    >>> T, I, E = communication(1e-6, 100)
-    >>> round(T), round(I, 2), round(E / (100**-0.5 * 1e-6**-1.25), 6)
-    (10000000, 3.16, 1.0)
-    """
-    T = eps**-1.5 / K
-    I = (T / K**2) ** (1 / 6)
-    return T, I, T / I
