@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .app import Plugins, Words, app, load_plugins
-from .bench import facts, progress, refuse_unwritable, short
+from .bench import facts, progress, refuse_unwritable, short, show_table
 
 
 @app.command(epilog="Example: fedda plan digits --gpus 8 --clients 1e6 --cohort 1000 --algorithms fedda-mvr,scaffold")
@@ -36,7 +36,6 @@ def plan(
     from ..checks import POSITIVE, count, number
     from ..experiments import find
     from ..experiments.overrides import choose
-    from ..progress import table
 
     load_plugins(plugin)
     count("plan", "--gpus", gpus, at_most=65536)
@@ -56,8 +55,7 @@ def plan(
         rows = planning.plan(chosen, population, taking, gpus, where, seconds, say)
     about = machine(where) | ({"threads": 1} if where.type == "cpu" else {})
     title = f"{chosen.name}: {taking:,} of {population:,} clients per round, {chosen.rounds:,} rounds"
-    lines = [cells(row, chosen.rounds) for row in rows]
-    table(list(lines[0]), [list(line.values()) for line in lines], f"{title}, {len(chosen.seeds)} seeds")
+    show_table((cells(row, chosen.rounds) for row in rows), f"{title}, {len(chosen.seeds)} seeds")
     print(f"rounds measured on: {facts(about)}; one process, without the exchange between processes")
     if chosen.aggregation:
         print("not included: the work, messages and client memory of aggregation")
