@@ -368,7 +368,7 @@ def test_a_site_with_another_model_is_left_out(said):
     assert code == 2
     note, line = stderr.splitlines(keepends=True)
     assert note == "note: a client is left out: its model has different parameters from the server's\n"
-    is_one_line(line, "2 clients are wanted, [] have come")
+    is_one_line(line, "2 clients are needed, [] arrived")
 
 
 # -- a Flower app that exists already -------------------------------------------------------------------------------

@@ -200,6 +200,10 @@ class Run:
             return ""
         return self.privacy.stopped(done, rounds)
 
+    def set_gradients(self, gradients: int, full_gradients: int) -> None:
+        """Set the gradient counts, which the remote clients of a federation report."""
+        self.counts = replace(self.counts, gradients=gradients, full_gradients=full_gradients)
+
     def _kept(self, alive: Tensor, server: Any) -> Any:
         return type(server)(*(_keep(alive, new, old) for new, old in zip(server, self.server, strict=True)))
 

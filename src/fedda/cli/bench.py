@@ -73,15 +73,12 @@ def bench(
 def chosen(text: str) -> list[str]:
     """The algorithms of a list with commas."""
     from .. import registry
-    from ..checks import nearest
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"bench: --algorithms must be different names, separated by commas, got {text!r}")
-    known = registry.algorithms.entries
     for name in names:
-        if name not in known:
-            raise ValueError(f"bench: unknown algorithm {name!r}; {nearest(name, known)}")
+        registry.algorithms.find(name)  # refuses an unknown one
     return names
 
 

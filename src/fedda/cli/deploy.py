@@ -51,8 +51,7 @@ def init(
 def keys(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the keys go.")],
     hosts: Annotated[
-        str,
-        typer.Option(help="Names and addresses of the server, separated by commas: makes its certificate, and a CA."),
+        str, typer.Option(help="The server's names and addresses, for its certificate; with commas.")
     ] = "",
     nodes: Annotated[int, typer.Option(help="Number of node keys to make.")] = 0,
     only: Annotated[int | None, typer.Option(help="Make only the key of this node, at its site.")] = None,
@@ -77,10 +76,7 @@ def keys(
 @deploy.command(epilog="Example: fedda deploy simulate hospitals --run-config 'rounds=2'")
 def simulate(
     folder: Annotated[Path, typer.Argument(metavar="APPDIR", help="A Flower app that uses fedda.deploy.")],
-    run_config: Annotated[
-        list[str] | None,
-        typer.Option("--run-config", "-c", help="Keys of the app's configuration: 'rounds=2 seed=1'."),
-    ] = None,
+    run_config: Annotated[list[str] | None, typer.Option("--run-config", "-c", help="As in 'rounds=2 seed=1'.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; ./simulation by default.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in it.")] = False,
 ) -> None:
@@ -96,9 +92,7 @@ def simulate(
 @deploy.command(epilog="Example: fedda deploy export federation --out model.safetensors")
 def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run's results.")],
-    out: Annotated[Path, typer.Option(help="The file: .safetensors, or .pt for torch.load.")] = Path(
-        "model.safetensors"
-    ),
+    out: Annotated[Path, typer.Option(help=".safetensors, or .pt for torch.load.")] = Path("model.safetensors"),
 ) -> None:
     """Write the trained model into a file that can be published.
 

@@ -23,28 +23,15 @@ LEAST = 1000  # steps that the fit of the slope needs
 
 @app.command(epilog="Example: fedda theory digits --try")
 def theory(
-    experiment: Annotated[
-        str | None, typer.Argument(help="An experiment to advise on; without it, the theory itself is measured.")
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(help="Which FedDA of the experiment; by default the first with MVR.")
-    ] = None,
-    try_: Annotated[
-        bool, typer.Option("--try", help="Train with the proposed values and with the experiment's.")
-    ] = False,
+    experiment: Annotated[str | None, typer.Argument(help="Experiment to advise on; none: measure the theory.")] = None,
+    label: Annotated[str | None, typer.Option(help="A FedDA of the experiment; default: the first with MVR.")] = None,
+    try_: Annotated[bool, typer.Option("--try", help="Train with the proposed and the experiment's values.")] = False,
     words: Words = None,
-    samples: Annotated[
-        int | None, typer.Option(help="Samples per client that are used at most; 512 by default.")
-    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples used per client at most; 512 by default.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write the advice into this JSON file.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Without EXPERIMENT: folder of pictures and theory.json; runs/theory by default."),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small tasks and few steps: seconds instead of minutes.")
-    ] = False,
-    steps: Annotated[int | None, typer.Option(help="T of the curve of G, at least 1000; 60,000 by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; runs/theory by default.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small tasks, few steps: seconds, not minutes.")] = False,
+    steps: Annotated[int | None, typer.Option(help="T of the curve of G, from 1000; 60,000 by default.")] = None,
     on: Annotated[str | None, typer.Option(help="Experiment for averaging under an L1 penalty.")] = None,
     plugin: Plugins = None,
 ) -> None:

@@ -87,12 +87,9 @@ class Checkpoint:
 
     def ledger(self, starts: int = 0, rounds: int = 0) -> Ledger:
         """The charges so far, also of a server that died before its first checkpoint: at least these."""
-        ledger, valid = Ledger(), True
         try:
-            ledger = Ledger(**json.loads(self.charges.read_text()))
+            ledger = Ledger(**(json.loads(self.charges.read_text()) if self.charges.exists() else {}))
             valid = all(type(value) is int for value in asdict(ledger).values())
-        except FileNotFoundError:
-            pass
         except (TypeError, ValueError):
             valid = False
         if not valid or ledger.starts < starts or ledger.rounds < rounds:

@@ -12,39 +12,18 @@ from typing import Any
 from ..checks import count
 from .server import Plan
 
-# The path of each template in the app; @PACKAGE@ is the app's own package.
-FILES = {
-    "pyproject.toml": "pyproject.toml",
-    "README.md": "README.md",
-    "gitignore": ".gitignore",
-    "task.py": "@PACKAGE@/task.py",
-    "client_app.py": "@PACKAGE@/client_app.py",
-    "server_app.py": "@PACKAGE@/server_app.py",
-    "env.sh": "env.sh",
-    "superlink.sh": "superlink.sh",
-    "register.sh": "register.sh",
-    "supernode.sh": "supernode.sh",
-    "try.sh": "try.sh",
-}
+SCRIPTS = ("superlink.sh", "register.sh", "supernode.sh", "try.sh")
+TEMPLATES = (
+    "pyproject.toml",
+    "README.md",
+    "gitignore",
+    "task.py",
+    "client_app.py",
+    "server_app.py",
+    "env.sh",
+    *SCRIPTS,
+)
 FIRST = {"algorithm": "fedda-mvr", "params": '{"lr": 0.08, "w": 1000.0, "steps": 5}', "rounds": 30}
-MEANINGS = {
-    "algorithm": "fedda list algorithms",
-    "params": "its hyper-parameters, a JSON table",
-    "clients": "number of sites; the start waits for them",
-    "cohort": "sites per round; 0 means all",
-    "batch": "samples per local step",
-    "weights": "samples: sites are weighted by their samples; uniform: all alike",
-    "dtype": "float32 or float64",
-    "every": "rounds between two evaluations at the sites; 0 means never",
-    "timeout": "seconds that a round waits for replies",
-    "min-replies": "with fewer replies a round is repeated",
-    "repeats": "at most this often; then the run stops with its state saved",
-    "limit": "a reply with a larger value is rejected",
-    "aggregation": "clipping, medians, noise, compression: a JSON list of tables",
-    "budget": 'privacy budget, with noise: {"epsilon": 8, "delta": 1e-5}',
-    "out": "folder of the results, where the SuperLink runs",
-    "resume": "true: resume from the checkpoint in `out`",
-}
 
 
 def init(place: Path, clients: int = 3) -> list[Path]:
@@ -62,12 +41,15 @@ def init(place: Path, clients: int = 3) -> list[Path]:
         "@CONFIG@": config({**FIRST, "clients": clients}),
     }  # fmt: skip
     written: list[Path] = []
-    for template, path in {**FILES, "": "@PACKAGE@/__init__.py"}.items():
-        text = files(__package__).joinpath(f"templates/{template}.in").read_text("utf-8") if template else ""
-        file = place / filled(path, values)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(filled(text, values), "utf-8")
-        if template.endswith(".sh") and template != "env.sh":
+    (place / package(name)).mkdir(parents=True)
+    for template in (*TEMPLATES, "__init__.py"):
+        file = place / (package(name) if template.endswith(".py") else "") / template.replace("gitignore", ".gitignore")
+        source = files(__package__).joinpath(f"templates/{template}.in")
+        text = "" if template == "__init__.py" else source.read_text("utf-8")
+        for placeholder, value in values.items():
+            text = text.replace(placeholder, value)
+        file.write_text(text, "utf-8")
+        if template in SCRIPTS:
             file.chmod(0o755)
         written.append(file)
     return written
@@ -88,7 +70,8 @@ def config(given: dict[str, Any]) -> str:
     for field in fields(Plan):
         key, value = field.name.replace("_", "-"), given.get(field.name, field.default)
         text = f"{key} = {toml(value)}"
-        lines.append(f"{text:<42}  # {MEANINGS[key]}" if key in MEANINGS else text)
+        meaning = field.metadata.get("meaning")
+        lines.append(f"{text:<42}  # {meaning}" if meaning else text)
     return "\n".join(lines)
 
 
@@ -98,9 +81,3 @@ def toml(value: Any) -> str:
     if isinstance(value, str):
         return f"'{value}'" if '"' in value else json.dumps(value)
     return repr(value)
-
-
-def filled(text: str, values: dict[str, str]) -> str:
-    for placeholder, value in values.items():
-        text = text.replace(placeholder, value)
-    return text

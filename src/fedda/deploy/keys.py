@@ -86,12 +86,7 @@ def _authority(place: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificat
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda federation CA")])
     constraints = x509.BasicConstraints(ca=True, path_length=0)
-    ca = (
-        _builder(name, name, key, CA_DAYS)
-        .add_extension(constraints, critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(key, hashes.SHA384())
-    )
+    ca = _certificate(name, name, key, key, CA_DAYS, (constraints, True), (_usage(signs_certificates=True), True))
     _write(key_file, _pem(key), private=True)
     _write(file, ca.public_bytes(written.Encoding.PEM))
     return key, ca, [key_file, file]
@@ -101,32 +96,29 @@ def _signed(
     key: ec.EllipticCurvePrivateKey, ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate,
     names: list[x509.GeneralName], days: int,
 ) -> x509.Certificate:  # fmt: skip
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda federation server")])
-    return (
-        _builder(subject, ca.subject, key, days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA384())
-    )
+    return _certificate(
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda federation server")]), ca.subject, key, ca_key, days,
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(signs_certificates=False), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName(names), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False),
+    )  # fmt: skip
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
-) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey,
+    days: int, *extensions: tuple[x509.ExtensionType, bool],
+) -> x509.Certificate:  # fmt: skip
+    """A certificate for a key, with extensions that are critical or not."""
     now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    # Clocks differ by up to an hour.
+    builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=days))
+    for extension, critical in ((x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False), *extensions):
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signer, hashes.SHA384())
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 
 from ..files import write_whole
 from ..problems.neural import trainable
@@ -53,9 +54,8 @@ def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
     """
     filled = copy.deepcopy(model)
     parameters = [parameter for _, parameter in trainable(filled)]
-    sizes = [parameter.numel() for parameter in parameters]
-    if x.numel() != sum(sizes):
-        raise ValueError(f"the model has {sum(sizes)} trainable parameters, the vector has {x.numel()} values")
-    for parameter, part in zip(parameters, x.flatten().split(sizes), strict=True):
-        parameter.data = part.view_as(parameter).to(parameter)
+    size = sum(parameter.numel() for parameter in parameters)
+    if x.numel() != size:
+        raise ValueError(f"the model has {size} trainable parameters, the vector has {x.numel()} values")
+    vector_to_parameters(x.flatten().to(parameters[0]), parameters)
     return filled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,35 +26,40 @@ from ..run import Run
 from .checkpoint import Checkpoint, Ledger
 from .federation import Federation
 from .secret import SecretDraws
-from .traffic import DTYPES, algorithm, wrappers
+from .traffic import DTYPES, algorithm, parsed, wrappers
 
 Model = Callable[[], nn.Module]
 GRADIENTS = ("gradients", "full_gradients")
 ADVERSARIES = {"outside": "the outside", "site": "a site"}
 
 
+def setting(default: Any, meaning: str) -> Any:
+    """A key of the configuration; an app's pyproject.toml shows the meaning beside it."""
+    return field(default=default, metadata={"meaning": meaning})
+
+
 @dataclass(frozen=True)
 class Plan:
     """The settings of a run: the keys of [tool.flwr.app.config], with dashes or underscores."""
 
-    algorithm: str = "fedavg"
-    params: str = "{}"  # hyper-parameters, a JSON table
-    clients: int = 2  # the start waits for them
+    algorithm: str = setting("fedavg", "fedda list algorithms")
+    params: str = setting("{}", "its hyper-parameters, a JSON table")
+    clients: int = setting(2, "number of sites; the start waits for them")
     rounds: int = 10
-    cohort: int = 0  # clients per round; 0 means all
-    batch: int = 16
+    cohort: int = setting(0, "sites per round; 0 means all")
+    batch: int = setting(16, "samples per local step")
     seed: int = 0
-    weights: str = "samples"
-    dtype: str = "float32"
-    every: int = 1  # rounds between two evaluations on the clients; 0 means never
-    timeout: float = 600.0  # seconds per round
-    min_replies: int = 1
-    repeats: int = 2
-    limit: float = 1e6  # the largest value that is accepted from a client
-    aggregation: str = "[]"  # wrappers, a JSON list of tables with a name (docs/aggregation.md)
-    budget: str = "{}"  # of privacy, a JSON table such as {"epsilon": 8, "delta": 1e-5}; {} means none
-    out: str = "federation"
-    resume: bool = False
+    weights: str = setting("samples", "samples: sites are weighted by their samples; uniform: all alike")
+    dtype: str = setting("float32", "float32 or float64")
+    every: int = setting(1, "rounds between two evaluations at the sites; 0 means never")
+    timeout: float = setting(600.0, "seconds that a round waits for replies")
+    min_replies: int = setting(1, "with fewer replies a round is repeated")
+    repeats: int = setting(2, "at most this often; then the run stops with its state saved")
+    limit: float = setting(1e6, "a reply with a larger value is rejected")
+    aggregation: str = setting("[]", "clipping, medians, noise, compression: a JSON list of tables")
+    budget: str = setting("{}", 'privacy budget, with noise: {"epsilon": 8, "delta": 1e-5}')
+    out: str = setting("federation", "folder of the results, where the SuperLink runs")
+    resume: bool = setting(False, "true: resume from the checkpoint in `out`")
 
     def __post_init__(self) -> None:
         checks.check("Plan", rounds=self.rounds, batch=self.batch, clients=self.clients)
@@ -81,19 +86,15 @@ class Plan:
     @property
     def spending(self) -> Budget | None:
         """The privacy budget."""
-        try:
-            table = json.loads(self.budget)
-        except ValueError:
-            raise ValueError(f"Plan: budget must be a JSON table, got {self.budget[:40]!r}") from None
+        table = parsed(self.budget)
+        if table is None:
+            raise ValueError(f"Plan: budget must be a JSON table, got {self.budget[:40]!r}")
         return None if table == {} else Budget.of(table)
 
     @property
     def table(self) -> str:
         """The algorithm as it is sent to the clients."""
-        try:
-            params = json.loads(self.params)
-        except ValueError:
-            raise ValueError(f"Plan: params must be a JSON table, got {self.params[:40]!r}") from None
+        params = parsed(self.params)
         if not isinstance(params, dict) or "name" in params:
             raise ValueError(f"Plan: params must be a JSON table without a name, got {self.params[:40]!r}")
         return json.dumps({"name": self.algorithm, **params}, sort_keys=True)
@@ -228,7 +229,7 @@ def serve(
 
 
 def _save(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan) -> None:
-    run.counts.gradients, run.counts.full_gradients = federation.gradients, federation.full_gradients
+    run.set_gradients(federation.gradients, federation.full_gradients)
     facts = {"plan": _fixed(plan), "run": federation.run, "stamp": federation.stamp, "names": federation.names}
     facts |= {"rejected": dict(federation.rejections.counts), "layout": run.problem.layout}
     if run.privacy is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -17,12 +18,17 @@ from ..registry import make
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+def parsed(text: str) -> Any:
+    """The value of a JSON text, or None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def algorithm(text: str) -> Algorithm:
     """The algorithm of a JSON table, `{"name": "fedavg", "lr": 0.1}`."""
-    try:
-        table = json.loads(text)
-    except ValueError:
-        raise ValueError("the algorithm must be a JSON table with a name") from None
+    table = parsed(text)
     if not isinstance(table, dict) or not isinstance(table.get("name"), str):
         raise ValueError("the algorithm must be a JSON table with a name")
     if "preset" in table:  # it may name a file, and a client opens no file for a server
@@ -33,10 +39,7 @@ def algorithm(text: str) -> Algorithm:
 @lru_cache(maxsize=8)  # called for every reply
 def wrappers(text: str) -> tuple[Wrapper, ...]:
     """The wrappers of a JSON list, `[{"name": "clip", "norm": 1.0}]`."""
-    try:
-        tables = json.loads(text)
-    except ValueError:
-        raise ValueError("aggregation must be a JSON list of tables with a name") from None
+    tables = parsed(text)
     if not isinstance(tables, list) or not all(isinstance(t, dict) and isinstance(t.get("name"), str) for t in tables):
         raise ValueError("aggregation must be a JSON list of tables with a name")
     return aggregation.checked([aggregation.make(**table) for table in tables], "deploy")

@@ -32,10 +32,9 @@ def decay(results: Findings, axes: list[Axes]) -> str:
     panel.plot(t[late], guide, label="slope -2/3", **GUIDE)
     level = results.plain.mean.mean(axis=1)
     for i, own in enumerate((level[0], level[-1])):
-        label = f"mini-batch gradients, same rates (K = 1 and {results.plain.K[-1]})" if i == 0 else None
-        panel.plot(results.plain.t, own, color="#bbbbbb", linewidth=1.0, label=label)
-    panel.set(xscale="log", yscale="log", xlabel="steps T", ylabel="mean of G over T steps")
-    panel.legend(frameon=False, fontsize=8, loc="lower left")
+        text = f"mini-batch gradients, same rates (K = 1 and {results.plain.K[-1]})" if i == 0 else None
+        panel.plot(results.plain.t, own, color="#bbbbbb", linewidth=1.0, label=text)
+    label(panel, "lower left", xscale="log", yscale="log", xlabel="steps T", ylabel="mean of G over T steps")
     return "The measure G against the number of steps"
 
 
@@ -46,13 +45,12 @@ def speedup(results: Findings, axes: list[Axes]) -> str:
         end = curve.mean[..., -1]
         spread = end.std(axis=1)
         K = np.array(curve.K)
-        label = f"{name}, T = {curve.t[-1]:,}"
-        panel.errorbar(K, end.mean(axis=1), spread, fmt=mark, color=colour, markersize=4, capsize=2, label=label)
+        text = f"{name}, T = {curve.t[-1]:,}"
+        panel.errorbar(K, end.mean(axis=1), spread, fmt=mark, color=colour, markersize=4, capsize=2, label=text)
         first = end.mean(axis=1)[0]
         panel.plot(K, first * K ** (-2 / 3), **GUIDE, label="K^(-2/3)" if colour == COLOURS[0] else None)
-    panel.set(xscale="log", yscale="log", xlabel="clients K", ylabel="mean of G over T steps")
+    label(panel, xscale="log", yscale="log", xlabel="clients K", ylabel="mean of G over T steps")
     whole(panel, results.decay.K)
-    panel.legend(frameon=False, fontsize=8)
     return "The measure G against the number of clients"
 
 
@@ -66,9 +64,8 @@ def consensus(results: Findings, axes: list[Axes]) -> str:
         i = np.arange(first, first + len(seen))
         panel.plot(i, seen, color=COLOURS[0], marker="o", markersize=3.5, label="measured")
         panel.plot(i, bound, color=COLOURS[1], linestyle=(0, DASHES[1]), label=f"right side of lemma {lemma}")
-        panel.set(yscale="log", xlabel="local step i", title=f"{name}: mean squared distance from their mean")
+        label(panel, yscale="log", xlabel="local step i", title=f"{name}: mean squared distance from their mean")
         panel.xaxis.set_major_locator(FixedLocator(list(i[:: max(1, len(i) // 5)])))
-        panel.legend(frameon=False, fontsize=8)
     return "Clients within a round, and what the lemmas allow"
 
 
@@ -78,8 +75,8 @@ def smoothness(results: Findings, axes: list[Axes]) -> str:
     for colour, source, name in zip(COLOURS, ("z", "nu"), ("from z", "from the last gradient"), strict=False):
         path = shown.late(source)[:, 0, -1]
         panel.plot(np.arange(len(path)), path - path.mean(), color=colour, linewidth=1.0, label=name)
-    panel.set(xlabel="round (second half of the run)", ylabel="log h less its mean", title="one coordinate, quadratics")
-    panel.legend(frameon=False, fontsize=8)
+    axes_labels = {"xlabel": "round (second half of the run)", "ylabel": "log h less its mean"}
+    label(panel, **axes_labels, title="one coordinate, quadratics")
     names = list(results.smoothness)
     y = np.arange(len(names))[::-1]
     for shift, colour, source in ((0.18, COLOURS[0], "z"), (-0.18, COLOURS[1], "nu")):
@@ -97,17 +94,15 @@ def moments(results: Findings, axes: list[Axes]) -> str:
     shown = {"variance": own.variance, "error (variance + bias²)": {name: own.error(name) for name in own.variance}}
     labels = {"FedDA": "(mean over clients)², FedDA", "FAFED": "mean of squares, FAFED"}
     for panel, (name, values) in zip(axes, shown.items(), strict=True):
-        for colour, (method, label) in zip(COLOURS, labels.items(), strict=False):
-            panel.plot(K, values[method].mean(axis=0), color=colour, marker="o", markersize=3.5, label=label)
+        for colour, (method, text) in zip(COLOURS, labels.items(), strict=False):
+            panel.plot(K, values[method].mean(axis=0), color=colour, marker="o", markersize=3.5, label=text)
         first = own.variance["FedDA"].mean(axis=0)[0]
         panel.plot(K, first / K, **GUIDE, label="1/K")
-        panel.set(xscale="log", yscale="log", xlabel="clients K", title=f"{name} of the second moment")
+        label(panel, xscale="log", yscale="log", xlabel="clients K", title=f"{name} of the second moment")
         whole(panel, own.K)
-        panel.legend(frameon=False, fontsize=8)
-    low = min(panel.get_ylim()[0] for panel in axes)
-    high = max(panel.get_ylim()[1] for panel in axes)
+    low, high = zip(*(panel.get_ylim() for panel in axes), strict=True)
     for panel in axes:
-        panel.set_ylim(low, high)
+        panel.set_ylim(min(low), max(high))
     return "The second moment against the number of clients: its variance, and its error"
 
 
@@ -116,13 +111,11 @@ def averaging(results: Findings, axes: list[Axes]) -> str:
     for colour, (name, own) in zip(COLOURS, results.averaging.items(), strict=False):
         rounds = np.arange(1, len(own.difference) + 1)
         first.plot(rounds, np.maximum(own.difference.max(axis=1), 1e-17), color=colour, label=name)
-    first.set(yscale="log", xlabel="round", title="largest |x dual - x primal|")
-    first.legend(frameon=False, fontsize=8)
+    label(first, yscale="log", xlabel="round", title="largest |x dual - x primal|")
     own = results.averaging["L1 ball"]
     for colour, way, dash in zip(COLOURS, own.path, ("-", (0, DASHES[1])), strict=False):
         second.plot(rounds, own.distance(way).mean(axis=1), color=colour, linestyle=dash, label=way)
-    second.set(yscale="log", xlabel="round", title="L1 ball: distance from the constrained minimum")
-    second.legend(frameon=False, fontsize=8)
+    label(second, yscale="log", xlabel="round", title="L1 ball: distance from the constrained minimum")
     return "Dual and primal averaging, without a constraint and with one"
 
 
@@ -147,6 +140,11 @@ def draw(results: Findings, folder: Path) -> list[Path]:
                 figure.savefig(path, format=kind, metadata=metadata)
                 written.append(path)
     return written
+
+
+def label(panel: Axes, loc: Any = "best", **settings: Any) -> None:
+    panel.set(**settings)
+    panel.legend(frameon=False, fontsize=8, loc=loc)
 
 
 def whole(panel: Axes, values: tuple[int, ...]) -> None:

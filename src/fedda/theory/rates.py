@@ -40,11 +40,6 @@ class Decay:
         x = x - x.mean()
         return (np.log(self.mean[..., late]) * x).sum(axis=-1) / (x**2).sum()
 
-    @property
-    def ratios(self) -> np.ndarray:
-        """The final G of each number of clients over that of the next, by seed: [K - 1, seeds]."""
-        return self.mean[:-1, :, -1] / self.mean[1:, :, -1]
-
     def first_below(self, level: float) -> np.ndarray:
         """The steps until the running mean over seeds is at most `level`, by interpolation; nan if it never is."""
         steps = []
@@ -60,15 +55,9 @@ class Decay:
 
 
 def decay(
-    K: Sequence[int] = (1, 4, 16),
-    T: int = 60_000,
-    seeds: int = 3,
-    steps: int = 5,
-    estimator: Any = None,
-    d: int = 20,
-    points: int = 120,
-    hessians: Tensor | None = None,
-) -> Decay:
+    K: Sequence[int] = (1, 4, 16), T: int = 60_000, seeds: int = 3, steps: int = 5, estimator: Any = None, d: int = 20,
+    points: int = 120, hessians: Tensor | None = None,
+) -> Decay:  # fmt: skip
     """Run FedDA-MVR with the practical schedule for T steps on K clients and record the running mean of G_t.
 
     d = 20, A = linspace(0.1, 1) for all clients (or `hessians` [K, d]), b_k ~ N(0, I) centred, sigma = 1 in each

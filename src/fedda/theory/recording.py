@@ -22,14 +22,12 @@ class RecordedCall(NamedTuple):
     gradients: Tensors
 
 
-@dataclass
-class RecordedExchange:
+class RecordedExchange(NamedTuple):
     """One `cohort.average`: everything that passed between server and clients."""
 
     down: Tensors
     calls: list[RecordedCall]
     replies: Tensors  # of every client, [..., K, d]
-    means: Tensors = ()  # the result, if the server asked for means
 
 
 Part = tuple[list[RecordedCall], Tensors]  # of some clients
@@ -54,7 +52,7 @@ class Recording:
     def average(self, cohort: Any, task: ClientTask, down: Tensors) -> Tensors:
         parts: list[Part] = []
         means = self.engine.average(cohort, recorded(task, parts), down)
-        self.exchanges.append(exchange(down, parts, means))
+        self.exchanges.append(exchange(down, parts))
         return means
 
     def replies(self, cohort: Any, task: ClientTask, down: Tensors) -> tuple[list[Tensor], Tensor]:
@@ -82,13 +80,13 @@ def recorded(task: ClientTask, parts: list[Part]) -> ClientTask:
     return one
 
 
-def exchange(down: Tensors, parts: list[Part], means: Tensors = ()) -> RecordedExchange:
+def exchange(down: Tensors, parts: list[Part]) -> RecordedExchange:
     """One exchange from the parts of its clients."""
     calls = [
         RecordedCall(*(joined(*tensors) for tensors in zip(*same, strict=True)))
         for same in zip(*(calls for calls, _ in parts), strict=True)
     ]
-    return RecordedExchange(down, calls, joined(*(replies for _, replies in parts)), means)
+    return RecordedExchange(down, calls, joined(*(replies for _, replies in parts)))
 
 
 class RecordedClient(ClientWrapper):

@@ -186,7 +186,7 @@ def moments(K: Sequence[int] = (2, 4, 8, 16, 32, 64), replicas: int = 500, d: in
     x0 = torch.ones(d, dtype=torch.float64)
     for k in K:
         problem = Synthetic(spectrum(d), equal_spread(k, d), noise=1.0)
-        g = problem.exact(x0[None])
+        g = problem.each(x0[None]).mean(dim=-2, keepdim=True)
         ours = FedDA(Constant(STILL), Mvr(0.1 / STILL**2), Diagonal(DECAY, eps=1.0), steps=steps, mu_scale="mean")
         theirs = Fafed(lr=STILL, alpha=0.1, beta2=DECAY, eps=1.0, steps=steps, v0=0.0)
         weight = {"FedDA": 1 - DECAY, "FAFED": 1 - DECAY**steps}

@@ -21,8 +21,8 @@ class Synthetic(Quadratic):
     over all clients is then the mean over the distinct ones, so different numbers of clients run as one program.
 
     >>> problem = Synthetic(A=[[1.0], [0.0]], b=[[10.0], [0.0]], slope=[[0.0], [9.0]])
-    >>> problem.exact(torch.zeros(1, 1, dtype=torch.float64)), problem.L
-    (tensor([[-0.5000]], dtype=torch.float64), 1.0)
+    >>> problem.each(torch.zeros(1, 1, dtype=torch.float64)).tolist(), problem.L
+    ([[-10.0], [9.0]], 1.0)
     """
 
     def __init__(
@@ -51,11 +51,6 @@ class Synthetic(Quadratic):
         return float(self.curves.max()) + 2 * self.bend
 
     @property
-    def sigma(self) -> float:
-        """The root of E |g(x; xi) - grad f_k(x)|^2."""
-        return self.noise * float(self.d) ** 0.5
-
-    @property
     def lowest(self) -> Tensor:
         """f* on the whole space, [...]; if f is not convex, coordinate by coordinate on a fine grid."""
         A = self.curves.mean(dim=-2)
@@ -78,10 +73,6 @@ class Synthetic(Quadratic):
     def each(self, x: Tensor) -> Tensor:
         """The gradient of every f_k at x: [..., K, d] from [..., 1, d]."""
         return self._gradient(x, self.curves, self.centres, self.slope)
-
-    def exact(self, x: Tensor) -> Tensor:
-        """The gradient of f at x: [..., 1, d] from [..., 1, d]."""
-        return self.each(x).mean(dim=-2, keepdim=True)
 
     def _gradient(self, x: Tensor, A: Tensor, b: Tensor, slope: Any) -> Tensor:
         g = A * (x - b) + slope

@@ -92,16 +92,12 @@ def c27(results: Findings) -> dict[str, Any]:
 def c28(results: Findings) -> dict[str, Any]:
     """Second moments averaged over clients have no linear speed-up, those from z have."""
     own = results.moments
-    ours, theirs = own.exponents(own.error("FedDA")), own.exponents(own.error("FAFED"))
-    spread_ours, spread_theirs = (own.exponents(own.variance[name]) for name in ("FedDA", "FAFED"))
-    z, mean = "from z: a linear speed-up", "averaged: none"
-    parts = [
-        detail(z, "power of K, error", over(-ours - LINEAR), ours.mean(), -LINEAR),
-        detail(z, "power of K, variance", over(-spread_ours - LINEAR), spread_ours.mean(), -LINEAR),
-        detail(mean, "power of K, error", over(theirs + LINEAR), theirs.mean(), -LINEAR),
-        detail(mean, "power of K, variance", over(spread_theirs + LINEAR), spread_theirs.mean(), -LINEAR),
-    ]
-    parts = [Detail(**{**asdict(d), "a": float(d.a or 0)}) for d in parts]
+    parts = []
+    for comparison, name, sign in (("from z: a linear speed-up", "FedDA", -1), ("averaged: none", "FAFED", 1)):
+        for metric, values in (("error", own.error(name)), ("variance", own.variance[name])):
+            powers = own.exponents(values)
+            excess = over(sign * (powers + LINEAR))
+            parts.append(detail(comparison, f"power of K, {metric}", excess, float(powers.mean()), -LINEAR))
     linear = [
         speed_up(d, of) for d, of in zip(parts, (SUPPORTED, SUPPORTED, NOT_SUPPORTED, NOT_SUPPORTED), strict=True)
     ]
