@@ -34,7 +34,7 @@ from flwr.cli.supernode.register import try_load_public_key
 from flwr.clientapp import ClientApp
 
 from fedda.deploy import InProcessGrid, Plan, Site, Strategy, join, trained
-from fedda.deploy.init import FILES, init
+from fedda.deploy.init import TEMPLATES, init
 from fedda.deploy.keys import make_keys
 from fedda.deploy.server import serve
 from fedda.deploy.simulate import configuration, simulate
@@ -497,7 +497,7 @@ def test_four_hospitals_find_the_pooled_model(said):
 
 def test_the_hospitals_are_what_init_writes(tmp_path):
     init(tmp_path / "hospitals", 4)
-    for name in (*[name for name in FILES if name.endswith(".sh")], ".gitignore"):
+    for name in (*[name for name in TEMPLATES if name.endswith(".sh")], ".gitignore"):
         assert (HOSPITALS / name).read_text() == (tmp_path / "hospitals" / name).read_text(), name
     ours = configuration(HOSPITALS, [])[0]
     assert Plan.of(ours).clients == 4 and "prox" in ours["params"]
