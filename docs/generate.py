@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fedda
 from fedda import listing, presets, registry
-from fedda.cli.bench import HEADS, facts, rows, short
+from fedda.cli.bench import facts, path_rows, short
 from fedda.listing import cost
 from fedda.runs.formats import plain as number
 from fedda.runs.formats import spread
@@ -163,15 +163,15 @@ def others():
 def cpu():
     """The tables that `fedda bench` prints, of the recorded run."""
     found = figures("cpu")
-    parts = [f"**{found['machine']['cores']} cores: {facts(found)}, {found['machine']['date'][:10]}**"]
+    parts = [f"**{found['machine']['cores']} cores: {facts(found['machine'])}, {found['machine']['date'][:10]}**"]
     for name, own in found["workloads"].items():
-        lines = list(rows(own["algorithms"]))
-        kept = [i for i in range(len(HEADS)) if any(line[i] not in ("", "–") for line in lines)]
+        lines = list(path_rows(own["algorithms"]))
+        kept = [head for head in lines[0] if any(line[head] not in ("", "–") for line in lines)]
         about = (
             f"`{name}`: {own['about']}, {own['parameters']:,} parameters; {own['cohort']} of {own['clients']} clients a"
             f" round, {own['steps']} steps, batch {own['batch']}"
         )
-        parts += [about, markdown([HEADS[i] for i in kept], [[line[i] for i in kept] for line in lines])]
+        parts += [about, markdown(kept, [[line[head] for head in kept] for line in lines])]
     return "\n\n".join(parts)
 
 

@@ -52,10 +52,10 @@ ALLOWED = {
     | {"claims", "processes", "runs", "run", "__init__"},
     "listing": BASE | {"aggregation", "presets", "problems", "experiments", "run"},
     "bench": BASE | {"runs", "core", "engines", "problems", "run", "report", "__init__"},
-    "plan": BASE | {"bench", "core", "engines", "experiments", "problems", "run"},
+    "plan": BASE | {"aggregation", "bench", "core", "engines", "experiments", "problems", "run"},
     "theory": BASE
     | {"claims", "runs"}
-    | {"core", "algorithms", "engines", "experiments", "problems", "report", "rules", "run", "__init__"},
+    | {"arguments", "core", "algorithms", "engines", "experiments", "problems", "report", "rules", "run", "__init__"},
     "deploy": BASE | {"runs", "aggregation", "core", "engines", "files", "problems", "run", "__init__"},
     "cli": BASE
     | {

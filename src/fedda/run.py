@@ -189,6 +189,10 @@ class Run:
         """A new secret key, the same on all ranks."""
         return self.world.share(gaussian.new_key() if self.world.rank == 0 else b"")
 
+    def set_gradients(self, gradients: int, full_gradients: int) -> None:
+        """Set the gradient counts, which the remote clients of a federation report."""
+        self.counts = replace(self.counts, gradients=gradients, full_gradients=full_gradients)
+
     def _keep_ended(self, alive: Tensor, server: Any) -> Any:
         """The new state of the replicas that are alive, the old state (with its step counter) of the others."""
         alive = alive[..., None, None]

@@ -130,7 +130,8 @@ class Evaluation:
             return self.problem.chain.outputs(x, inputs)
         paths = self.problem.gradient_paths
         if paths.kernels is not None and paths.chosen == "kernels":
-            return paths.kernels.outputs(x, inputs)
+            outputs: Tensor = paths.kernels.outputs(x, inputs)
+            return outputs
         if self.stacks_replicas and len(x) > 1:
             stack: Tensor = vmap(self.problem.inference, (0, None))(x, inputs)
             return stack

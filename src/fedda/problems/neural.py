@@ -238,7 +238,8 @@ class Neural(Problem):
         lead = x.dim() - 2
         if lead > 1:
             batch = Batch(*(v.flatten(0, lead - 1) for v in batch))
-        return self.gradient_paths(x.reshape(-1, self.d), batch).view(x.shape)
+        gradients: Tensor = self.gradient_paths(x.reshape(-1, self.d), batch)
+        return gradients.view(x.shape)
 
     def bytes_per_client(self) -> int:
         """The memory of one client with two points: vectors, batch and saved activations, found by one forward pass."""
