@@ -189,7 +189,7 @@ def overheads(worlds, hiddens, turns):
 def predictions(worlds, passes, seconds, algorithms, words):
     """Both are the least of what was found in any pass: the round that nothing else has disturbed."""
     print(f"\n(b) ms a round, predicted from rounds of one process, and measured: the least in {passes} passes")
-    wanted = choose(find("digits"), algorithms=algorithms, seeds="0", words=words).completed()
+    wanted = choose(find("digits"), algorithms=algorithms, seeds="0", settings=words).completed()
     size = Size(wanted.problem.clients, wanted.cohort, wanted.rounds, 1)
     shares = [-(-size.cohort // world) for world in worlds]
     drawn = rounds_of(size.clients, size.cohort, wanted.seeds)

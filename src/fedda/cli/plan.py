@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import Plugins, Words, app, load_plugins
+from .app import Plugins, Settings, app, load_plugins
 from .bench import progress, refuse_places, short
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def plan(
         Path | None, typer.Option(help="A file that --out wrote, maybe elsewhere: nothing is measured.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long rounds of each size are timed.")] = 0.5,
-    words: Words = None,
+    words: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The plan and its profile, as JSON.")] = None,
     plugin: Plugins = None,
 ) -> None:
@@ -66,7 +66,7 @@ def plan(
     for word, value in (("--link", link), ("--latency", latency), ("--seconds", seconds)):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ValueError(f"plan: {word} must be > 0, got {value}")
-    wanted = choose(find(experiment), algorithms=algorithms, words=words or ())
+    wanted = choose(find(experiment), algorithms=algorithms, settings=words or ())
     asked = sized(wanted, clients, cohort)
     where = usable_device(device, "--device")
     if out is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import Plugins, Words, app, load_plugins
+from .app import Plugins, Settings, app, load_plugins
 from .bench import progress
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def theory(
     try_: Annotated[
         bool, typer.Option("--try", help="Train at the proposed values, beside the experiment's own.")
     ] = False,
-    words: Words = None,
+    words: Settings = None,
     samples: Annotated[
         int | None, typer.Option(help="At most so many samples of a client are looked at; 512 if left out.")
     ] = None,
@@ -75,12 +75,12 @@ def theory(
             raise ValueError("theory: --quick, --steps, --on and --out are for the theory itself: leave EXPERIMENT out")
         samples = SAMPLES if samples is None else samples
         count("theory", "--samples", samples)
-        advised(choose(find(experiment), words=words or ()).completed(), label, try_, samples, figures)
+        advised(choose(find(experiment), settings=words or ()).completed(), label, try_, samples, figures)
 
 
 def measured(out: Path, quick: bool, steps: int, on: str | None) -> None:
+    from ..files import write_whole
     from ..progress import table
-    from ..runs.folder import Folder
     from ..theory.findings import findings
     from ..theory.methods import CORRECTED, HEADS
     from ..theory.pictures import draw
@@ -90,7 +90,7 @@ def measured(out: Path, quick: bool, steps: int, on: str | None) -> None:
     with progress() as say:
         found = findings(steps, quick, on, say)
     says = verdicts(found)
-    Folder(out).write("theory.json", json.dumps(says, indent=1, allow_nan=False) + "\n")
+    write_whole(out / "theory.json", json.dumps(says, indent=1, allow_nan=False) + "\n")
     for path in draw(found, out):
         if path.suffix == ".png":
             print(f"picture: {path} (and .svg)")
@@ -105,8 +105,8 @@ def measured(out: Path, quick: bool, steps: int, on: str | None) -> None:
 
 
 def advised(experiment: Experiment, label: str | None, train: bool, samples: int, figures: Path | None) -> None:
+    from ..files import write_whole
     from ..progress import table
-    from ..runs.folder import Folder
     from ..runs.formats import plain
     from ..theory.advice import advise
     from ..theory.trial import analysed, trial
@@ -152,7 +152,7 @@ def advised(experiment: Experiment, label: str | None, train: bool, samples: int
         numbers = {"experiment": experiment.name, "label": label, "T": advice.T, "L_H": advice.L_H, "rho": advice.rho}
         content = numbers | {"bound": advice.bound, "constants": asdict(found), "choices": choices_, "trained": results}
         figures.parent.mkdir(parents=True, exist_ok=True)
-        Folder(figures.parent).write(figures.name, json.dumps(content, indent=1) + "\n")
+        write_whole(figures, json.dumps(content, indent=1) + "\n")
         print(f"figures: {figures}")
 
 
