@@ -104,9 +104,9 @@ def _is_detail(d: Any) -> bool:
     return whole and all(v is None or (isinstance(v, int | float) and not isinstance(v, bool)) for v in numbers)
 
 
-def judge_one_run(run: RecordedRun) -> Group | None:
+def judge_one_run(place: str | Path | RecordedRun) -> Group | None:
     """The verdicts that one run allows, on its own figure; None if it belongs to no figure of the paper."""
-    one = source(run)
+    one = source(place)
     if not one.figure:
         return None
     judged = []
@@ -119,14 +119,15 @@ def judge_one_run(run: RecordedRun) -> Group | None:
     return Group(one.setting, [one.name], judged)
 
 
-def write(run: RecordedRun) -> Group | None:
-    """Write `claims.json` into the folder of a run, and return the verdicts in it.
+def write(place: str | Path | RecordedRun) -> Group | None:
+    """Write `claims.json` into a run folder, and return the verdicts in it.
 
     Without a figure of the paper nothing is written, and the result is None.
     """
-    group = judge_one_run(run)
+    group = judge_one_run(place)
     if group is not None:
-        write_whole(run.folder / CLAIMS, dumps([group]))
+        folder = place.folder if isinstance(place, RecordedRun) else Path(place)
+        write_whole(folder / CLAIMS, dumps([group]))
     return group
 
 
