@@ -94,7 +94,7 @@ def inside(capsys, monkeypatch, *words):
     """The same in this process, for what needs none of its own: exit status, stdout, stderr."""
     monkeypatch.setattr(sys, "argv", ["fedda", *map(str, words)])
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main sets its own
-    monkeypatch.setattr(cli, "NOTED", set())
+    monkeypatch.setattr(cli, "PRINTED", set())
     capsys.readouterr()
     with warnings.catch_warnings(), pytest.raises(SystemExit) as end:
         warnings.simplefilter("always")

@@ -254,7 +254,7 @@ MUTANTS = [
         "test_report.py -k latex_escapes",
     ),
     Mutant(
-        "claim-direction", "experiments/claims/compare.py",
+        "claim-direction", "claims/compare.py",
         'LOWER = SPARSE | {"train_loss", "test_loss"}', 'LOWER = SPARSE | {"train_loss"}',
         "test_claims.py -k in_the_paper_s_world",
     ),

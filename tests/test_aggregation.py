@@ -769,7 +769,7 @@ def rows_of(folder):
 @pytest.mark.parametrize("what", FILES)
 def test_an_experiment_s_rows_are_those_of_train(what, engine, tmp_path):
     table = checked(tiny(aggregation=FILES[what], cohort=3), "tiny")
-    run(table, tmp_path / "run", Quiet(), engine)
+    run(table, tmp_path / "run", Quiet(), engine=engine)
     about = json.loads((tmp_path / "run" / "environment.json").read_text())
     how = Vectorised(path=about["path"], precision=about["precision"]) if engine == "vectorised" else Sequential()
     problem = fedda.load("breast-cancer", clients=4, model="logistic", batch=4)
@@ -782,7 +782,7 @@ def test_an_experiment_s_rows_are_those_of_train(what, engine, tmp_path):
         expected += [{"algorithm": label, **row} for row in history]
     found = rows_of(tmp_path / "run")
     assert [row | {"seconds": old["seconds"]} for row, old in zip(found, expected, strict=True)] == expected
-    run(checked(tiny(cohort=3), "tiny"), tmp_path / "plain", Quiet(), engine)
+    run(checked(tiny(cohort=3), "tiny"), tmp_path / "plain", Quiet(), engine=engine)
     assert all(
         a["train_loss"] != b["train_loss"] for a, b in zip(found[2:8], rows_of(tmp_path / "plain")[2:8], strict=True)
     )
@@ -809,7 +809,7 @@ def test_wrappers_that_do_not_fit_an_algorithm_leave_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
     run(choose(wanted, algorithms="fedda-mvr"), tmp_path / "run", Quiet())
     with pytest.raises(ValueError, match="was run with another 'aggregation'"):
-        resumed(choose(wanted, algorithms="fedda-mvr", words=["aggregation="]), tmp_path / "run", None)
+        resumed(choose(wanted, algorithms="fedda-mvr", settings=["aggregation="]), tmp_path / "run", None)
 
 
 if __name__ == "__main__":  # a rank

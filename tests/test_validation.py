@@ -170,7 +170,7 @@ def test_it_is_a_word_of_the_file(tmp_path):
     experiment = Experiment.model_validate(table)
     full = experiment.completed()
     assert "validation = 0.2" in full.toml() and config.parse(full.toml(), "x") == full == full.completed()
-    assert choose(Experiment.model_validate(tiny()), words=["problem.validation=0.2"]).problem.validation == 0.2
+    assert choose(Experiment.model_validate(tiny()), settings=["problem.validation=0.2"]).problem.validation == 0.2
     assert "validation" not in Experiment.model_validate(tiny()).completed().problem.model_dump()
     folder = run(experiment, tmp_path / "run", Quiet())
     rows = (folder.path / "metrics.jsonl").read_text().splitlines()

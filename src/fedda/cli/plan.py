@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Plugins, Words, app, load_plugins
+from .app import Plugins, Settings, app, load_plugins
 from .bench import facts, progress, refuse_unwritable, short, show_table
 
 
@@ -21,7 +21,7 @@ def plan(
     device: Annotated[str, typer.Option(help="Where rounds are measured: cpu, cuda, cuda:1, ...")] = "cpu",
     algorithms: Annotated[str | None, typer.Option(help="Labels or names of algorithms, separated by commas.")] = None,
     seconds: Annotated[float, typer.Option(help="How long rounds of each size are timed.")] = 0.5,
-    words: Words = None,
+    words: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
     plugin: Plugins = None,
 ) -> None:
@@ -40,7 +40,7 @@ def plan(
     load_plugins(plugin)
     count("plan", "--gpus", gpus, at_most=65536)
     number("plan", "--seconds", seconds, POSITIVE)
-    given = choose(find(experiment), algorithms=algorithms, words=words or ())
+    given = choose(find(experiment), algorithms=algorithms, settings=words or ())
     chosen = given.completed()
     population = chosen.problem.clients if clients is None else whole("--clients", clients, 2**31 - 1)
     if population is None:

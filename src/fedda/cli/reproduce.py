@@ -11,7 +11,7 @@ import typer
 
 from ..processes import Stopped
 from .app import Plugins, app, load_plugins, say
-from .run import refuse_how
+from .run import refuse_options
 
 if TYPE_CHECKING:
     from ..experiments.reproduce import Part, PartList, estimate
@@ -56,7 +56,7 @@ def reproduce(
     from ..experiments.reproduce.restore import restore
 
     load_plugins(plugin)
-    refuse_how("auto", device, precision, None, False, False, 5.0)
+    refuse_options("auto", device, precision, None, False, False, 5.0)
     if sum((shows_plan, docs, smoke)) > 1 or (keep is not None and not smoke):
         raise ValueError("--plan, --docs and --smoke exclude each other, and --keep needs --smoke")
     if docs:

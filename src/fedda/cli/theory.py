@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import Plugins, Words, app, load_plugins
+from ..files import write_whole
+from .app import Plugins, Settings, app, load_plugins
 from .bench import progress
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def theory(
     experiment: Annotated[str | None, typer.Argument(help="Experiment to advise on; none: measure the theory.")] = None,
     label: Annotated[str | None, typer.Option(help="A FedDA of the experiment; default: the first with MVR.")] = None,
     try_: Annotated[bool, typer.Option("--try", help="Train with the proposed and the experiment's values.")] = False,
-    words: Words = None,
+    words: Settings = None,
     samples: Annotated[int | None, typer.Option(help="Samples used per client at most; 512 by default.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write the advice into this JSON file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; runs/theory by default.")] = None,
@@ -61,12 +62,11 @@ def theory(
             raise ValueError("theory: --quick, --steps, --on and --out are for the theory itself: leave EXPERIMENT out")
         samples = SAMPLES if samples is None else samples
         count("theory", "--samples", samples)
-        give_advice(choose(find(experiment), words=words or ()).completed(), label, try_, samples, figures)
+        give_advice(choose(find(experiment), settings=words or ()).completed(), label, try_, samples, figures)
 
 
 def measure_theory(out: Path, quick: bool, steps: int, on: str | None) -> None:
     from ..progress import table
-    from ..runs.folder import Folder
     from ..theory.findings import findings
     from ..theory.methods import CORRECTED, HEADS
     from ..theory.pictures import draw
@@ -76,7 +76,7 @@ def measure_theory(out: Path, quick: bool, steps: int, on: str | None) -> None:
     with progress() as say:
         results = findings(steps, quick, on, say)
     judged = verdicts(results)
-    Folder(out).write("theory.json", json.dumps(judged, indent=1, allow_nan=False) + "\n")
+    write_whole(out / "theory.json", json.dumps(judged, indent=1, allow_nan=False) + "\n")
     for path in draw(results, out):
         if path.suffix == ".png":
             print(f"picture: {path} (and .svg)")
@@ -89,7 +89,6 @@ def measure_theory(out: Path, quick: bool, steps: int, on: str | None) -> None:
 
 def give_advice(experiment: Experiment, label: str | None, train: bool, samples: int, figures: Path | None) -> None:
     from ..progress import table
-    from ..runs.folder import Folder
     from ..runs.formats import plain
     from ..theory.advice import advise, analysed, trial
 
@@ -139,7 +138,7 @@ def give_advice(experiment: Experiment, label: str | None, train: bool, samples:
             "trained": results,
         }
         figures.parent.mkdir(parents=True, exist_ok=True)
-        Folder(figures.parent).write(figures.name, json.dumps(content, indent=1) + "\n")
+        write_whole(figures, json.dumps(content, indent=1) + "\n")
         print(f"figures: {figures}")
 
 

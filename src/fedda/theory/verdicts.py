@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..claims.compare import INCONCLUSIVE, NOT_SUPPORTED, SUPPORTED, Detail, combine, detail
+from ..claims.sentences import counts
 from ..claims.values import Value
-from ..claims.words import counts
 from .findings import Findings
 from .rates import DECADES, Decay
 

@@ -11,7 +11,8 @@ from typing import Any
 from fedda.files import write_whole
 from fedda.report.picture import picture
 from fedda.report.plots import draw
-from fedda.runs.reading import read, toml
+from fedda.runs.reading import read_run
+from fedda.runs.toml import read_toml
 
 from ...files import alone
 from ..config import Experiment
@@ -73,7 +74,7 @@ def _runs(
     about = environment([e.environment for e in there], [e.place.name for e in there], rows)
     write_whole(place / "environment.json", about)
     if pictures:
-        shown = picture([read(place)])
+        shown = picture([read_run(place)])
         for kind in ("png", "svg"):
             write_whole(place / f"curves-rounds.{kind}", draw(shown, shown.axes[0], kind, DPI))
     return [str(place)]
@@ -82,7 +83,7 @@ def _runs(
 def _refuse_less(place: Path, labels: list[str], work: Path) -> None:
     """What is kept is never replaced by less of it."""
     if (place / "config.toml").is_file():
-        gone = [label for label in toml(place / "config.toml")["algorithms"] if label not in labels]
+        gone = [label for label in read_toml(place / "config.toml")["algorithms"] if label not in labels]
         if gone:
             words = f"holds {', '.join(gone)}, which {work} has not run"
             raise ValueError(f"{place}: {words}: bring those runs back, or give another --out")

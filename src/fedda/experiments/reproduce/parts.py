@@ -12,7 +12,7 @@ from typing import Any
 from ... import presets
 from ...registry import algorithms
 from ..config import Experiment, checked, find, hyper, one_line
-from ..grid import placed
+from ..grid import apply_point
 from ..overrides import choose
 from ..sweep import Sweep
 
@@ -107,7 +107,7 @@ class PartList:
                 yield part, name
 
     def _as_here(self, name: str, rounds: int, every: int | None, seeds: Any, setting: str = "") -> Experiment:
-        wanted = choose(find(name), rounds=rounds, seeds=",".join(map(str, seeds)), words=self.words)
+        wanted = choose(find(name), rounds=rounds, seeds=",".join(map(str, seeds)), settings=self.words)
         return wanted.model_copy(update={"every": every, "setting": setting}).completed()
 
 
@@ -127,7 +127,7 @@ def canonical(words: dict[str, Any]) -> dict[str, Any]:
     {'name': 'fedda-mvr', 'lr': 0.1}
     """
     entry = algorithms.find(words["name"])
-    return {"name": entry.alias_of or entry.name} | placed(hyper(words), {})
+    return {"name": entry.alias_of or entry.name} | apply_point(hyper(words), {})
 
 
 def plan(path: Path | None = None) -> PartList:

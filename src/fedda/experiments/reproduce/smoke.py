@@ -96,7 +96,7 @@ def small(name: str, folder: Path) -> tuple[Experiment, int]:
     words += ["problem.resplit=false", f"every={rounds // POINTS}"]
     if full.problem.partition == "by_client":
         words += [f"problem.clients={WRITERS}", f"cohort={WRITERS // 5}"]
-    return choose(full, rounds=rounds, seeds=",".join(map(str, SEEDS)), words=words), crc
+    return choose(full, rounds=rounds, seeds=",".join(map(str, SEEDS)), settings=words), crc
 
 
 def curves(rows: list[dict[str, Any]]) -> Curves:

@@ -106,7 +106,7 @@ def worse(run: Source, before: Source) -> Iterator[str]:
 def known_as(method: MethodValues, columns: Sequence[str] = ()) -> str:
     """A method with what a reader of its numbers must know."""
     notes = ["constant predictor"] if method.constant else []
-    if "density" in columns and not method.words.get("prox"):
+    if "density" in columns and not method.params.get("prox"):
         notes.append("no penalty")
     if method.unreduced:
         notes.append("alpha = 1: no variance reduction")
@@ -136,9 +136,9 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     found: dict[str, MethodValues] = {}
     for run in runs:
         for method in run.methods:
-            name = str(method.words.get("name", method.label))
+            name = str(method.params.get("name", method.label))
             key = method.label if method.label.endswith("-l1") else ALIASES.get(name, name)
-            steps = method.words.get("steps")
+            steps = method.params.get("steps")
             found.setdefault(f"{key} ({steps})" if " (" in method.label else key, method)
     table = {m.label: m for m in found.values()}
     best = best_of(list(table.values()), "test_accuracy")

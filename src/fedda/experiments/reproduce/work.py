@@ -23,7 +23,8 @@ from fedda.files import write_whole
 from ...files import alone
 from ...processes import Stopped
 from ...runs.folder import Folder
-from ..jobs import MEMORY, Progress
+from ...runs.names import OUT_OF_MEMORY
+from ..jobs import Progress
 from ..runner import built, run
 from ..sweep import search
 from .estimate import TIMES
@@ -155,7 +156,7 @@ class Reproduction:
                 save_seconds=SAVE_SECONDS, problem=problem,
                 precision="auto" if begun else part.precision or self.precision,  # it goes on as it began
             )  # fmt: skip
-        if not entry.failure.startswith(MEMORY):  # there may be more of it the next time
+        if not entry.failure.startswith(OUT_OF_MEMORY):  # there may be more of it the next time
             entry.finish()
 
     def sweep(self, part: Part, name: str, clock: Clock) -> None:

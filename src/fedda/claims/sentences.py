@@ -1,4 +1,4 @@
-"""Verdicts in words: the one line that says why."""
+"""Verdicts as text: the line that gives the reason."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedda.runs.formats import plain
-
+from ..runs.formats import plain
 from .compare import INCONCLUSIVE, NOT_SUPPORTED, NOT_TESTED, SUPPORTED, Detail, Table
 
-FEW = 3  # so many comparisons are shown with their numbers
-LIST = 6  # so many are named in a list
+FEW = 3  # comparisons shown with their numbers
+LIST = 6  # comparisons named in a list
 COUNTED = {
     SUPPORTED: "supported", INCONCLUSIVE: "inconclusive", NOT_SUPPORTED: "not supported", NOT_TESTED: "not run"
 }  # fmt: skip
 
 
 def sentence(details: Sequence[Detail]) -> str:
-    """The numbers of a few comparisons, or which of many did not come out as the paper says.
+    """The numbers of a few comparisons; of many, those that contradict the paper.
 
     >>> line = Detail("fedda-mvr vs fedavg", "test_accuracy", SUPPORTED, 0.92, 0.9, 0.02, 0.004, 0.03, 5)
     >>> sentence([line])
@@ -46,30 +45,30 @@ def sentence(details: Sequence[Detail]) -> str:
 
 
 def counts(details: Sequence[Detail]) -> str:
-    """How many comparisons came out how.
+    """The number of comparisons per verdict.
 
     >>> counts([Detail("a vs b", "test_loss", SUPPORTED)] * 2 + [Detail("a vs c", "test_loss", NOT_TESTED)])
     '2 supported, 1 not run'
     >>> counts([Detail("a vs b", "test_loss", SUPPORTED, 0.1)])
     '1 supported (1 by a divergence)'
     """
-    found = Counter(d.verdict for d in details)
+    count = Counter(d.verdict for d in details)
     lost = sum(d.by_divergence for d in details)
     beside = {SUPPORTED: f" ({lost} by a divergence)" if lost else ""}
-    shown = {verdict: words + beside.get(verdict, "") for verdict, words in COUNTED.items()}
-    return ", ".join(f"{found[verdict]} {words}" for verdict, words in shown.items() if found[verdict])
+    shown = {verdict: text + beside.get(verdict, "") for verdict, text in COUNTED.items()}
+    return ", ".join(f"{count[verdict]} {text}" for verdict, text in shown.items() if count[verdict])
 
 
 def grouped(details: Sequence[Detail]) -> list[tuple[str, list[Detail]]]:
     """The metrics of each comparison together."""
-    found: dict[str, list[Detail]] = {}
+    groups: dict[str, list[Detail]] = {}
     for d in details:
-        found.setdefault(d.comparison, []).append(d)
-    return list(found.items())
+        groups.setdefault(d.comparison, []).append(d)
+    return list(groups.items())
 
 
 def numbers(d: Detail) -> str:
-    """One comparison's metric with its numbers."""
+    """The metric of a comparison with its numbers."""
     if d.verdict == NOT_TESTED:
         return named(d.metric)
     beside = []
@@ -90,37 +89,37 @@ def named(metric: str) -> str:
 
 
 def _listed(details: Sequence[Detail]) -> str:
-    """Comparisons with their metrics and differences behind them."""
-    found = grouped(details)
+    """Comparisons with their metrics and differences."""
+    groups = grouped(details)
     shown = []
-    for comparison, own in found[:LIST]:
+    for comparison, own in groups[:LIST]:
         metrics = (named(d.metric) + (f" {signed(d.difference)}" if d.difference is not None else "") for d in own)
         shown.append(f"{comparison} ({', '.join(metrics)})")
-    return ", ".join(shown) + (f" and {len(found) - LIST} more" if len(found) > LIST else "")
+    return ", ".join(shown) + (f" and {len(groups) - LIST} more" if len(groups) > LIST else "")
 
 
 def variants(table: Table) -> str:
-    """Which reading of the paper the curves are of: the start of mu, the penalty, and whether variance is reduced.
+    """How the paper was read for these curves: the start of mu, the penalty, and whether variance is reduced.
 
     >>> from .values import MethodValues
-    >>> variants({"fedda-1-2": MethodValues("a", words={"mu0": "nu0", "prox": {"kind": "l1", "gamma": 0.01}})})
+    >>> variants({"fedda-1-2": MethodValues("a", params={"mu0": "nu0", "prox": {"kind": "l1", "gamma": 0.01}})})
     'fedda-1-2: mu0 nu0, l1 0.01'
     """
-    found: dict[str, list[str]] = {}
+    labels: dict[str, list[str]] = {}
     for name, method in table.items():
         short = name.removeprefix("heterogeneous ").split(" (")[0]
-        words = ", ".join([*_readings(method.words), *(["alpha 1, no variance reduction"] if method.unreduced else [])])
-        if words and short not in found.setdefault(words, []):
-            found[words].append(short)
-    return "; ".join(f"{', '.join(names)}: {words}" for words, names in found.items())
+        text = ", ".join([*_readings(method.params), *(["alpha 1, no variance reduction"] if method.unreduced else [])])
+        if text and short not in labels.setdefault(text, []):
+            labels[text].append(short)
+    return "; ".join(f"{', '.join(names)}: {text}" for text, names in labels.items())
 
 
-def _readings(words: Mapping[str, Any]) -> Iterable[str]:
-    if "mu0" in words:
-        yield f"mu0 {words['mu0']}"
-    if words.get("mu_scale", "sum") != "sum":
-        yield f"mu_scale {words['mu_scale']}"
-    prox = words.get("prox")
+def _readings(params: Mapping[str, Any]) -> Iterable[str]:
+    if "mu0" in params:
+        yield f"mu0 {params['mu0']}"
+    if params.get("mu_scale", "sum") != "sum":
+        yield f"mu_scale {params['mu_scale']}"
+    prox = params.get("prox")
     if isinstance(prox, dict):
         yield f"{prox.get('kind')} {plain(prox['gamma']) if isinstance(prox.get('gamma'), float) else ''}".strip()
         if prox.get("decoupled"):
@@ -128,7 +127,7 @@ def _readings(words: Mapping[str, Any]) -> Iterable[str]:
 
 
 def collapsed(table: Table) -> Iterable[str]:
-    """Who predicts a constant: what it loses, and the density it wins, come about for a trivial reason."""
+    """Methods that predict a constant: their comparisons are decided for a trivial reason."""
     for name, method in table.items():
         if method.constant:
             accuracy = method.values["test_accuracy"].mean if "test_accuracy" in method.values else None
