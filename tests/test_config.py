@@ -389,7 +389,7 @@ def test_values_from_a_preset_file(tmp_path):
 
 
 def kept_files():
-    return sorted((Path(__file__).parent.parent / "results").rglob("config.toml"))
+    return sorted((Path(__file__).parent.parent / "paper" / "results").rglob("config.toml"))
 
 
 def test_kept_files_are_read_as_they_were_run():

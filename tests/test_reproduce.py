@@ -24,18 +24,18 @@ from fedda.claims.values import MethodValues, Value
 from fedda.experiments import run
 from fedda.experiments.config import find
 from fedda.experiments.grid import points
-from fedda.experiments.reproduce import plan, readme, work
-from fedda.experiments.reproduce.chapters import better_readings, edges, findings
-from fedda.experiments.reproduce.estimate import TIMES, lines
-from fedda.experiments.reproduce.pack import pack, packed
-from fedda.experiments.reproduce.page import page
-from fedda.experiments.reproduce.pool import entries
-from fedda.experiments.reproduce.restore import restore
-from fedda.experiments.reproduce.results import Results
-from fedda.experiments.reproduce.tables import _chosen, as_good, best_of, fallen, recommended, survivors, value, worse
-from fedda.experiments.reproduce.work import Clock, Reproduction
 from fedda.files import alone
 from fedda.runs import reading as read
+from fedda_paper import plan, readme, work
+from fedda_paper.chapters import better_readings, edges, findings
+from fedda_paper.estimate import TIMES, lines
+from fedda_paper.pack import pack, packed
+from fedda_paper.page import page
+from fedda_paper.pool import entries
+from fedda_paper.restore import restore
+from fedda_paper.results import Results
+from fedda_paper.tables import _chosen, as_good, best_of, fallen, recommended, survivors, value, worse
+from fedda_paper.work import Clock, Reproduction
 
 ROOT = Path(__file__).parent.parent
 MINI = """
@@ -430,7 +430,7 @@ def test_the_page_is_a_function_of_the_results_alone(made, tmp_path):
 def test_the_page_s_numbers_are_those_of_the_rows(made):
     """The last 5 % of 8 rounds is round 8 alone: mean and deviation over seeds, taken here from the rows."""
     _, _, results = made
-    text = page(results, "../results")
+    text = page(results, "../paper/results")
     rows = rows_of(results / "paper" / "cifar10" / "metrics.jsonl.gz")
     for label in ("fedda-mvr", "local-adapt"):
         last = [r["test_accuracy"] for r in rows if r["algorithm"] == label and r["round"] == 8]
@@ -448,7 +448,7 @@ def test_the_page_s_numbers_are_those_of_the_rows(made):
 
 def test_what_was_not_run_is_said(made, tmp_path):
     _, _, results = made
-    text = page(results, "../results")
+    text = page(results, "../paper/results")
     femnist = text[text.index("### FEMNIST, 50 of") :]
     assert "**At the paper's values**: not run." in femnist[:100]
     missing = "**not run: fedcm (10), fedda-2-1 (10), fedda-2-2 (10), fedcm (20)"  # the others are there
@@ -457,7 +457,7 @@ def test_what_was_not_run_is_said(made, tmp_path):
     whole = [name for (_, name), run in found.figures.items() if set(run.run.labels) == set(find(name).algorithms)]
     part = len(found.figures) - len(whole)
     assert part and f"\n{len(whole)} of {len(list(found.plan.figures()))} figures were run, and {part} in part" in text
-    nothing = page(tmp_path / "nowhere", "../results")
+    nothing = page(tmp_path / "nowhere", "../paper/results")
     assert (
         "None of the 22 figures has been run yet" in nothing
         and "fedda theory --out results/theory" in nothing
@@ -586,7 +586,7 @@ def test_a_tuned_value_on_an_edge_is_named_beside_the_figure(made):
     own = found.sweeps["cifar10"]["algorithms"]
     chosen = [label for label in own if any(point["best"] for point in own[label]["points"])]
     assert list(edges(found, part, "cifar10")) == chosen and len(chosen) > 4
-    assert f"beyond it: {', '.join(chosen)}." in page(made[2], "../results")
+    assert f"beyond it: {', '.join(chosen)}." in page(made[2], "../paper/results")
     for label in own:
         own[label]["points"] += [{"values": {w: v}, "best": False} for w in own[label]["words"] for v in (0.0, 1e9)]
     assert list(edges(found, part, "cifar10")) == []
@@ -594,7 +594,7 @@ def test_a_tuned_value_on_an_edge_is_named_beside_the_figure(made):
 
 def test_theory_has_nothing_to_tune(made, tmp_path):
     shutil.copytree(made[2], tmp_path / "results")
-    shutil.copytree(ROOT / "results" / "theory", tmp_path / "results" / "theory")
+    shutil.copytree(ROOT / "paper" / "results" / "theory", tmp_path / "results" / "theory")
     rows = [line for line in page(tmp_path / "results", "../r").splitlines() if line.startswith("| C")]
     assert [line[2:5] for line in rows if line.endswith("| nothing to tune |")] == ["C26", "C27", "C28", "C29", "C30"]
 
@@ -668,11 +668,11 @@ def test_who_is_no_better_than_a_constant_learns_nothing(made):
 
 def test_tuned_values_that_are_the_paper_s_are_said_to_be_the_same_runs(made, tmp_path):
     same = "The sweep chose the paper's values for all of them: these are the same runs."
-    assert same not in page(made[2], "../results")
+    assert same not in page(made[2], "../paper/results")
     shutil.copytree(made[2], tmp_path / "results")
     shutil.rmtree(tmp_path / "results" / "tuned" / "cifar10")
     shutil.copytree(made[2] / "paper" / "cifar10", tmp_path / "results" / "tuned" / "cifar10")
-    text = page(tmp_path / "results", "../results")
+    text = page(tmp_path / "results", "../paper/results")
     assert same in text and "results/tuned/cifar10/curves" not in text
 
 
@@ -692,7 +692,7 @@ def test_who_ends_worse_tuned_is_named(made, tmp_path):
 def test_the_readme_gets_a_picture_and_a_table_once(made):
     _, _, results = made
     text = (ROOT / "README.md").read_text()
-    once = readme.filled(text, results, "results")
+    once = readme.filled(text, results, "paper/results")
     assert readme.filled(once, results, "results") == once
     assert once.index("results/paper/cifar10/curves-rounds.png") < once.index("docs/images/")  # the first picture
     assert once.index("| verdict |") == once.index("\n| ") + 1  # the first table
@@ -702,10 +702,10 @@ def test_the_readme_gets_a_picture_and_a_table_once(made):
 
 def test_the_pages_of_this_checkout_are_up_to_date():
     """To write them anew: fedda reproduce --docs"""
-    results = ROOT / "results"
-    assert (ROOT / "docs" / "reproduction.md").read_text() == page(results, "../results")
+    results = ROOT / "paper" / "results"
+    assert (ROOT / "docs" / "reproduction.md").read_text() == page(results, "../paper/results")
     text = (ROOT / "README.md").read_text()
-    assert text == readme.filled(text, results, "results")
+    assert text == readme.filled(text, results, "paper/results")
     assert sum(p.stat().st_size for p in results.rglob("*") if p.is_file()) < 15 * 2**20
 
 

@@ -12,11 +12,11 @@ from commands import Quiet, inside, is_one_line
 from fedda.algorithms.fedda import FedDA
 from fedda.algorithms.fedopt import FedAdam
 from fedda.data import open_dataset
-from fedda.experiments.reproduce import plan, shrink, smoke
 from fedda.rules.estimators import Mvr
 from fedda.rules.preconditioners import Diagonal
+from fedda_paper import plan, shrink, smoke
 
-KEPT = smoke.resources.files("fedda.experiments.reproduce") / "kept"
+KEPT = smoke.resources.files("fedda_paper") / "smoke_curves"
 
 
 def test_every_figure_has_kept_curves_of_a_tenth_of_its_length_or_less():

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import fedda
+import fedda_paper
 from commands import ENVIRONMENT
 
 ROOT = Path(__file__).parent.parent
@@ -48,8 +49,8 @@ ALLOWED = {
     "claims": {"checks", "problems", "experiments", "files", "registry", "report", "runs"},
     "progress": set(),
     "experiments": BASE
-    | {"aggregation", "core", "algorithms", "engines", "data", "files", "presets", "problems", "report", "rules"}
-    | {"claims", "processes", "runs", "run", "__init__"},
+    | {"aggregation", "core", "algorithms", "engines", "data", "files", "presets", "problems", "rules"}
+    | {"processes", "runs", "run", "__init__"},
     "listing": BASE | {"aggregation", "costs", "presets", "problems", "experiments"},
     "bench": BASE | {"runs", "core", "engines", "problems", "run", "report", "__init__"},
     "plan": BASE | {"bench", "core", "engines", "experiments", "problems", "run"},
@@ -167,7 +168,10 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def modules():
-    for info in pkgutil.walk_packages(fedda.__path__, "fedda."):
+    for info in [
+        *pkgutil.walk_packages(fedda.__path__, "fedda."),
+        *pkgutil.walk_packages(fedda_paper.__path__, "fedda_paper."),
+    ]:
         if info.name != "fedda.__main__" and (HAS_TRITON or info.name not in TRITON):
             yield info.name
 

@@ -8,13 +8,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fedda.files import write_whole
+from fedda.experiments.config import Experiment
+from fedda.files import alone, write_whole
 from fedda.report.picture import picture
 from fedda.report.plots import draw
 from fedda.runs.reading import read, toml
 
-from ...files import alone
-from ..config import Experiment
 from .estimate import times
 from .parts import Part, PartList, plan
 from .pool import entries, ready, spent, winners

@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from ... import checks
-from ...data import open_dataset
-from ..config import Experiment, find
-from ..jobs import Progress
-from ..overrides import choose
-from ..runner import run
+from fedda import checks
+from fedda.data import open_dataset
+from fedda.experiments.config import Experiment, find
+from fedda.experiments.jobs import Progress
+from fedda.experiments.overrides import choose
+from fedda.experiments.runner import run
+
 from .parts import plan
 from .shrink import WRITERS, shrunk
 
@@ -159,7 +160,7 @@ def _each(kept: dict[str, Any], found: dict[str, Any], label: str) -> Iterator[D
 
 def kept_curves(name: str) -> dict[str, Any]:
     """The curves that come with fedda."""
-    file = resources.files(__package__) / "kept" / f"{name}.json.gz"
+    file = resources.files(__package__) / "smoke_curves" / f"{name}.json.gz"
     return dict(json.loads(gzip.decompress(file.read_bytes())))
 
 

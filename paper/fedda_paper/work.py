@@ -18,14 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedda.files import write_whole
+from fedda.experiments.jobs import MEMORY, Progress
+from fedda.experiments.runner import built, run
+from fedda.experiments.sweep import search
+from fedda.files import alone, write_whole
+from fedda.processes import Stopped
+from fedda.runs.folder import Folder
 
-from ...files import alone
-from ...processes import Stopped
-from ...runs.folder import Folder
-from ..jobs import MEMORY, Progress
-from ..runner import built, run
-from ..sweep import search
 from .estimate import TIMES
 from .parts import Part, PartList
 from .pool import DONE, PoolRun, entries, experiments, winners

@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..processes import Stopped
-from .app import Plugins, app, load_plugins, say
-from .run import refuse_how
+from fedda.cli.app import Plugins, load_plugins, say
+from fedda.cli.run import refuse_how
+from fedda.processes import Stopped
 
 if TYPE_CHECKING:
-    from ..experiments.reproduce import Part, PartList, estimate
+    from . import Part, PartList, estimate
+
+
+app = typer.Typer(add_completion=False)
 
 
 @app.command(epilog="Example: fedda reproduce cifar10 variants --device cuda --minutes 9.5")
 def reproduce(
     parts: Annotated[list[str] | None, typer.Argument()] = None,
-    out: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("paper/results"),
     work: Annotated[Path, typer.Option(help="Where runs go on, with their checkpoints.")] = Path("runs/reproduce"),
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     precision: Annotated[str, typer.Option(help="auto, float32, tf32 or bf16 (docs/performance.md).")] = "auto",
@@ -51,9 +54,9 @@ def reproduce(
     of figures, not the same ones (--smoke alone lists them). The same command in several processes at a time shares
     what is left between them.
     """
-    from ..experiments.reproduce import estimate, plan
-    from ..experiments.reproduce.pack import pack
-    from ..experiments.reproduce.restore import restore
+    from . import estimate, plan
+    from .pack import pack
+    from .restore import restore
 
     load_plugins(plugin)
     refuse_how("auto", device, precision, None, False, False, 5.0)
@@ -83,8 +86,9 @@ def go(
 ) -> str:  # fmt: skip
     """Run until all is done or the time is over, and say what stood in the way, if something did; a signal leaves a
     checkpoint and the command that goes on."""
-    from ..experiments.reproduce.work import Reproduction, commit_here
-    from ..progress import watcher
+    from fedda.progress import watcher
+
+    from .work import Reproduction, commit_here
 
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes must be a number > 0, got {minutes}")
@@ -102,8 +106,8 @@ def go(
 
 def print_plan(lines: list[estimate.Estimate]) -> None:
     """One row a part; seconds are of what is left, on the device that the figures in estimate.py were measured on."""
-    from ..progress import table
-    from ..runs.formats import count, duration
+    from fedda.progress import table
+    from fedda.runs.formats import count, duration
 
     rows = [[line.part, str(line.runs), str(line.done), count(line.steps), duration(line.seconds)] for line in lines]
     total = [sum(getattr(line, word) for line in lines) for word in ("runs", "done", "steps", "seconds")]
@@ -113,9 +117,10 @@ def print_plan(lines: list[estimate.Estimate]) -> None:
 
 def write_docs(out: Path) -> None:
     """The page and the README's part, in the checkout that the command is given in."""
-    from ..experiments.reproduce import readme
-    from ..experiments.reproduce.page import page
-    from ..files import write_whole
+    from fedda.files import write_whole
+
+    from . import readme
+    from .page import page
 
     if not Path("docs").is_dir() or not Path("README.md").is_file():
         raise ValueError("reproduce: --docs writes docs/reproduction.md and README.md: run it in a checkout")
@@ -130,9 +135,10 @@ def write_docs(out: Path) -> None:
 
 def repeat(figures: list[str], keep: Path | None) -> None:
     """Figures in small; exit 1 where a method's curves are farther from the kept ones than the tolerance."""
-    from ..experiments.reproduce import smoke as small
-    from ..progress import table, watcher
-    from ..runs.formats import plain
+    from fedda.progress import table, watcher
+    from fedda.runs.formats import plain
+
+    from . import smoke as small
 
     if not figures:
         raise ValueError(f"reproduce: --smoke needs a figure: {', '.join(small.names())}")

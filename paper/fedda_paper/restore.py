@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedda.files import write_whole
+from fedda.experiments.config import Experiment, read
+from fedda.files import alone, json_lines, write_whole
 
-from ...files import alone, json_lines
-from ..config import Experiment, read
 from .estimate import TIMES, times
 from .pack import SWEEP, kept_at
 from .parts import PartList

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from fedda.claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, compare
+from fedda.claims.runs import ALIASES, Source
+from fedda.claims.steps import NEAR, a_round
+from fedda.claims.values import MethodValues, measure
 from fedda.report import style
 from fedda.runs.curves import number
 from fedda.runs.formats import count, size, spread
-
-from ...claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, compare
-from ...claims.runs import ALIASES, Source
-from ...claims.steps import NEAR, a_round
-from ...claims.values import MethodValues, measure
 
 FALL = 0.02  # of test accuracy, from the best round to the end, is worth a word
 FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")

@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from fedda.claims.compare import LOWER, SUPPORTED, compare
+from fedda.claims.runs import ALIASES, Source
+from fedda.claims.values import MethodValues
+from fedda.experiments.config import find
 from fedda.runs.formats import count, duration, plain
 
-from ...claims.compare import LOWER, SUPPORTED, compare
-from ...claims.runs import ALIASES, Source
-from ...claims.values import MethodValues
-from ..config import find
 from .estimate import covered
 from .parts import Part
 from .results import Results, missing

@@ -9,12 +9,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ... import presets
-from ...registry import algorithms
-from ..config import Experiment, checked, find, hyper, one_line
-from ..grid import placed
-from ..overrides import choose
-from ..sweep import Sweep
+from fedda import presets
+from fedda.experiments.config import Experiment, checked, find, hyper, one_line
+from fedda.experiments.grid import placed
+from fedda.experiments.overrides import choose
+from fedda.experiments.sweep import Sweep
+from fedda.registry import algorithms
 
 
 @dataclass(frozen=True)

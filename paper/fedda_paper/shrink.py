@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ... import rng
-from ...data import Dataset
+from fedda import rng
+from fedda.data import Dataset
 
 SIDE = 8  # pixels of an image's side at least
 SAMPLES, TESTED, WRITERS = 2000, 1000, 50

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Experiment, read
+from fedda.experiments.config import Experiment, read
+
 from .parts import Part, PartList
 from .pool import DONE, PoolRun, entries, experiments, winners
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedda.experiments.config import Experiment
 from fedda.runs.curves import Row
 from fedda.runs.names import slug
 
-from ..config import Experiment
 from .parts import Part, PartList, canonical
 
 DONE = "done.json"

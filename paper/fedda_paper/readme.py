@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..config import find
+from fedda.experiments.config import find
+
 from .chapters import SETTINGS
 from .page import counted
 from .results import Results

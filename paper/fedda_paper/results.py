@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedda.claims import Group, Verdict, verdicts
+from fedda.claims.runs import Source, source
+from fedda.claims.statements import Claim
+from fedda.experiments.config import find
 from fedda.runs.reading import kept
 
-from ...claims import Group, Verdict, verdicts
-from ...claims.runs import Source, source
-from ...claims.statements import Claim
-from ..config import find
 from .parts import PartList, plan
 
 
