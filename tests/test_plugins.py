@@ -96,9 +96,9 @@ def test_a_name_cannot_be_taken_twice():
 
 
 # -- presets ---------------------------------------------------------
-@pytest.mark.parametrize("which", presets.PRESETS)
+@pytest.mark.parametrize("which", presets.builtin())
 def test_presets_build(which):
-    for name, words in presets.PRESETS[which].items():
+    for name, words in presets.builtin()[which].items():
         algorithm = fedda.make(name, preset=which)
         assert algorithm == fedda.make(name, **words)
         assert fedda.make(name, preset=which, steps=20).steps == 20  # what is given outranks the preset

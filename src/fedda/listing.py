@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from inspect import Parameter
 
-from . import registry
+from . import presets, registry
 from .aggregation import aggregations
 from .costs import Cost, cost
 from .experiments import builtin, find
-from .presets import PRESETS
 from .problems import options_of
 
 REGISTRIES = {
@@ -45,7 +44,7 @@ def rows(kind: str) -> Table:
         return ("experiment", "title", "algorithms"), [(n, e.title, ", ".join(e.algorithms)) for n, e in found.items()]
     if kind == "presets":
         return ("preset", "algorithm", "words"), [
-            (which, name, _words(words)) for which, table in PRESETS.items() for name, words in table.items()
+            (which, name, _words(words)) for which, table in presets.builtin().items() for name, words in table.items()
         ]
     if kind == "algorithms":
         heads = ("name", "what it is", *COSTS.values())
