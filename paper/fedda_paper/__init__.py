@@ -1,5 +1,1 @@
-"""The reproduction of the paper's experimental section: every figure run, kept and judged (docs/reproduction.md)."""
-
-from .parts import Part, PartList, plan
-
-__all__ = ["Part", "PartList", "plan"]
+"""The reproduction of the paper's experiments: every figure run, kept and judged (docs/reproduction.md)."""

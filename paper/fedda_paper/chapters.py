@@ -1,4 +1,4 @@
-"""Chapters of the page beside the figures: tuning, pilots, advice, times."""
+"""Chapters of the page besides the figures: tuning, pilots, advice, times."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 from fedda.claims.compare import LOWER, SUPPORTED, compare
 from fedda.claims.runs import ALIASES, Source
 from fedda.claims.values import MethodValues
-from fedda.experiments.config import find
 from fedda.runs.formats import count, duration, plain
 
 from .estimate import covered
 from .parts import Part
-from .results import Results, missing
-from .tables import markdown, recommended, shown, value
+from .results import Results, builtin, missing
+from .tables import cell, columns_of, markdown, recommended
 
 SETTINGS = {"paper": "at the paper's values", "tuned": "tuned"}
 NOT_RUN = "not run"
@@ -37,170 +36,167 @@ more than all. What parts share stands in the first that ran it; runs that were 
 are left out."""
 
 
-def tuning(found: Results) -> str:
-    """The sweeps: what every method tried, and what it came to."""
+def tuning(results: Results) -> str:
+    """The sweeps: the points that every method tried, and the chosen one."""
     lines = ["## Tuning", "", TUNING]
-    for name in found.plan.sweeps:
-        sweep = found.sweeps.get(name)
+    for name in results.plan.sweeps:
+        sweep = results.sweeps.get(name)
         if sweep is None:
             lines += ["", f"**{name}**: {NOT_RUN}."]
             continue
         size = f"{sweep['budget']} points each, {sweep['rounds']} rounds, seeds {', '.join(map(str, sweep['seeds']))}"
-        metric = sweep["metric"].replace("_", " ")
-        lines += ["", f"**{name}**: {size}, {metric}.", ""]
-        rows = [_searched(label, own) for label, own in sweep["algorithms"].items()]
+        lines += ["", f"**{name}**: {size}, {sweep['metric'].replace('_', ' ')}.", ""]
+        rows = [_sweep_row(label, method["points"]) for label, method in sweep["algorithms"].items()]
         lines.append(markdown(["method", "points", "chosen"], rows))
     return "\n".join(lines)
 
 
-def _searched(label: str, own: dict[str, Any]) -> list[str]:
+def _sweep_row(label: str, points: list[dict[str, Any]]) -> list[str]:
     cells, chosen = [], "none: every point diverged"
-    for point in own["points"]:
-        text = ", ".join(f"{word} {plain(v)}" for word, v in point["values"].items())
-        came = point["note"].split(":")[0] if point["value"] is None else plain(point["value"])
-        cells.append(f"{text}: {came}")
+    for point in points:
+        values = ", ".join(f"{param} {plain(value)}" for param, value in point["values"].items())
+        cells.append(f"{values}: {point['note'].split(':')[0] if point['value'] is None else plain(point['value'])}")
         if point["best"]:
-            chosen = f"**{text}**" + (" (edge)" if _on_edge(point["values"], own["points"]) else "")
+            chosen = f"**{values}**" + (" (edge)" if _on_edge(point["values"], points) else "")
     return [label, "; ".join(cells), chosen]
 
 
 def _on_edge(values: dict[str, float], points: list[dict[str, Any]]) -> bool:
-    """Whether some value is the least or the greatest that was tried of it.
+    """Whether some value is the least or the greatest one that was tried.
 
     >>> _on_edge({"lr": 0.1, "gamma": 1.0}, [{"values": {"lr": v, "gamma": 1.0}} for v in (0.01, 0.1, 1.0)])
     False
     """
-    tried = {word: {point["values"][word] for point in points} for word in values}
-    return any(len(tried[word]) > 1 and v in (min(tried[word]), max(tried[word])) for word, v in values.items())
+    tried = {param: {point["values"][param] for point in points} for param in values}
+    return any(len(tried[p]) > 1 and v in (min(tried[p]), max(tried[p])) for p, v in values.items())
 
 
-def edges(found: Results, part: Part, name: str) -> Iterator[str]:
-    """Which methods of a tuned figure have values on an edge of what was tried."""
-    sweep = found.sweeps.get(part.sweep)
+def edges(results: Results, part: Part, name: str) -> Iterator[str]:
+    """The methods of a tuned figure with values on an edge of their grid."""
+    sweep = results.sweeps.get(part.sweep)
     if sweep is None:
         return
-    for label, own in found.plan.searched_as(part, found.plan.figure(part, name)).items():
-        points = sweep["algorithms"][own]["points"]
+    for label, in_sweep in results.plan.labels_in_sweep(part, results.plan.figure(part, name)).items():
+        points = sweep["algorithms"][in_sweep]["points"]
         if any(point["best"] and _on_edge(point["values"], points) for point in points):
             yield label
 
 
-def pilots(found: Results) -> str:
+def pilots(results: Results) -> str:
+    """The readings of each ambiguity, with their values."""
     lines = ["## What the paper leaves open", "", PILOTS]
-    for name, asked in found.plan.pilots.items():
-        run = found.pilots.get(name)
-        lines += ["", f"**{asked['question']}**"]
+    for name, pilot in results.plan.pilots.items():
+        run = results.pilots.get(name)
         if run is None:
-            lines[-1] += f" {NOT_RUN.capitalize()}."
+            lines += ["", f"**{pilot['question']}** {NOT_RUN.capitalize()}."]
             continue
-        metric = asked.get("metric", "train_loss")
-        data = f"`{asked['experiment']}`, {run.rounds} rounds, {run.seeds} seeds"
-        columns = shown(run)
+        columns = columns_of(run)
         rows = [
-            [m.label, "ours" if _reading(m.label) in asked["ours"] else "", *(value(m, c) for c in columns)]
+            [m.label, "ours" if _reading(m) in pilot["ours"] else "", *(cell(m, c) for c in columns)]
             for m in run.methods
         ]
-        lines += ["", f"{data}.", "", markdown(["reading", "", *(c.replace("_", " ") for c in columns)], rows)]
-        lines += ["", *(f"- {line}" for _, _, line in findings(run, asked["ours"], metric))]
+        table = markdown(["reading", "", *(c.replace("_", " ") for c in columns)], rows)
+        size = f"`{pilot['experiment']}`, {run.rounds} rounds, {run.seeds} seeds."
+        lines += ["", f"**{pilot['question']}**", "", size, "", table, ""]
+        lines += [f"- {line}" for _, _, line in findings(run, pilot["ours"], pilot.get("metric", "train_loss"))]
     return "\n".join(lines)
 
 
-def better_readings(found: Results, run: Source) -> Iterator[str]:
-    """What the pilots on the same data say against the readings that a figure was run with."""
-    there = {str(words["name"]) for words in run.run.config["algorithms"].values()}
-    there |= {ALIASES.get(name, name) for name in there}
-    for name, pilot in found.pilots.items():
-        asked = found.plan.pilots[name]
-        if pilot.data != run.data:
+def better_readings(results: Results, run: Source) -> Iterator[str]:
+    """The pilots on a figure's data that speak against the readings of its methods."""
+    methods = {str(params["name"]) for params in run.run.config["algorithms"].values()}
+    methods |= {ALIASES.get(name, name) for name in methods}
+    for name, pilot_run in results.pilots.items():
+        if pilot_run.data != run.data:
             continue
-        for method, better, line in findings(pilot, asked["ours"], asked.get("metric", "train_loss")):
-            if better and method in there:
-                where = f"[pilot](#what-the-paper-leaves-open) of {pilot.rounds} rounds on `{asked['experiment']}`"
+        pilot = results.plan.pilots[name]
+        for method, better, line in findings(pilot_run, pilot["ours"], pilot.get("metric", "train_loss")):
+            if better and method in methods:
+                where = f"[pilot](#what-the-paper-leaves-open) of {pilot_run.rounds} rounds on `{pilot['experiment']}`"
                 yield f"- A {where} speaks against a reading: {line}"
 
 
-def _reading(label: str) -> str:
-    return label.partition(": ")[2]
+def _reading(method: MethodValues) -> str:
+    return method.label.partition(": ")[2]
 
 
 def findings(run: Source, ours: list[str], metric: str) -> Iterator[tuple[str, bool, str]]:
-    """Of each method: its name, whether another reading is better than ours, and that in words."""
-    by: dict[str, list[MethodValues]] = {}
-    for m in run.methods:
-        by.setdefault(m.label.partition(": ")[0], []).append(m)
-    for name, own in by.items():
-        table = {m.label: m for m in own}
-        us = next((m for m in own if _reading(m.label) in ours), None)
-        empty = [m.label for m in own if m.constant]
-        alive = [m for m in own if metric in m.values and not m.constant]
-        # who is no better than a constant has learned no more than it
-        alive = [m for m in alive if all(compare(table, m.label, e, metric).verdict == SUPPORTED for e in empty)]
-        lost = [f"{_reading(m.label)} {m.lost.split(' (')[0]}" for m in own if m.lost]
-        what, beside = metric.replace("_", " "), f" ({', '.join(lost)})" if lost else ""
-        if us is None or not alive:
-            yield name, False, f"{name}: no reading learns anything{beside}."
-            continue
-        sign = -1 if metric in LOWER else 1
-        ordered = sorted(alive, key=lambda m: -sign * m.values[metric].mean)
-        best, second = ordered[0], (*ordered, None)[1]
-        worse = compare(table, best.label, us.label, metric).verdict == SUPPORTED
-        if best is us and second and compare(table, us.label, second.label, metric).verdict != SUPPORTED:
-            words = f"ours, {_reading(us.label)}, cannot be told from {_reading(second.label)}"
-        elif best is us:
-            words = f"ours, {_reading(us.label)}, has the best {what}"
-        elif worse:
-            both = f"{value(best, metric)} against {value(us, metric)}"
-            words = f"{_reading(best.label)} has a better {what} than ours, {_reading(us.label)}: {both}"
-        else:
-            words = f"ours, {_reading(us.label)}, cannot be told from the best, {_reading(best.label)}"
-        yield name, worse, f"{name}: {words}{beside}."
+    """For each method of a pilot: its name, whether another reading is better than ours, and a sentence about it."""
+    by_name: dict[str, list[MethodValues]] = {}
+    for method in run.methods:
+        by_name.setdefault(method.label.partition(": ")[0], []).append(method)
+    for name, readings in by_name.items():
+        better, sentence = _compare_readings(readings, ours, metric)
+        lost = ", ".join(f"{_reading(m)} {m.lost.split(' (')[0]}" for m in readings if m.lost)
+        yield name, better, f"{name}: {sentence}{f' ({lost})' if lost else ''}."
 
 
-def advice(found: Results) -> str:
-    """Which method when, by a rule."""
-    problems: dict[str, dict[str, list[Source]]] = {}
-    titles: dict[str, str] = {}
-    absent: dict[tuple[str, str], list[str]] = {}
-    for (setting, name), run in found.figures.items():
+def _compare_readings(readings: list[MethodValues], ours: list[str], metric: str) -> tuple[bool, str]:
+    """Whether another reading is better than ours, and the comparison as a sentence."""
+    table = {m.label: m for m in readings}
+
+    def beats(a: MethodValues, b: MethodValues) -> bool:
+        return compare(table, a.label, b.label, metric).verdict == SUPPORTED
+
+    us = next((m for m in readings if _reading(m) in ours), None)
+    constant = [m for m in readings if m.constant]
+    learned = [m for m in readings if metric in m.values and not m.constant]
+    learned = [m for m in learned if all(beats(m, other) for other in constant)]
+    if us is None or not learned:
+        return False, "no reading learns anything"
+    sign = -1 if metric in LOWER else 1
+    best, *rest = sorted(learned, key=lambda m: -sign * m.values[metric].mean)
+    mine, other, what = _reading(us), _reading(best), metric.replace("_", " ")
+    if best is us:
+        if rest and not beats(us, rest[0]):
+            return False, f"ours, {mine}, cannot be told from {_reading(rest[0])}"
+        return False, f"ours, {mine}, has the best {what}"
+    if beats(best, us):
+        return True, f"{other} has a better {what} than ours, {mine}: {cell(best, metric)} against {cell(us, metric)}"
+    return False, f"ours, {mine}, cannot be told from the best, {other}"
+
+
+def advice(results: Results) -> str:
+    """Which method to use when, by a rule."""
+    problems: dict[str, dict[str, list[tuple[str, Source]]]] = {}
+    for (setting, name), run in results.figures.items():
         config = run.run.config
-        if any("group" in words for words in config["algorithms"].values()):
-            continue  # an ablation of local steps is no choice between methods
+        if any("group" in params for params in config["algorithms"].values()):
+            continue  # an ablation of local steps is not a choice between methods
         key = json.dumps([config["problem"], run.rounds], sort_keys=True)
-        titles.setdefault(key, find(name).title)
-        absent.setdefault((key, setting), []).extend(missing(name, run))
-        problems.setdefault(key, {}).setdefault(setting, []).append(run)
+        problems.setdefault(key, {}).setdefault(setting, []).append((name, run))
     rows = []
-    for key, by in problems.items():
-        for setting, runs in by.items():
-            gone = ", ".join(dict.fromkeys(absent[key, setting]))
-            without = f" ({NOT_RUN}: {gone})" if gone else ""
-            rows.append([titles[key] + without, SETTINGS.get(setting, setting), *recommended(runs)])
+    for settings in problems.values():
+        (first, _), *_ = next(iter(settings.values()))
+        for setting, figures in settings.items():
+            absent = ", ".join(dict.fromkeys(label for name, run in figures for label in missing(name, run)))
+            where = builtin(first).title + (f" ({NOT_RUN}: {absent})" if absent else "")
+            rows.append([where, SETTINGS.get(setting, setting), *recommended([run for _, run in figures])])
     heads = ["where", "values", "best test accuracy", "as good", "take", "because it"]
     return f"## Which method when\n\n{ADVICE}\n\n" + (markdown(heads, rows) if rows else f"{NOT_RUN.capitalize()}.")
 
 
-def times(found: Results) -> str:
-    lines = ["## Times", ""]
-    if not found.times:
-        return "\n".join([*lines, f"{NOT_RUN.capitalize()}."])
-    lines += [TIMES, ""]
+def times(results: Results) -> str:
+    """The time that each part took."""
+    if not results.times:
+        return f"## Times\n\n{NOT_RUN.capitalize()}."
     parts: dict[str, list[dict[str, Any]]] = {}
-    for row in found.times:
-        if row.get("done", True):
-            parts.setdefault(str(row["part"]), []).append(row)
-    rows = [[name, *_sums(own)] for name, own in parts.items()]
-    begun = [row for row in found.times if not row.get("done", True)]
+    finished = [row for row in results.times if row.get("done", True)]
+    for row in finished:
+        parts.setdefault(str(row["part"]), []).append(row)
+    rows = [[name, *_sums(runs, _steps(runs))] for name, runs in parts.items()]
+    begun = [row for row in results.times if not row.get("done", True)]
     if begun:
         rows.append([f"begun: {', '.join(dict.fromkeys(str(row['part']) for row in begun))}", *_sums(begun, "–")])
-    rows.append(["**all**", *_sums(found.times, _steps([row for own in parts.values() for row in own]))])
-    lines.append(markdown(["part", "runs", "local steps, all seeds", "in rounds", "by the clock"], rows))
-    return "\n".join(lines)
+    rows.append(["**all**", *_sums(results.times, _steps(finished))])
+    table = markdown(["part", "runs", "local steps, all seeds", "in rounds", "by the clock"], rows)
+    return f"## Times\n\n{TIMES}\n\n{table}"
 
 
-def _sums(rows: list[dict[str, Any]], steps: str = "") -> list[str]:
-    clock = covered((began, wall) for row in rows for began, wall in row["spans"])
-    inside = math.fsum(row.get("rounds_seconds", 0) for row in rows)
-    return [str(len(rows)), steps or _steps(rows), duration(inside), duration(clock)]
+def _sums(rows: list[dict[str, Any]], steps: str) -> list[str]:
+    by_clock = covered((began, wall) for row in rows for began, wall in row["spans"])
+    in_rounds = math.fsum(row.get("rounds_seconds", 0) for row in rows)
+    return [str(len(rows)), steps, duration(in_rounds), duration(by_clock)]
 
 
 def _steps(rows: list[dict[str, Any]]) -> str:

@@ -1,139 +1,81 @@
-"""What the parts come to in runs, local steps and, on the device they were planned for, seconds."""
+"""The parts as numbers: runs, local steps and, by the kept times of the same methods, the seconds that are left."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedda.experiments.config import Experiment, read
-
 from .parts import Part, PartList
-from .pool import DONE, PoolRun, entries, experiments, winners
+from .pool import experiments, pool_runs, winners
 
-TIMES = "times.jsonl"
-# Measured on one H200: the paper's CNN on CIFAR-10, 10 clients, batch 16, five seeds as replicas; seconds a local step
-# with one gradient, and with two.
-STEP = {"tf32": (0.2168e-3 * 3.10, 0.3419e-3 * 3.72), "bf16": (0.1409e-3 * 2.79, 0.2159e-3 * 3.39)}
-TWICE = ("fedda-mvr", "fedda-1-2", "stem", "mime-mvr")  # methods with two gradients a step
-IMAGE = 20e-3 / 60_000  # seconds to evaluate one model on one image
-START = 1.0  # seconds until a run's rounds are captured
-# (work of an image beside CIFAR-10's under the paper's CNN for it, images that an evaluation looks at)
-DATA = {"cifar10": (1.0, 60_000), "femnist": (0.7, 52_000), "colon": (0.21, 9_900), "pathmnist": (0.21, 97_000)}
-
-
-@dataclass(frozen=True)
-class Speeds:
-    """Seconds a step, by the figures above and by what was run here."""
-
-    step: tuple[float, float]
-    seen: dict[str, float]
+Rates = dict[tuple[str, str], float]
 
 
 @dataclass
 class Estimate:
-    """A part in the plan."""
+    """A part of the plan; `seconds` is for the runs that are left, `untimed` counts those without a kept time."""
 
     part: str
     runs: int = 0
     done: int = 0
     steps: int = 0
-    seconds: float = 0.0  # of what is left
+    seconds: float = 0.0
+    untimed: int = 0
 
 
-def lines(plan: PartList, parts: list[Part], work: Path, precision: str = "auto") -> list[Estimate]:
-    """The parts with what is left of each; what an earlier part has run is not run again.
+def estimate(plan: PartList, parts: list[Part], work: Path, times: list[dict[str, Any]]) -> list[Estimate]:
+    """Every part with what is left of it. A run that several parts share counts in the first.
 
-    >>> from .parts import plan
-    >>> found = lines(plan(), plan().chosen(["cifar10", "variants"]), Path("nowhere"))
-    >>> [(line.part, line.runs, line.steps) for line in found]
-    [('cifar10', 8, 160000), ('variants', 3, 60000)]
+    >>> from fedda_paper.parts import read_plan
+    >>> rows = estimate(read_plan(), read_plan().select(["cifar10", "variants"]), Path("nowhere"), [])
+    >>> [(row.part, row.runs, row.steps, row.untimed) for row in rows]
+    [('cifar10', 8, 160000, 8), ('variants', 3, 60000, 3)]
     """
-    seen: set[Any] = set()
-    here, found = measured(work), []
+    rates, counted = seconds_per_step(times), set[Any]()
+    estimates = []
     for part in parts:
-        step = STEP.get(part.precision or precision, STEP["tf32"])
-        found.append(_line(plan, part, work, seen, Speeds(step, here)))
-    return found
-
-
-def _line(plan: PartList, part: Part, work: Path, seen: set[Any], known: Speeds) -> Estimate:
-    line = Estimate(part.name)
-    for name in part.sweeps:
-        asked, whole = plan.search(name), plan.searched(name)
-        points = len(plan.sweeps[name]["rates"])
-        for entry in entries(asked.experiment, work):
-            line.runs += 1
+        runs = [
+            (run, run.name if known else (part.setting, run.name), known and run.done, len(experiment.seeds))
+            for experiment, known in experiments(plan, part, work)
+            for run in pool_runs(experiment, work)
+        ]
+        for name in part.sweeps:
+            replicas = len(plan.sweeps[name]["rates"]) * len(plan.sweeps[name]["seeds"])
             done = winners(work, name) is not None
-            _add(line, entry, points * len(whole.seeds), done, known)
-    for experiment, settled in experiments(plan, part, work):
-        for entry in entries(experiment, work):
-            key = entry.place.name if settled else (part.setting, entry.place.name)
-            if key not in seen:
-                seen.add(key)
-                line.runs += 1
-                _add(line, entry, len(experiment.seeds), settled and entry.done, known)
-    return line
+            runs += [(run, (name, run.name), done, replicas) for run in pool_runs(plan.searched(name), work)]
+        row = Estimate(part.name)
+        for run, key, done, replicas in runs:
+            if key in counted:
+                continue
+            counted.add(key)
+            rate = rates.get((run.experiment.problem.data, run.algorithm))
+            row.runs, row.done, row.steps = row.runs + 1, row.done + done, row.steps + run.steps
+            if not done:
+                row.seconds += (rate or 0.0) * run.steps * replicas
+                row.untimed += rate is None
+        estimates.append(row)
+    return estimates
 
 
-def _add(line: Estimate, entry: PoolRun, replicas: int, done: bool, known: Speeds) -> None:
-    line.steps += entry.steps
-    line.done += done
-    line.seconds += 0.0 if done else seconds(entry, replicas, known)
+def seconds_per_step(times: list[dict[str, Any]]) -> Rates:
+    """Seconds per local step and replica by data and algorithm, evaluations included, from the rows of `times.json`.
 
-
-def seconds(entry: PoolRun, replicas: int, known: Speeds) -> float:
-    """What a run takes: by a run of its kind in the same folder where there is one, else by the figures above."""
-    e = entry.experiment
-    (name,) = e.algorithms
-    if (key := kind(e)) in known.seen:
-        return known.seen[key] * entry.steps * replicas
-    share, images = DATA.get(e.problem.data, (1.0, 60_000))
-    work = share * (e.cohort or 10) / 10 * e.problem.batch / 16 * replicas / 5
-    evaluations = e.rounds // (e.every or 1) + 1
-    rounds = known.step[name in TWICE] * work * entry.steps
-    return START + rounds + evaluations * replicas * images * share * IMAGE
-
-
-def measured(work: Path) -> dict[str, float]:
-    """Seconds a local step and replica of the runs that are done, evaluations and all, by their kind.
-
-    Where several processes shared the device, all of them are taken to go on as they did.
+    If several processes shared the device, their times are scaled to the clock.
     """
-    walls: dict[str, float] = {}
-    rows = times(work)
-    for row in rows:
-        if row["kind"] == "run":
-            walls[row["name"]] = walls.get(row["name"], 0.0) + row["wall"]
-    together = covered((row["began"], row["wall"]) for row in rows) / (sum(row["wall"] for row in rows) or 1.0)
-    found = {}
-    for name, wall in walls.items():
-        place = work / "runs" / name
-        if (place / DONE).is_file() and not (place / "failures.json").is_file():
-            e = read(place / "config.toml")
-            (words,) = e.algorithms.values()
-            found[kind(e)] = together * wall / (e.rounds * words["steps"] * len(e.seeds))
-    return found
-
-
-def kind(experiment: Experiment) -> str:
-    """Runs of one kind take as long a step."""
-    p = experiment.problem
-    shape = [p.data, p.model, p.batch, p.model_extra, experiment.cohort]
-    return json.dumps([*shape, list(experiment.algorithms), len(experiment.seeds), experiment.every], sort_keys=True)
-
-
-def times(work: Path) -> list[dict[str, Any]]:
-    """What was run by which command, and how long it took."""
-    file = work / TIMES
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+    spans = [(began, wall) for row in times for began, wall in row["spans"]]
+    share = covered(spans) / (math.fsum(wall for _, wall in spans) or 1.0)
+    finished = [row for row in times if row.get("done")]
+    return {
+        (row["data"], row["algorithm"]): share * sum(wall for _, wall in row["spans"]) / (row["steps"] * row["seeds"])
+        for row in finished
+    }
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The seconds in which something went on, of spans (beginning, seconds) that may overlap.
+    """The seconds in the union of spans (beginning, seconds).
 
     >>> covered([(0.0, 10.0), (5.0, 10.0), (20.0, 1.0)])
     16.0

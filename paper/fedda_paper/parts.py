@@ -1,4 +1,4 @@
-"""What the reproduction consists of, read from `parts.toml`: figures, sweeps and pilots as experiments."""
+"""The plan of the reproduction, read from `parts.toml`: figures, sweeps and pilots as experiments."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Part:
     name: str
     setting: str = ""
     figures: tuple[str, ...] = ()
-    sweep: str = ""  # whose winners a tuned part takes
+    sweep: str = ""  # a tuned part takes the winners of this sweep
     sweeps: tuple[str, ...] = ()
     pilots: tuple[str, ...] = ()
-    rounds: int | None = None  # where they are not the plan's
-    precision: str = ""  # where it is not that of the command
+    rounds: int | None = None  # default: those of the plan
+    precision: str = ""  # default: that of the command
 
 
 @dataclass(frozen=True)
@@ -42,113 +42,114 @@ class PartList:
     parts: tuple[Part, ...]
     sweeps: dict[str, dict[str, Any]] = field(default_factory=dict)
     pilots: dict[str, dict[str, Any]] = field(default_factory=dict)
-    words: tuple[str, ...] = ()  # what is changed in every experiment: another model, other data
+    overrides: tuple[str, ...] = ()  # changes to every experiment, as for --set: another model, other data
     readme: str = ""
 
-    def chosen(self, names: list[str]) -> list[Part]:
-        """The parts of these names, in the order given; all of them where none is given."""
+    def select(self, names: list[str]) -> list[Part]:
+        """The parts with these names, in this order; without names, all parts."""
         known = {part.name: part for part in self.parts}
         for name in names:
             if name not in known:
                 raise ValueError(f"reproduce: unknown part {name!r}; the parts are {', '.join(known)}")
         return [known[name] for name in names] or list(self.parts)
 
-    def figure(self, part: Part, name: str, best: Path | None = None) -> Experiment:
-        """A figure of the paper, with tuned values where `best` names the file of a sweep's winners."""
-        wanted = self._as_here(name, part.rounds or self.rounds, self.every, self.seeds, setting=part.setting)
-        if best is None:
-            return wanted
-        tuned, own = presets.read(best), self.searched_as(part, wanted)
-        full = {label: words | tuned.get(own.get(label, ""), {}) for label, words in wanted.algorithms.items()}
-        return wanted.model_copy(update={"algorithms": full})
+    def figures(self) -> Iterator[tuple[Part, str]]:
+        """Every figure in every setting."""
+        return ((part, name) for part in self.parts for name in part.figures)
 
-    def searched_as(self, part: Part, figure: Experiment) -> dict[str, str]:
-        """What the sweep of a part calls the methods of a figure, which has the paper's values."""
-        searched, asked = self.searched(part.sweep).algorithms.items(), figure.algorithms.items()
-        return {label: own for label, words in asked for own, theirs in searched if alike(theirs, words)}
+    def figure(self, part: Part, name: str, best: Path | None = None) -> Experiment:
+        """A figure of the paper, with the tuned values in the file `best` if one is given."""
+        figure = self._experiment(name, part.rounds or self.rounds, self.every, self.seeds, setting=part.setting)
+        if best is None:
+            return figure
+        tuned, in_sweep = presets.read(best), self.labels_in_sweep(part, figure)
+        full = {label: params | tuned.get(in_sweep.get(label, ""), {}) for label, params in figure.algorithms.items()}
+        return figure.model_copy(update={"algorithms": full})
+
+    def labels_in_sweep(self, part: Part, figure: Experiment) -> dict[str, str]:
+        """For each method of a figure with the paper's values: its label in the part's sweep."""
+        searched = self.searched(part.sweep).algorithms
+        return {
+            label: other
+            for label, params in figure.algorithms.items()
+            for other, candidate in searched.items()
+            if same_method(candidate, params)
+        }
 
     def searched(self, name: str) -> Experiment:
-        """What a sweep searches: the methods of its figures, each once."""
-        asked = self.sweeps[name]
-        each = [self._as_here(f, asked["rounds"], asked["every"], asked["seeds"]) for f in asked["figures"]]
-        found: dict[str, dict[str, Any]] = {}
-        for one in each:
-            for label, words in one.algorithms.items():
-                if not any(alike(words, other) for other in found.values()):
-                    found[label] = words
-        update = {"name": name, "title": "", "figure": "", "setting": "", "algorithms": found}
-        return each[0].model_copy(update=update)
+        """The experiment that a sweep searches: the methods of its figures, each once."""
+        sweep = self.sweeps[name]
+        figures = [self._experiment(f, sweep["rounds"], sweep["every"], sweep["seeds"]) for f in sweep["figures"]]
+        methods: dict[str, dict[str, Any]] = {}
+        for figure in figures:
+            for label, params in figure.algorithms.items():
+                if not any(same_method(params, other) for other in methods.values()):
+                    methods[label] = params
+        update = {"name": name, "title": "", "figure": "", "setting": "", "algorithms": methods}
+        return figures[0].model_copy(update=update)
 
     def search(self, name: str) -> Sweep:
         """A sweep with the same number of points for every method."""
-        asked, experiment = self.sweeps[name], self.searched(name)
+        sweep, experiment = self.sweeps[name], self.searched(name)
         grids = []
-        for label, words in experiment.algorithms.items():
-            word = "server_lr" if words["name"] in asked.get("server", ()) else "lr"
-            penalised = "gammas" in asked and words.get("prox") is not None
-            rates = asked["rates_with_gamma"] if penalised else asked["rates"]
-            grids.append(f"{label}.{word}=" + ",".join(f"x{rate:g}" for rate in rates))
+        for label, params in experiment.algorithms.items():
+            param = "server_lr" if params["name"] in sweep.get("server", ()) else "lr"
+            penalised = "gammas" in sweep and params.get("prox") is not None
+            rates = sweep["rates_with_gamma"] if penalised else sweep["rates"]
+            grids.append(f"{label}.{param}=" + ",".join(f"x{rate:g}" for rate in rates))
             if penalised:
-                grids.append(f"{label}.prox.gamma=" + ",".join(f"{gamma:g}" for gamma in asked["gammas"]))
-        # `force`: the figures are run with it, and every point is judged by what it comes to
-        return Sweep(experiment, grids, metric=asked.get("metric", "validation_accuracy"), force=True)
+                grids.append(f"{label}.prox.gamma=" + ",".join(f"{gamma:g}" for gamma in sweep["gammas"]))
+        # `force`: the figures are run with it too, and every point is judged by its result
+        return Sweep(experiment, grids, metric=sweep.get("metric", "validation_accuracy"), force=True)
 
     def pilot(self, name: str) -> Experiment:
         """The readings of one ambiguity, side by side."""
-        asked = self.pilots[name]
-        base = self._as_here(asked["experiment"], asked["rounds"], asked["every"], asked["seeds"])
-        table = base.model_dump() | {"name": name, "title": asked["question"], "algorithms": asked["runs"]}
+        pilot = self.pilots[name]
+        base = self._experiment(pilot["experiment"], pilot["rounds"], pilot["every"], pilot["seeds"])
+        table = base.model_dump() | {"name": name, "title": pilot["question"], "algorithms": pilot["runs"]}
         return checked(table | {"figure": "", "setting": ""}, name).completed()
 
-    def figures(self) -> Iterator[tuple[Part, str]]:
-        """Every figure in every setting."""
-        for part in self.parts:
-            for name in part.figures:
-                yield part, name
-
-    def _as_here(self, name: str, rounds: int, every: int | None, seeds: Any, setting: str = "") -> Experiment:
-        wanted = choose(find(name), rounds=rounds, seeds=",".join(map(str, seeds)), words=self.words)
-        return wanted.model_copy(update={"every": every, "setting": setting}).completed()
+    def _experiment(self, name: str, rounds: int, every: int | None, seeds: Any, setting: str = "") -> Experiment:
+        experiment = choose(find(name), rounds=rounds, seeds=",".join(map(str, seeds)), words=self.overrides)
+        return experiment.model_copy(update={"every": every, "setting": setting}).completed()
 
 
-def alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether two tables are of one method with the same values, whatever its number of local steps.
+def same_method(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether two tables have the same algorithm and hyper-parameters, apart from the number of local steps.
 
-    >>> alike({"name": "fedda-mvr", "lr": 0.1, "steps": 5}, {"name": "fedda-1-1", "lr": 0.1, "steps": 20})
+    >>> same_method({"name": "fedda-mvr", "lr": 0.1, "steps": 5}, {"name": "fedda-1-1", "lr": 0.1, "steps": 20})
     True
     """
     return canonical(a | {"steps": 0}) == canonical(b | {"steps": 0})
 
 
-def canonical(words: dict[str, Any]) -> dict[str, Any]:
-    """What an algorithm's table comes to: its name without an alias, and its hyper-parameters.
+def canonical(params: dict[str, Any]) -> dict[str, Any]:
+    """An algorithm's table with its name instead of an alias, and its hyper-parameters.
 
     >>> canonical({"name": "fedda-1-1", "group": "I = 5", "lr": 0.1})
     {'name': 'fedda-mvr', 'lr': 0.1}
     """
-    entry = algorithms.find(words["name"])
-    return {"name": entry.alias_of or entry.name} | placed(hyper(words), {})
+    entry = algorithms.find(params["name"])
+    return {"name": entry.alias_of or entry.name} | placed(hyper(params), {})
 
 
-def plan(path: Path | None = None) -> PartList:
-    """The reproduction that comes with fedda, or another one from a file.
+def read_plan(path: Path | None = None) -> PartList:
+    """The plan from a file, by default the one of the paper.
 
-    >>> [part.name for part in plan().parts][:4]
+    >>> [part.name for part in read_plan().parts][:4]
     ['pilots', 'femnist-pilots', 'colon-pilots', 'cifar10']
     """
     file = resources.files(__package__) / "parts.toml" if path is None else path
     try:
         text = file.read_text(encoding="utf-8")
-        table = tomllib.loads(text)
-        parts = tuple(Part(**_tuples(one)) for one in table.pop("parts"))
-        for word in ("seeds", "words"):
-            table[word] = tuple(table.get(word, ()))
+        table = _tuples(tomllib.loads(text))
+        parts = tuple(Part(**_tuples(part)) for part in table.pop("parts"))
         return PartList(text=text, parts=parts, **table)
     except OSError as why:
         raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
     except (ValueError, KeyError, TypeError) as why:
-        raise ValueError(f"{path}: is no plan of a reproduction: {one_line(why)}") from None
+        raise ValueError(f"{path}: is not a plan of a reproduction: {one_line(why)}") from None
 
 
 def _tuples(table: dict[str, Any]) -> dict[str, Any]:
-    return {word: tuple(value) if isinstance(value, list) else value for word, value in table.items()}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}

@@ -1,62 +1,64 @@
-"""What `results/` holds, read once: runs by setting and figure, verdicts, pilots, sweeps, times."""
+"""A results folder in memory, read once for all pages: runs by setting and figure, verdicts, pilots, sweeps, times."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from fedda.claims import Group, Verdict, verdicts
-from fedda.claims.runs import Source, source
-from fedda.claims.statements import Claim
-from fedda.experiments.config import find
-from fedda.runs.reading import kept
+from fedda.claims import Claim, Verdict, verdicts
+from fedda.claims.runs import Source, sources
+from fedda.experiments.config import Experiment, find
 
-from .parts import PartList, plan
+from .parts import PartList, read_plan
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """A folder of results, which may not be there yet."""
+    """A folder of results, which need not exist yet."""
 
     folder: Path
 
     @cached_property
     def plan(self) -> PartList:
-        """What was to be run, as it was kept with the results."""
+        """The plan that is kept with the results."""
         file = self.folder / "parts.toml"
-        return plan(file if file.is_file() else None)
+        return read_plan(file if file.is_file() else None)
 
     @cached_property
-    def groups(self) -> dict[str, Group]:
-        """The verdicts by setting."""
-        there = self.folder.is_dir() and any(
-            path.name in ("metrics.jsonl", "metrics.jsonl.gz", "theory.json") for path in self.folder.rglob("*.json*")
+    def runs(self) -> dict[Path, Source]:
+        """The runs by their folder."""
+        return (
+            {run.run.folder.relative_to(self.folder): run for run in sources([self.folder])[0]} if self.exists else {}
         )
-        return {group.setting: group for group in verdicts([self.folder])} if there else {}
 
-    def verdict(self, setting: str, name: str) -> Verdict | None:
-        """The verdict on a claim in a setting; those on theory, which have none, go with the paper's values."""
-        group = self.groups.get(setting)
-        if group is None and setting == "paper":
-            group = self.groups.get("")
-        return next((v for v in group.verdicts if v.claim.id == name), None) if group else None
+    @cached_property
+    def exists(self) -> bool:
+        files = ("metrics.jsonl", "metrics.jsonl.gz", "theory.json")
+        return any(next(self.folder.rglob(name), None) for name in files)
+
+    @cached_property
+    def verdicts(self) -> dict[tuple[str, str], Verdict]:
+        """The verdicts by setting and claim."""
+        groups = verdicts([self.folder]) if self.exists else []
+        return {(group.setting, verdict.claim.id): verdict for group in groups for verdict in group.verdicts}
+
+    def verdict(self, setting: str, claim: str) -> Verdict | None:
+        """The verdict on a claim; without any figure, verdicts on theory have no setting and count as the paper's."""
+        verdict = self.verdicts.get((setting, claim))
+        return self.verdicts.get(("", claim)) if verdict is None and setting == "paper" else verdict
 
     @cached_property
     def figures(self) -> dict[tuple[str, str], Source]:
-        """The runs by setting and name of the experiment."""
-        return {
-            (part.setting, name): source(place)
-            for part, name in self.plan.figures()
-            if kept(place := self.folder / part.setting / name, "metrics.jsonl").is_file()
-        }
+        """The runs by setting and figure, in the order of the plan."""
+        names = [(part.setting, name) for part, name in self.plan.figures()]
+        return {(setting, name): self.runs[f] for setting, name in names if (f := Path(setting) / name) in self.runs}
 
     @cached_property
     def pilots(self) -> dict[str, Source]:
-        places = {name: self.folder / "pilots" / name for name in self.plan.pilots}
-        return {name: source(p) for name, p in places.items() if kept(p, "metrics.jsonl").is_file()}
+        return {name: self.runs[f] for name in self.plan.pilots if (f := Path("pilots") / name) in self.runs}
 
     @cached_property
     def sweeps(self) -> dict[str, dict[str, Any]]:
@@ -69,11 +71,17 @@ class Results:
         return list(json.loads(file.read_bytes())) if file.is_file() else []
 
 
+@cache
+def builtin(name: str) -> Experiment:
+    """A figure's built-in experiment."""
+    return find(name)
+
+
 def missing(name: str, run: Source) -> list[str]:
-    """The methods of a figure that a run of it has not."""
-    return [label for label in find(name).algorithms if label not in run.run.labels]
+    """The methods of a figure that its run does not have."""
+    return [label for label in builtin(name).algorithms if label not in run.run.labels]
 
 
-def owns(claim: Claim, figure: str) -> bool:
-    """Whether a claim is about a figure; one that only lends to it is not."""
+def is_about(claim: Claim, figure: str) -> bool:
+    """Whether a claim is about a figure; a figure that only lends a method to the comparison does not count."""
     return any(figure in (case if claim.either else case[:1]) for case in claim.figures)
