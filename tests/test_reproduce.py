@@ -25,7 +25,7 @@ from fedda.experiments import run
 from fedda.experiments.config import find
 from fedda.experiments.grid import points
 from fedda.files import alone
-from fedda.runs import reading as read
+from fedda.runs.reading import read
 from fedda_paper import reproduction as runner
 from fedda_paper.chapters import better_readings, edges, findings
 from fedda_paper.estimate import estimate

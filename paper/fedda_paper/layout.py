@@ -15,22 +15,23 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedda.experiments.config import Experiment, read
 from fedda.files import alone, json_lines, write_whole
 from fedda.report.picture import picture
 from fedda.report.plots import draw
+from fedda.runs.reading import kept as kept_file
 from fedda.runs.reading import read as read_run
 
 from .parts import Part, PartList, read_plan
 from .pool import DONE, TIMES, PoolRun, known_experiments, pool_runs, read_times, winners
 
 PLAN, KEPT_TIMES = "parts.toml", "times.json"
+ROWS, FAILURES = ("metrics.jsonl", "timings.jsonl"), "failures.json"
 SWEEP_FILES = ("config.toml", "sweep.toml", "sweep.json", "best.toml")
 DIGITS = 6  # of a kept number: float32 has seven
 DPI = 100  # of a kept picture
@@ -38,62 +39,47 @@ DPI = 100  # of a kept picture
 Table = dict[str, Any]
 
 
-# -- one file of a run folder ----------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class KeptFile:
-    """A file of a kept run folder: `join` makes it from the folders of single runs, `split` gives one run its part."""
+# -- run folders: one per figure in the results, one per run in the working folder
+class Record(NamedTuple):
+    """What is kept of one method: the rows of each file, and why it ended early, if it did."""
 
-    name: str
-    in_run: str
-    join: Callable[[Experiment, list[PoolRun]], str | bytes]
-    split: Callable[[Path, PoolRun], str | bytes]
+    rows: dict[str, list[Table]]
+    failure: str
 
 
-def _join_config(experiment: Experiment, runs: list[PoolRun]) -> str:
-    methods = {run.label: experiment.algorithms[run.label] for run in runs}
-    return experiment.model_copy(update={"algorithms": methods}).toml()
+def read_records(folder: Path) -> dict[str, Record]:
+    """The methods of a run folder by label."""
+    failures = json.loads((folder / FAILURES).read_bytes()) if (folder / FAILURES).is_file() else {}
+    labels = read(folder / "config.toml").algorithms
+    records = {label: Record({name: [] for name in ROWS}, failures.get(label, "")) for label in labels}
+    for name in ROWS:
+        for row in _read_lines(kept_file(folder, name)):
+            records[row["algorithm"]].rows[name].append(row)
+    return records
 
 
-def _split_config(folder: Path, run: PoolRun) -> str:
-    return run.experiment.model_copy(update={"rounds": read(folder / "config.toml").rounds}).toml()
-
-
-def _join_rows(name: str, experiment: Experiment, runs: list[PoolRun]) -> bytes:
-    rows = [row | {"algorithm": run.label} for run in runs for row in _read_lines(run.folder / name)]
-    return compress(row for row in rows if row["round"] <= experiment.rounds)
-
-
-def _split_rows(name: str, folder: Path, run: PoolRun) -> bytes:
-    rows = map(json.loads, gzip.decompress((folder / f"{name}.gz").read_bytes()).splitlines())
-    return json_lines(row | {"algorithm": run.algorithm} for row in rows if row["algorithm"] == run.label)
-
-
-def _join_failures(experiment: Experiment, runs: list[PoolRun]) -> str:
-    failures = {run.label: run.failure for run in runs if run.failure}
-    return json.dumps(failures, indent=1) + "\n" if failures else ""
-
-
-def _split_failures(folder: Path, run: PoolRun) -> str:
-    file = folder / "failures.json"
-    why = json.loads(file.read_bytes()).get(run.label) if file.is_file() else None
-    return json.dumps({run.algorithm: why}) + "\n" if why else ""
-
-
-RUN_FILES = (
-    KeptFile("config.toml", "config.toml", _join_config, _split_config),
-    *(
-        KeptFile(f"{n}.gz", n, partial(_join_rows, n), partial(_split_rows, n))
-        for n in ("metrics.jsonl", "timings.jsonl")
-    ),
-    KeptFile("failures.json", "failures.json", _join_failures, _split_failures),
-)
+def write_records(
+    folder: Path, experiment: Experiment, records: dict[str, Record], environment: Table, compressed: bool
+) -> None:
+    """A new run folder with the methods of `records`, up to the rounds of the experiment."""
+    _empty(folder)
+    methods = {label: experiment.algorithms[label] for label in records}
+    write_whole(folder / "config.toml", experiment.model_copy(update={"algorithms": methods}).toml())
+    for name in ROWS:
+        rows = [row | {"algorithm": label} for label, record in records.items() for row in record.rows[name]]
+        rows = [row for row in rows if row["round"] <= experiment.rounds]
+        content = (f"{name}.gz", compress(rows)) if compressed else (name, json_lines(rows))
+        write_whole(folder / content[0], content[1])
+    if failures := {label: record.failure for label, record in records.items() if record.failure}:
+        _write_json(folder / FAILURES, failures)
+    _write_json(folder / "environment.json", environment)
 
 
 def figure_folder(results: Path, part: Part, experiment: Experiment) -> Path:
     return results / ("pilots" if part.pilots else part.setting) / experiment.name
 
 
-# -- from the working folder to the results ----------------------------------------------------------------------------
+# -- from the working folder to the results ----------------------------------------
 def pack(work: Path, results: Path) -> list[Path]:
     """Write the finished runs and sweeps of `work` into `results`; return the folders that were written."""
     plan = read_plan(work / PLAN)
@@ -101,16 +87,18 @@ def pack(work: Path, results: Path) -> list[Path]:
         times, written = read_times(work), []
         for part, experiment in known_experiments(plan, work):
             runs = [run for run in pool_runs(experiment, work) if run.done]
+            folder = figure_folder(results, part, experiment)
             if runs:
-                folder = figure_folder(results, part, experiment)
-                _pack_runs(experiment, runs, folder, times, work)
+                _refuse_loss(folder, runs, work)
+                records = {run.label: read_records(run.folder)[run.algorithm] for run in runs}
+                environment = _join_environments([run.folder for run in runs], times)
+                write_records(folder, experiment, records, environment, compressed=True)
                 if not part.pilots:
                     _draw(folder)
                 written.append(folder)
         for name in filter(partial(winners, work), plan.sweeps):
             source, folder = work / "sweeps" / name, results / "sweeps" / name
-            _copy_sweep(source, folder)
-            write_whole(folder / "environment.json", _join_environments([_environment(source)], [name], times))
+            _copy_sweep(source, folder, _join_environments([source], times))
             written.append(folder)
         if written:
             write_whole(results / PLAN, plan.text)
@@ -118,19 +106,11 @@ def pack(work: Path, results: Path) -> list[Path]:
     return written
 
 
-def _pack_runs(experiment: Experiment, runs: list[PoolRun], folder: Path, times: list[Table], work: Path) -> None:
-    if (folder / "config.toml").is_file():
-        labels = {run.label for run in runs}
-        lost = [label for label in read(folder / "config.toml").algorithms if label not in labels]
-        if lost:
-            problem = f"holds {', '.join(lost)}, which {work} has not run"
-            raise ValueError(f"{folder}: {problem}: restore those runs, or give another --out")
-    _empty(folder)
-    for file in RUN_FILES:
-        if content := file.join(experiment, runs):
-            write_whole(folder / file.name, content)
-    environments = [_environment(run.folder) for run in runs]
-    write_whole(folder / "environment.json", _join_environments(environments, [run.name for run in runs], times))
+def _refuse_loss(folder: Path, runs: list[PoolRun], work: Path) -> None:
+    kept = read(folder / "config.toml").algorithms if (folder / "config.toml").is_file() else {}
+    if lost := ", ".join(label for label in kept if label not in [run.label for run in runs]):
+        problem = f"holds {lost}, which {work} has not run"
+        raise ValueError(f"{folder}: {problem}: restore those runs, or give another --out")
 
 
 def _draw(folder: Path) -> None:
@@ -139,15 +119,17 @@ def _draw(folder: Path) -> None:
         write_whole(folder / f"curves-rounds.{suffix}", draw(curves, curves.axes[0], suffix, DPI))
 
 
-def _join_environments(environments: list[Table], names: list[str], times: list[Table]) -> str:
-    """Each fact once, as a list where the runs differ; and the commands and commits of the runs with these names."""
+def _join_environments(folders: list[Path], times: list[Table]) -> Table:
+    """Each fact once, as a list if the runs differ, and the commands and commits of the runs."""
     facts: Table = {}
+    environments = [_environment(folder) for folder in folders]
     for key in dict.fromkeys(key for environment in environments for key in environment):
         values = list(dict.fromkeys(environment.get(key) for environment in environments))
         facts[key] = values[0] if len(values) == 1 else values
+    names = [folder.name for folder in folders]
     for key in ("command", "commit"):
         facts[f"{key}s"] = list(dict.fromkeys(row[key] for row in times if row["name"] in names))
-    return json.dumps(facts, indent=1) + "\n"
+    return facts
 
 
 def _join_times(plan: PartList, work: Path, times: list[Table]) -> str:
@@ -179,7 +161,7 @@ def _join_times(plan: PartList, work: Path, times: list[Table]) -> str:
     return "[\n" + ",\n".join(map(json.dumps, rows.values())) + "\n]\n"
 
 
-# -- from the results to the working folder ----------------------------------------------------------------------------
+# -- from the results to the working folder ----------------------------------------
 def restore(plan: PartList, results: Path, work: Path) -> list[str]:
     """Put into `work` the finished runs and sweeps of `results` that it does not have; return their names.
 
@@ -188,51 +170,45 @@ def restore(plan: PartList, results: Path, work: Path) -> list[str]:
     if not (results / KEPT_TIMES).is_file():
         return []
     rows = {row["name"]: row for row in json.loads((results / KEPT_TIMES).read_bytes())}
-    finished = {name: row for name, row in rows.items() if "environment" in row}
+    finished = {name: row["environment"] for name, row in rows.items() if "environment" in row}
+    restored = []
     with alone(work / "locks" / "restore", wait=True):
-        restored = [name for name in plan.sweeps if name in finished and _restore_sweep(results, work, finished[name])]
+        for name in plan.sweeps:
+            source, folder = results / "sweeps" / name, work / "sweeps" / name
+            if winners(work, name) or name not in finished or not (source / "best.toml").is_file():
+                continue
+            with alone(work / "locks" / f"sweep-{name}") as ours:
+                if ours:
+                    _copy_sweep(source, folder, finished[name])
+                    seconds = [{"algorithm": "all", "seconds": rows[name]["rounds_seconds"]}]
+                    write_whole(folder / "timings.jsonl", json_lines(seconds))
+                    write_whole(folder / DONE, "{}\n")
+                    restored.append(name)
         for part, experiment in known_experiments(plan, work):
-            folder = figure_folder(results, part, experiment)
-            if (folder / "config.toml").is_file():
-                kept = read(folder / "config.toml").completed()
-                names = (
-                    {(run.label, run.name) for run in pool_runs(kept, work)} if kept.rounds >= experiment.rounds else ()
-                )
-                for run in pool_runs(experiment, work):
-                    if (run.label, run.name) in names and run.name in finished and not run.done:
-                        restored += _restore_run(folder, run, kept.rounds, finished[run.name], work)
+            restored += _restore_runs(figure_folder(results, part, experiment), experiment, finished, work)
         _split_times(rows, work)
         if not (work / PLAN).is_file():
             write_whole(work / PLAN, plan.text)
     return restored
 
 
-def _restore_run(folder: Path, run: PoolRun, rounds: int, row: Table, work: Path) -> list[str]:
-    with alone(work / "locks" / f"run-{run.name}") as ours:
-        if not ours:
-            return []
-        _empty(run.folder)
-        for file in RUN_FILES:
-            if content := file.split(folder, run):
-                write_whole(run.folder / file.in_run, content)
-        _write_json(run.folder / "environment.json", row["environment"])
-        write_whole(run.folder / DONE, json.dumps({"rounds": rounds}) + "\n")  # last: now the run counts as finished
-        return [run.name]
-
-
-def _restore_sweep(results: Path, work: Path, row: Table) -> bool:
-    name = row["name"]
-    source, folder = results / "sweeps" / name, work / "sweeps" / name
-    if winners(work, name) or not (source / "best.toml").is_file():
-        return False
-    with alone(work / "locks" / f"sweep-{name}") as ours:
-        if ours:
-            _copy_sweep(source, folder)
-            _write_json(folder / "environment.json", row["environment"])
-            seconds = [{"algorithm": "all", "seconds": row["rounds_seconds"]}]
-            write_whole(folder / "timings.jsonl", json_lines(seconds))
-            write_whole(folder / DONE, "{}\n")
-    return ours
+def _restore_runs(folder: Path, experiment: Experiment, finished: dict[str, Table], work: Path) -> Iterator[str]:
+    left = [run for run in pool_runs(experiment, work) if run.name in finished and not run.done]
+    if not left or not (folder / "config.toml").is_file():
+        return
+    kept = read(folder / "config.toml").completed()
+    names = {run.label: run.name for run in pool_runs(kept, work)}
+    records = read_records(folder)
+    for run in left:
+        if names.get(run.label) != run.name or kept.rounds < experiment.rounds:
+            continue
+        with alone(work / "locks" / f"run-{run.name}") as ours:
+            if ours:
+                whole = run.experiment.model_copy(update={"rounds": kept.rounds})
+                record = {run.algorithm: records[run.label]}
+                write_records(run.folder, whole, record, finished[run.name], compressed=False)
+                run.finish(kept.rounds)
+                yield run.name
 
 
 def _split_times(rows: dict[str, Table], work: Path) -> None:
@@ -250,16 +226,17 @@ def _split_times(rows: dict[str, Table], work: Path) -> None:
         write_whole(work / TIMES, json_lines([*restored, *times]))
 
 
-# -- both ways ---------------------------------------------------------------------------------------------------------
+# -- both ways ----------------------------------------
 def _empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
 
-def _copy_sweep(source: Path, folder: Path) -> None:
+def _copy_sweep(source: Path, folder: Path, environment: Table) -> None:
     _empty(folder)
     for name in SWEEP_FILES:
         shutil.copyfile(source / name, folder / name)
+    _write_json(folder / "environment.json", environment)
 
 
 def _environment(folder: Path) -> Table:
@@ -273,13 +250,13 @@ def _write_json(path: Path, table: Table) -> None:
 
 
 def _read_lines(path: Path) -> list[Table]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    content = path.read_bytes() if path.is_file() else b""
+    return [json.loads(line) for line in (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()]
 
 
 def _seconds_in_rounds(folder: Path) -> float:
     """Seconds that a run or sweep spent in rounds; 0 if it ended before it had a folder."""
-    file = folder / "timings.jsonl"
-    last = {row["algorithm"]: row["seconds"] for row in (_read_lines(file) if file.is_file() else ())}
+    last = {row["algorithm"]: row["seconds"] for row in _read_lines(folder / "timings.jsonl")}
     return float(sum(last.values()))
 
 

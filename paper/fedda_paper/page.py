@@ -88,7 +88,7 @@ def again(results: Results) -> str:
     return AGAIN + (f"\n\nWhat is kept was run by\n\n{lines}" if commands else "")
 
 
-# -- verdicts ----------------------------------------------------------------------------------------------------------
+# -- verdicts ----------------------------------------
 def verdict_table(results: Results) -> str:
     """Every claim with its verdict in both settings."""
     rows = [[c.id, c.text, *(verdict_cell(results, setting, c) for setting in SETTINGS)] for c in claims()]
@@ -151,7 +151,7 @@ def theory(results: Results) -> str:
     return "\n".join(["## Theory and remarks", *lines])
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- figures ----------------------------------------
 def figures(results: Results, to: str) -> str:
     """Each figure with the claims about it; the numbers of a claim about several figures are with the first."""
     shown: set[str] = set()
@@ -208,7 +208,7 @@ def precisions(results: Results, run: Source) -> str:
     return "; ".join(f"{precision} ({', '.join(methods)})" for precision, methods in labels.items())
 
 
-# -- the README --------------------------------------------------------------------------------------------------------
+# -- the README ----------------------------------------
 def fill_readme(text: str, results: Results, to: str) -> str:
     """The README with its generated part; `to` is the path to the results folder.
 

@@ -57,9 +57,9 @@ class PoolRun:
         """Local steps of each client that takes part."""
         return self.experiment.rounds * int(self.experiment.algorithms[self.algorithm]["steps"])
 
-    def finish(self) -> None:
+    def finish(self, rounds: int) -> None:
         """Mark the run as finished and delete its checkpoint."""
-        (self.folder / DONE).write_text(json.dumps({"rounds": self.experiment.rounds}) + "\n", encoding="utf-8")
+        (self.folder / DONE).write_text(json.dumps({"rounds": rounds}) + "\n", encoding="utf-8")
         shutil.rmtree(self.folder / "checkpoint", ignore_errors=True)
 
     @property

@@ -148,7 +148,7 @@ class Reproduction:
         with self.timed(part.name, one.name, "run", clock):
             run(one.experiment, one.folder, clock, force=True, **options)
         if not one.failure.startswith(MEMORY):  # the next attempt may have more memory
-            one.finish()
+            one.finish(one.experiment.rounds)
 
     def sweep(self, part: Part, name: str, clock: Clock) -> None:
         sweep, folder = self.plan.search(name), self.work / "sweeps" / name

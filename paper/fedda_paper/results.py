@@ -28,21 +28,21 @@ class Results:
         return read_plan(file if file.is_file() else None)
 
     @cached_property
-    def runs(self) -> dict[Path, Source]:
-        """The runs by their folder."""
-        return (
-            {run.run.folder.relative_to(self.folder): run for run in sources([self.folder])[0]} if self.exists else {}
-        )
+    def sources(self) -> tuple[list[Source], dict[str, Any]]:
+        """All runs, and the answers of `fedda theory`."""
+        files = ("metrics.jsonl", "metrics.jsonl.gz", "theory.json")
+        exist = any(next(self.folder.rglob(name), None) for name in files)
+        return sources([self.folder]) if exist else ([], {})
 
     @cached_property
-    def exists(self) -> bool:
-        files = ("metrics.jsonl", "metrics.jsonl.gz", "theory.json")
-        return any(next(self.folder.rglob(name), None) for name in files)
+    def runs(self) -> dict[Path, Source]:
+        """The runs by their path in the folder."""
+        return {run.run.folder.relative_to(self.folder): run for run in self.sources[0]}
 
     @cached_property
     def verdicts(self) -> dict[tuple[str, str], Verdict]:
         """The verdicts by setting and claim."""
-        groups = verdicts([self.folder]) if self.exists else []
+        groups = verdicts([self.folder]) if any(self.sources) else []
         return {(group.setting, verdict.claim.id): verdict for group in groups for verdict in group.verdicts}
 
     def verdict(self, setting: str, claim: str) -> Verdict | None:
