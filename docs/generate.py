@@ -276,7 +276,7 @@ def page(entry):
     )
     parts.append(f"**Hyper-parameters and defaults.** `{listing.params(entry)}`")
     given = [
-        f"`{which}`: {words}" for which, own in presets.PRESETS.items() for n, words in own.items() if n == entry.name
+        f"`{which}`: {words}" for which, own in presets.builtin().items() for n, words in own.items() if n == entry.name
     ]
     if given:
         parts.append("**Presets.**\n\n" + "\n".join(f"- {line}" for line in given))

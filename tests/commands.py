@@ -16,7 +16,7 @@ from warm import Warm
 SOURCE = Path(package.__file__).parents[1]  # the source that is tested: a mutant too
 UNHURRIED = Path(__file__).parent / "unhurried.py"
 ENVIRONMENT = os.environ | {
-    "PYTHONPATH": str(SOURCE),
+    "PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "OMP_NUM_THREADS": "1",
     "TERM": "xterm",
     "COLUMNS": "100",

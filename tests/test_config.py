@@ -377,7 +377,7 @@ def test_values_from_a_preset_file(tmp_path):
     assert chosen.algorithms["fedda-mvr"] == tiny()["algorithms"]["fedda-mvr"]
     assert registry.make("fedavg", preset=str(file)).lr == 0.7
     for text, line in (("[nobody]\nlr = 1.0\n", "has values for nobody, not for this run"), ("x = 1", "a table for each"),
-                       ("x = ", "is no TOML"), ('[fedavg]\nname = "stem"', "not the name of another algorithm"), ("\udc80", "is no TOML")):  # fmt: skip
+                       ("x = ", "is not TOML"), ('[fedavg]\nname = "stem"', "not the name of another algorithm"), ("\udc80", "is not TOML")):  # fmt: skip
         file.write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(ValueError, match=line):
             choose(experiment(), preset=file)
@@ -389,7 +389,7 @@ def test_values_from_a_preset_file(tmp_path):
 
 
 def kept_files():
-    return sorted((Path(__file__).parent.parent / "results").rglob("config.toml"))
+    return sorted((Path(__file__).parent.parent / "paper" / "results").rglob("config.toml"))
 
 
 def test_kept_files_are_read_as_they_were_run():

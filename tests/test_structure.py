@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import fedda
+import fedda_paper
 from commands import ENVIRONMENT
 
 ROOT = Path(__file__).parent.parent
@@ -168,7 +169,10 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def modules():
-    for info in pkgutil.walk_packages(fedda.__path__, "fedda."):
+    for info in [
+        *pkgutil.walk_packages(fedda.__path__, "fedda."),
+        *pkgutil.walk_packages(fedda_paper.__path__, "fedda_paper."),
+    ]:
         if info.name != "fedda.__main__" and (HAS_TRITON or info.name not in TRITON):
             yield info.name
 

@@ -4,17 +4,10 @@ import collections
 import doctest
 import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "paper" / "study"))
-
-import methods
-import program
-import rules
-import study
+from fedda_paper.study import methods, program, protocol, rules
 
 LR = methods.Axis("lr", (0.01, 0.0316, 0.1))
 ONE = methods.Method("fedavg", {}, (LR, methods.Axis("schedule", ("constant", "cosine"))))
@@ -42,7 +35,7 @@ def made_up(value, ran=None, breaks_after=math.inf):
 
 
 def of(out, value, method=ONE, **more):
-    wanted = study.Study(HOW, out, 8, {method.name: method}, run=made_up(value, **more))
+    wanted = protocol.Study(HOW, out, 8, {method.name: method}, run=made_up(value, **more))
     wanted.drive()
     return wanted.states()[method.name], wanted.kept
 
@@ -172,16 +165,16 @@ def test_an_interrupted_study_goes_on_and_runs_nothing_twice(tmp_path, breaks_af
 
 def test_the_whole_protocol_on_digits(tmp_path, capsys):
     words = ["digits-heterogeneous", "--out", str(tmp_path), "--rounds", "8"]
-    study.main([*words, "--methods", "fedavg,stem,fedadam"])
+    protocol.main([*words, "--methods", "fedavg,stem,fedadam"])
     found = json.loads((tmp_path / "summary.json").read_text())
     assert all(len(own["finals"]) == 5 and own["chosen"] for own in found.values())
     assert all(row["test"] > 0.3 for own in found.values() for row in own["finals"])
-    for record in study.read(tmp_path).values():
+    for record in protocol.read(tmp_path).values():
         columns = [name for name in record["columns"] if name.startswith("test")]
         assert bool(columns) == (record["stage"] == "finals")  # the test set is opened once
         assert record["partition"] == record["seed"] and record["command"].endswith("fedavg,stem,fedadam")
     before = {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")}
-    study.main([*words, "--methods", "fedavg,stem,fedadam"])
+    protocol.main([*words, "--methods", "fedavg,stem,fedadam"])
     assert before == {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")}
 
 

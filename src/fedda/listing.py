@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-from . import registry
+from . import presets, registry
 from .aggregation import aggregations
 from .experiments import builtin, find
-from .presets import PRESETS
 from .problems import Quadratic, options_of
 from .run import Run
 
@@ -41,7 +40,7 @@ def rows(kind: str) -> Table:
         ]
     if kind == "presets":
         return ("preset", "algorithm", "hyper-parameters"), [
-            (which, name, _text(values)) for which, table in PRESETS.items() for name, values in table.items()
+            (which, name, _text(values)) for which, table in presets.builtin().items() for name, values in table.items()
         ]
     if kind == "algorithms":
         return ("name", "what it is", *COSTS.values()), [(names(e), e.summary, *cost(e.name)) for e in entries]

@@ -20,8 +20,10 @@ import typer
 from .. import __version__, plugins
 from ..processes import Lost, Stopped, started_by_torchrun
 from . import ranks
+from .plugin_commands import CommandGroup
 
 app = typer.Typer(
+    cls=CommandGroup,
     help="Federated optimisation: FedDA and the methods it is compared with.",
     pretty_exceptions_enable=False,
     add_completion=False,

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from methods import Method, Point, Values, key
+from .methods import Method, Point, Values, key
 
 
 def mean(values: Sequence[float] | None) -> float:

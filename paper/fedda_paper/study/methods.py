@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedda.presets import PRESETS
+from fedda import presets
 
 Point = dict[str, Any]  # word -> value
 FACTOR = math.sqrt(10)
@@ -84,8 +84,9 @@ def rates(word: str, centre: float, below: int, above: int) -> Axis:
 
 def methods(preset: str) -> dict[str, Method]:
     """All methods of the study, by name. `preset` names the paper's values for the task, where it has some."""
-    paper = PRESETS.get(preset, PRESETS["cifar10"])
-    known = preset in PRESETS
+    builtin = presets.builtin()
+    paper = builtin.get(preset, builtin["cifar10"])
+    known = preset in builtin
     made = [
         *(of_mvr(name, paper[name], known) for name in MVR),  # first: they take longest
         *(of_sgd(name, paper.get(name, {"lr": 0.01}), known and name in paper) for name in SGD),

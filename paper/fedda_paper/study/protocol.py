@@ -1,9 +1,9 @@
 """A fair comparison: every method is tuned with the same budget on validation data, then run on fresh partitions.
 
-    python paper/study/study.py cifar10-heterogeneous --device cuda --precision bf16 --workers 6
+    python -m fedda_paper.study cifar10-heterogeneous --device cuda --precision bf16 --workers 6
 
 README.md beside this says what the rules are and what is kept. What exists is not run again, so a study may be stopped
-at any time and goes on where it was.
+at any time; the same command resumes it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -21,14 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the processes that are started, too
-
-from methods import Method, Point, key, methods, rounded
-from program import How, Program, run
-from rules import edges, extended, mean, ranked, winner
-from summary import best, summary
-
 from fedda.experiments import find
+
+from .methods import Method, Point, key, methods, rounded
+from .program import How, Program, run
+from .rules import edges, extended, mean, ranked, winner
+from .summary import best, summary
 
 TUNING, FINALS = (100, 101, 102), (0, 1, 2, 3, 4)  # seeds, each with a partition of its own
 STAGES = ("stage1", "stage2", "finals")
@@ -213,7 +209,7 @@ def here(function: Callable[..., Any], *given: Any) -> Future[Any]:
 def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("task", help="a built-in experiment or a TOML file: data, model, clients and rounds")
-    parser.add_argument("--out", type=Path, help="the folder of the records; results/study/TASK by default")
+    parser.add_argument("--out", type=Path, help="the folder of the records; paper/results/study/TASK by default")
     parser.add_argument("--methods", default="", help="some of them, by comma")
     parser.add_argument("--stages", default=",".join(STAGES), help="some of them, by comma")
     parser.add_argument("--rounds", type=int, help="of a whole run; the task's by default")
@@ -224,20 +220,15 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--commit", default="", help="of the source, for the records")
     given = parser.parse_args(words)
     experiment = find(given.task)
-    command = "python paper/study/study.py " + shlex.join(words)
+    command = "python -m fedda_paper.study " + shlex.join(words)
     known = methods(experiment.name)
     chosen = {name: known[name] for name in given.methods.split(",")} if given.methods else known
     study = Study(
         How(given.task, given.device, given.precision, command, given.commit),
-        given.out or Path("results/study") / experiment.name,
+        given.out or Path("paper/results/study") / experiment.name,
         given.rounds or experiment.rounds,
         chosen,
         given.stages.split(","),
     )
     study.drive(given.workers, 60 * given.minutes)
     print((study.out / "summary.md").read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "2")
-    main(sys.argv[1:])

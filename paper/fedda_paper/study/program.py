@@ -9,13 +9,14 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from methods import Method, Point, first_rate
 
 import fedda
 from fedda.engines import Vectorised
 from fedda.experiments import find
 from fedda.run import PATIENCE, Run
 from fedda.training import timed
+
+from .methods import Method, Point, first_rate
 
 VALIDATION = 0.1  # of each client's training samples
 HELD_OUT = ("validation_accuracy", "validation_loss")
