@@ -33,7 +33,7 @@ def blocks(*languages):
 
 @pytest.mark.parametrize("page,text", list(blocks("python")))
 def test_python_snippets_run(page, text, tmp_path):
-    done = warm().run(["python", "-c"], code=text, cwd=tmp_path)
+    done = warm().run([sys.executable, "-c", text], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
