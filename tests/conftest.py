@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedda
+import warm
 import watchdog
 from fedda import plugins, registry
 
@@ -66,6 +67,18 @@ def pytest_collection_modifyitems(items):
 def seeded():
     """The same weights in every run: torch's initialisation draws from the global stream."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def no_pictures():
+    """Runs of this file, here and in forked processes, write their report without its pictures, which cost most."""
+    import commands
+    from fedda.report import plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw", lambda *_: b"not drawn")
+        patch.setitem(commands.ENVIRONMENT, warm.PREPARE, "no_pictures")
+        yield
 
 
 NAMES = [entry.name for entry in registry.algorithms if entry.alias_of is None]

@@ -7,7 +7,8 @@ is safe and no command sees what another has left.
 A program that starts others itself (torchrun, Flower's) gets a forking process of its own before it begins, since it has
 threads later. What it starts is forked there.
 
-    python warm.py MODULE ...    imports them, reads requests from stdin, and answers each with a line on stdout
+    python warm.py MODULE ...                      imports them, reads requests from stdin, answers each with a line
+    python warm.py MODULE ... -- PROGRAM WORD ...  imports them and runs a program that starts others, once
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).parent
+PREPARE = "FEDDA_TEST_PREPARE"  # a variable that names a module for forked commands to import first
 STARTERS = {"torch.distributed.run", "flower-superlink", "flower-supernode", "flower-superexec"}
 FORKED = {"fedda", "flwr", "flwr-clientapp", "flwr-serverapp", *STARTERS}
 
@@ -173,6 +175,8 @@ def child(request) -> int:
     sys.modules["__main__"] = types.ModuleType("__main__")
     if STARTERS & set(request["command"][:3]):
         nested()
+    elif PREPARE in os.environ:
+        importlib.import_module(os.environ[PREPARE])
     try:
         execute(*request["command"])
         code = 0
@@ -239,12 +243,17 @@ def nested() -> None:
             module.Popen = started
 
 
-def main(*modules: str) -> None:
+def main(words: list[str]) -> None:
     import torch
 
-    for module in modules:
+    cut = words.index("--") if "--" in words else len(words)
+    for module in words[:cut]:
         importlib.import_module(module)
     torch.set_num_threads(1)
+    if program := words[cut + 1 :]:
+        nested()
+        execute(*program)
+        return
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing else is to be read as an answer
     # Nothing of this process runs at the end of a child.
@@ -253,4 +262,4 @@ def main(*modules: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])
