@@ -4,11 +4,14 @@ import os
 import re
 import signal
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: a thread that waits leaves the processor to others
+
 import hypothesis
 import pytest
 import torch
 
 import fedda
+import warm
 import watchdog
 from fedda import plugins, registry
 
@@ -27,8 +30,9 @@ hypothesis.settings.load_profile("fixed")
 
 # What takes longest, to be begun first: at the end the processes have little left to wait for.
 LONGEST = [
-    "test_federation.py", "test_docs.py deployment.md", "test_distributed.py", "test_docs.py theory.md",
-    "test_resume.py", "test_deploy_app.py", "test_docs.py scaling.md", "test_docs.py README.md",
+    "test_federation.py", "test_docs.py deployment.md", "test_distributed.py", "test_docs.py theory.md", "test_resume.py",
+    "test_aggregation.py", "test_docs.py README.md", "test_cli.py", "test_hosts.py", "test_reproduce.py",
+    "test_docs.py scaling.md", "test_deploy_app.py", "test_theory_theorem.py", "test_docs.py sweeps.md",
 ]  # fmt: skip
 
 
@@ -37,7 +41,7 @@ def group(nodeid):
     the documentation each is a group, with its commands in their order."""
     file, _, test = nodeid.partition("::")
     name = file.rpartition("/")[2]
-    page = re.match(r"test_commands_run\[(.+?)-\d+\]", test) if name == "test_docs.py" else None
+    page = re.match(r"test_(?:commands|python_snippets)_run\[(.+?)-\d+\]", test) if name == "test_docs.py" else None
     return f"{name} {page[1]}" if page else name
 
 
@@ -66,6 +70,18 @@ def pytest_collection_modifyitems(items):
 def seeded():
     """The same weights in every run: torch's initialisation draws from the global stream."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def no_pictures():
+    """Runs of this file, here and in forked processes, write their report without its pictures, which cost most."""
+    import commands
+    from fedda.report import plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw", lambda *_: b"not drawn")
+        patch.setitem(commands.ENVIRONMENT, warm.PREPARE, "no_pictures")
+        yield
 
 
 NAMES = [entry.name for entry in registry.algorithms if entry.alias_of is None]

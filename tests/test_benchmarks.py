@@ -1,9 +1,10 @@
 """The benchmarks run and write their figures. No time is compared with anything."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
+
+from commands import warm
 
 DRIVER = Path(__file__).parent.parent / "benchmarks" / "simulators" / "run.py"
 
@@ -12,7 +13,7 @@ def test_the_simulators_that_are_there_are_compared_and_the_others_are_named(tmp
     out = tmp_path / "out.json"
     arguments = ["--workload=small", "--rounds=2", "--repeats=1", "--seeds=0", "--python", "pfl=no-such-python"]
     command = [sys.executable, str(DRIVER), *arguments, "--programs=plain,fedda,pfl", f"--json={out}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = warm().run(command)
     assert done.returncode == 0, done.stderr
     assert "pfl: left out, no-such-python has no package 'pfl'" in done.stdout
     results = json.loads(out.read_text())["small"]["results"]
@@ -28,7 +29,7 @@ def test_processes_beside_a_bare_all_reduce(tmp_path):
     out = tmp_path / "new" / "out.json"
     arguments = ["--worlds=2", "--hidden=2", "--turns=3"]
     command = [sys.executable, str(DRIVER.parents[1] / "distributed.py"), *arguments, f"--json={out}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = warm().run(command)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     (own,) = found["overhead"]
@@ -40,6 +41,6 @@ def test_processes_beside_a_bare_all_reduce(tmp_path):
 
 def test_what_private_noise_costs():
     command = [sys.executable, str(DRIVER.parents[1] / "noise.py"), "--shapes", "1e4", "3x1e3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = warm().run(command)
     assert done.returncode == 0, done.stderr
     assert "| 1e4 | ChaCha20 |" in done.stdout and "| 3x1e3 | opendp |" in done.stdout

@@ -339,15 +339,15 @@ def test_what_is_no_longer_the_file_s_own_is_not_called_so():
     for how, setting in (
         ({}, "paper"),
         ({"rounds": 3, "seeds": "4", "algorithms": "fedavg"}, "paper"),  # fewer, not other
-        ({"words": ["every=1"]}, "paper"),
-        ({"words": ["fedavg.lr=0.3"]}, "changed"),
-        ({"words": ["problem.batch=8"]}, "changed"),
-        ({"words": ['aggregation=[{name = "topk"}]']}, "changed"),
-        ({"words": ["aggregation=[]"]}, "paper"),
-        ({"words": ["aggregation="]}, "paper"),
+        ({"settings": ["every=1"]}, "paper"),
+        ({"settings": ["fedavg.lr=0.3"]}, "changed"),
+        ({"settings": ["problem.batch=8"]}, "changed"),
+        ({"settings": ['aggregation=[{name = "topk"}]']}, "changed"),
+        ({"settings": ["aggregation=[]"]}, "paper"),
+        ({"settings": ["aggregation="]}, "paper"),
         ({"data": "digits"}, "changed"),
         ({"algorithms": "fedavg,stem"}, "changed"),
-        ({"words": ["fedavg.lr=0.3", "setting=mine"]}, "mine"),
+        ({"settings": ["fedavg.lr=0.3", "setting=mine"]}, "mine"),
     ):
         assert choose(paper, **how).setting == setting, how
     assert choose(experiment(), settings=["fedavg.lr=0.3"]).setting == ""

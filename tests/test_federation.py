@@ -43,7 +43,7 @@ from fedda.deploy.wire import packed
 from .task import *
 
 # What client 1 does with one message after the other, where the run asks for it. It is counted, not told by the round: a
-# node has one message at a time, and notices after a minute that the process of one has ended, so it misses rounds.
+# node has one message at a time, and notices late that the process of one has ended, so it misses rounds.
 SINS = {sins}
 SEEN = Path(os.environ["FEDDA_TEST_SAMPLES"]) / "seen"
 
@@ -59,7 +59,7 @@ def sinful(site, message, context):
     if sin == "exits":
         os._exit(3)
     if sin == "hangs":
-        time.sleep(75)  # longer than a round
+        time.sleep(15)  # longer than a round
     reply = site.answer(message, context)
     if sin == "well":
         return reply
@@ -89,7 +89,7 @@ CONFIG = """
 algorithm = "fedavg"
 params = "{}"
 clients = 3
-rounds = 5
+rounds = 4
 cohort = 0
 batch = 8
 seed = 0
@@ -200,12 +200,12 @@ def test_five_algorithms_as_simulated_though_a_server_is_killed(flowers, app, sa
     out = outs["scaffold"]
     wait_until(flowers, lambda: rounds_done(out) >= 2)
     os.kill(int((out / "server.pid").read_text()), signal.SIGKILL)
-    assert rounds_done(out) < 5 and not (out / "report.json").exists()
+    assert rounds_done(out) < 4 and not (out / "report.json").exists()
     how = {"algorithm": "scaffold", "params": json.dumps(RUNS["scaffold"]), "out": out}
     flowers.submit(app, **how, resume=True)
     for name, out in outs.items():
         assert flowers.ended(out)["rejected"] == {}, flowers.logs()
-        state, expected = load_file(out / "state.safetensors"), truth(samples, name, 5, out).server
+        state, expected = load_file(out / "state.safetensors"), truth(samples, name, 4, out).server
         for field, value in expected._asdict().items():
             torch.testing.assert_close(state[f"server.{field}"], value, rtol=1e-12, atol=1e-12)
 
@@ -220,8 +220,8 @@ def seen(samples):
 
 def test_every_sin_of_a_client_and_a_killed_node_are_survived_and_counted(flowers, app, samples, tmp_path):
     rounds = len(SINS) + 3  # some are missed
-    # Time enough for the others on a busy machine, where a process at a site starts in ten seconds and more.
-    how = {"rounds": rounds, "timeout": 60.0, "sins": True, "params": json.dumps(RUNS["fedavg"])}
+    # Time enough for the others on a busy machine.
+    how = {"rounds": rounds, "timeout": 12.0, "sins": True, "params": json.dumps(RUNS["fedavg"])}
     out = flowers.submit(app, out=tmp_path / "out", **how)
     wait_until(flowers, lambda: seen(samples) > SINS.index("hangs"))
     flowers.kill(flowers.nodes[2])  # in the round in which client 1 hangs: it takes its time anyway
@@ -241,7 +241,7 @@ def test_every_sin_of_a_client_and_a_killed_node_are_survived_and_counted(flower
 
 
 def rejoin(flowers, k, seconds=900):
-    """Start a node until it is let in: its key is taken until Flower has noticed that it was killed, about a minute."""
+    """Start a node until it is let in: its key is taken until Flower has noticed that it was killed."""
     before, deadline = activated(flowers), time.monotonic() + seconds
     while activated(flowers) == before:
         assert time.monotonic() < deadline, flowers.logs()

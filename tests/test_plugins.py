@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedda
-from commands import inside, is_one_line
+from commands import ENVIRONMENT, inside, is_one_line, warm
 from fedda import plugins, presets, registry
 from test_docs import BLOCK
 
@@ -26,10 +26,9 @@ def plugin(tmp_path_factory):
 
 
 def run(*words, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False,
-        env=os.environ | {k: str(v) for k, v in environment.items()},
-    )  # fmt: skip
+    """`python -m WORDS` in a forked process."""
+    env = ENVIRONMENT | {k: str(v) for k, v in environment.items()}
+    return warm().run([sys.executable, "-m", *words], cwd=ROOT, env=env)
 
 
 def test_the_walk_s_algorithm_passes_the_shared_table(plugin):

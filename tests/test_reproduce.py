@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from commands import Quiet, inside, is_one_line
+from commands import Quiet, inside, is_one_line, warm
 from fedda import claims
 from fedda.claims.runs import source
 from fedda.claims.values import MethodValues, Value
@@ -330,9 +330,8 @@ def test_processes_share_a_folder_and_do_each_thing_once(made, tmp_path):
     _, _, results = made
     mini(tmp_path)
     words = ["reproduce", "main", "sweep", "tuned", "--no-pack", "--parts", "mini.toml", "--work", "work"]
-    command = [sys.executable, "-m", "fedda", *words]
-    each = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(3)]
-    said = [process.communicate()[0].decode() for process in each]
+    each = [warm().start(["fedda", *words], cwd=tmp_path) for _ in range(3)]
+    said = [process.communicate() for process in each]
     assert [process.returncode for process in each] == [0, 0, 0], said
     rows = [json.loads(line) for line in (tmp_path / "work" / "times.jsonl").read_text().splitlines()]
     names = [row["name"] for row in rows]

@@ -3,7 +3,9 @@
 import json
 import math
 import signal
+import time
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -225,9 +227,9 @@ def test_a_killed_sweep_goes_on_to_the_same_rows(tmp_path):
     whole = run_fedda(*words, "--out", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     process = begin(*words, "--out", tmp_path / "cut")
-    for line in process.stderr:
-        if line.startswith("fedda-mvr: round 0"):
-            break
+    while "\nfedda-mvr: round 0" not in Path(process.files[1]).read_text():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "cut" / "sweep.json").exists()
