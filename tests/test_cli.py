@@ -317,7 +317,7 @@ def test_tensorboard_gets_every_metric(tmp_path):
         (["--precision", "fast"], "precision must be one of 'auto', 'float32', 'tf32', 'bf16', got 'fast'"),
         (["--precision", "tf32"], "needs a float32 problem on a CUDA device"),
         (["--precision", "bf16", "--engine", "sequential"], "--precision is for the vectorised engine"),
-        (["--precision", "float32", "--resume"], "for a run that begins"),
+        (["--precision", "float32", "--resume"], "for a new run"),
     ],
 )
 def test_a_precision_that_cannot_be_is_refused(fedda_inside, tmp_path, options, words):

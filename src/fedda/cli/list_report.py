@@ -62,6 +62,8 @@ def report_(
     pages = [one.write() for one in reports] + [report.write_sweep(sweep) for sweep in sweeps.values()]
     together = report.Report(runs) if len(runs) > 1 else reports[0] if runs else None
     comparison = together.write_comparison(out) if together and len(runs) > 1 else None
+    if comparison and comparison.is_relative_to(Path.cwd()):
+        comparison = comparison.relative_to(Path.cwd())
     if csv and together:
         csv.write_text(together.csv, encoding="utf-8")
     if latex and together:
@@ -74,7 +76,7 @@ def report_(
         print(f"report: {page}")
     for name, path in (("comparison", comparison), ("csv", csv), ("latex", latex)):
         if path:
-            print(f"{name}: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+            print(f"{name}: {path}")
 
 
 def print_choices(sweep: SweepResults) -> None:

@@ -49,7 +49,7 @@ class Report:
 
     @cached_property
     def names(self) -> list[str]:
-        return short_names([run.folder for run in self.runs])
+        return short_names([run.folder.resolve() for run in self.runs])
 
     @cached_property
     def picture(self) -> Picture:
@@ -104,14 +104,14 @@ class Report:
         """Write `comparison.html` and `comparison.png` into `out`, by default the common parent of the folders."""
         if len(self.runs) < 2:
             raise ValueError("compare: give two run folders or more")
-        target = common_parent([run.folder for run in self.runs]) if out is None else Path(out)
+        target = common_parent([run.folder.resolve() for run in self.runs]) if out is None else Path(out)
         named = list(zip(self.names, self.runs, strict=True))
         names = self.names
         page = fill(
             "comparison.html.j2",
             title=f"Comparison of {', '.join(names)}" if len(names) < 6 else f"Comparison of {len(names)} runs",
             facts="",
-            runs=[(name, run.title, os.path.relpath(run.folder, target)) for name, run in named],
+            runs=[(name, run.title, os.path.relpath(run.folder.resolve(), target)) for name, run in named],
             figures=["comparison.png"],
             failures={f"{label} · {name}": why for name, run in named for label, why in run.failures.items()},
             claims=read_verdicts(target),
