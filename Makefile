@@ -8,10 +8,10 @@ OUT ?= runs
 .PHONY: demo test check format bench lock clean
 
 # The stamp is made last, so that an install that was cut off is done again.
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock pyproject.toml paper/pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . --editable paper
 	touch $(READY)
 
 demo: $(READY)

@@ -1,11 +1,10 @@
-"""Real processes joined by gloo on this machine, in one run:
+"""The cost of the exchange between real processes that gloo joins on this machine.
 
-(a) what a round takes beyond its compute, beside a bare all-reduce of the same bytes on the same processes: a round,
-    the same without the exchange, and the same with a bare all-reduce in the place of the exchange. Target: at most
-    1.3 times. Again without the compute, for sums that are there already; and a bare all-reduce with nothing round it;
-(b) the seconds of a round that `fedda plan` predicts, beside those of 1, 2 and 4 processes.
+Measured is the time of a round beyond its compute, beside a bare all-reduce of the same bytes on the same processes: a
+round, the same without the exchange, and the same with a bare all-reduce in place of the exchange. Target: at most 1.3
+times. The same is measured without the compute, for sums that are known already, and for a bare all-reduce alone.
 
-All take turns, so that they meet the same machine; lower deciles are those of turns that no other program disturbed.
+The contenders take turns, so all meet the same machine; lower deciles are turns that no other program disturbed.
 
     python benchmarks/distributed.py [--json docs/performance/distributed.json]
 """
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,12 +25,7 @@ import torch.distributed as dist
 import fedda
 from fedda.bench.machine import machine
 from fedda.bench.workloads import noise
-from fedda.engines import Distributed, Vectorised, join
-from fedda.experiments import find
-from fedda.experiments.config import parse
-from fedda.experiments.overrides import choose
-from fedda.plan import Size, measured, measured_link, predict
-from fedda.plan.rows import rounds_of
+from fedda.engines import Distributed, join
 from fedda.run import Run
 
 BAR = 1.3
@@ -100,29 +93,10 @@ def overhead(hidden, turns):
     return {"parameters": problem.d, "bytes": message.nbytes, "seconds": times[:, -turns:].tolist()}
 
 
-def rounds(experiment, seconds):
-    """Seconds of single rounds of each algorithm, from a barrier to the slowest rank's end."""
-    wanted = parse(Path(experiment).read_text(), experiment)
-    engine = Vectorised() if dist.get_world_size() == 1 else Distributed()  # one process has no exchange
-    problem, found = wanted.problem.build(), {}
-    for label in wanted.algorithms:
-        run = Run(wanted.build(label), problem, wanted.cohort, wanted.seeds, engine=engine, force=True)
-        times = []
-        while sum(times[2:]) < seconds or len(times) < 5:
-            dist.barrier()
-            began = time.perf_counter()
-            run.advance()
-            took = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
-            dist.all_reduce(took, op=dist.ReduceOp.MAX)  # so that all end with the same round
-            times.append(float(took))
-        found[label] = times[2:]
-    return found
-
-
-def rank(store, place, size, out, what, *arguments):
+def rank(store, place, size, out, *arguments):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, int(size)), rank=int(place), world_size=int(size))
-    found = {"overhead": overhead, "rounds": rounds}[what](*map(json.loads, arguments))
+    found = overhead(*map(json.loads, arguments))
     if place == "0":
         Path(out).write_text(json.dumps(found))
     dist.barrier()
@@ -138,8 +112,7 @@ def spawned(size, *arguments):
         out, store = Path(folder) / "out.json", Path(folder) / "store"
         processes = [
             subprocess.Popen(
-                [sys.executable, __file__, "rank", store, str(place), str(size), out, arguments[0]]
-                + [json.dumps(word) for word in arguments[1:]],
+                [sys.executable, __file__, "rank", store, str(place), str(size), out, *map(json.dumps, arguments)],
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
             for place in range(size)
@@ -166,14 +139,14 @@ def summary(own):
 
 
 def overheads(worlds, hiddens, turns):
-    print("(a) a round beyond its compute, beside a bare all-reduce of the same bytes; ms")
+    print("a round beyond its compute, beside a bare all-reduce of the same bytes; ms")
     heads = ("processes", "parameters", "bytes", *2 * ("compute", "overhead", "bare", "ratio"))
     print(f"{'':33}{'medians':>44}{'lower deciles':>44}")
     print("".join(f"{head:>11}" for head in heads))
     found = []
     for hidden, many in zip(hiddens, turns, strict=True):
         for size in worlds:
-            own = summary({"processes": size} | spawned(size, "overhead", hidden, many))
+            own = summary({"processes": size} | spawned(size, hidden, many))
             found.append(own)
             words = [f"{own[k]:,}" for k in ("processes", "parameters", "bytes")]
             for name in ("", "quiet_"):
@@ -186,74 +159,19 @@ def overheads(worlds, hiddens, turns):
     return found
 
 
-def predictions(worlds, passes, seconds, algorithms, words):
-    """Both are the least of what was found in any pass: the round that nothing else has disturbed."""
-    print(f"\n(b) ms a round, predicted from rounds of one process, and measured: the least in {passes} passes")
-    wanted = choose(find("digits"), algorithms=algorithms, seeds="0", words=words).completed()
-    size = Size(wanted.problem.clients, wanted.cohort, wanted.rounds, 1)
-    shares = [-(-size.cohort // world) for world in worlds]
-    drawn = rounds_of(size.clients, size.cohort, wanted.seeds)
-    profiles, real = [], {}
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "wanted.toml"
-        place.write_text(wanted.toml())
-        for _ in range(passes):
-            cpu = torch.device("cpu")
-            profiles.append(measured(wanted, shares, size.everyone, cpu, measured_link(), seconds, lambda words: None))
-            for world in worlds:
-                for label, times in spawned(world, "rounds", str(place), seconds).items():
-                    real.setdefault((label, world), []).extend(times)
-    profile = least(profiles)
-    print(f"{'algorithm':>12}{'processes':>12}{'predicted':>12}{'measured':>12}{'ratio':>12}{'median':>12}")
-    found = []
-    for label in wanted.algorithms:
-        for world in worlds:
-            line, times = predict(profile, label, size, world, drawn)["seconds_per_round"], real[label, world]
-            own = {
-                "algorithm": label, "processes": world, "predicted_ms": 1e3 * line["total"],
-                "predicted_exchange_ms": 1e3 * line["exchange"], "measured_ms": 1e3 * min(times),
-                "measured_median_ms": 1e3 * statistics.median(times), "rounds": len(times),
-                "ratio": line["total"] / min(times),
-            }  # fmt: skip
-            found.append(own)
-            figures = [own[k] for k in ("predicted_ms", "measured_ms", "ratio", "measured_median_ms")]
-            print(f"{label:>12}{world:>12}" + "".join(f"{value:>12.3g}" for value in figures), flush=True)
-    about = {"clients": size.clients, "cohort": size.cohort, "parameters": profile.parameters}
-    return about | {"link": profile.json()["link"], "rows": found}
-
-
-def least(profiles):
-    """The profile of the least times in any of them."""
-    methods = {
-        label: replace(own, rounds=[min(pair, key=lambda p: p[1]) for pair in zip(*rounds, strict=True)])
-        for label, own in profiles[0].methods.items()
-        if (rounds := [profile.methods[label].rounds for profile in profiles])
-    }
-    links = [profile.link for profile in profiles]
-    best = replace(
-        links[0], latency=min(link.latency for link in links), bandwidth=max(link.bandwidth for link in links)
-    )
-    return replace(profiles[0], methods=methods, link=best)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--worlds", default="1,2,4")
+    parser.add_argument("--worlds", default="2,4")
     parser.add_argument("--hidden", default="32,1024,4096", help="widths: 75 parameters each, and 10")
-    parser.add_argument("--turns", default="400,200,60", help="of (a), for each width")
-    parser.add_argument("--passes", type=int, default=4, help="of (b)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of every figure in a pass of (b)")
-    parser.add_argument("--algorithms", default="fedavg,fedda-mvr,scaffold")
-    parser.add_argument("--set", nargs="*", default=["problem.clients=100", "cohort=40", "problem.hidden=128"])
+    parser.add_argument("--turns", default="400,200,60", help="for each width")
     given = parser.parse_args()
     worlds, hiddens, turns = (list(map(int, word.split(","))) for word in (given.worlds, given.hidden, given.turns))
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     found = {"machine": machine(torch.device("cpu")) | {"command": f"python {' '.join(sys.argv)}"}}
     found |= {"load": os.getloadavg()[0], "target": BAR}
-    found["overhead"] = overheads([world for world in worlds if world > 1], hiddens, turns)
-    found["prediction"] = predictions(worlds, given.passes, given.seconds, given.algorithms, given.set)
+    found["overhead"] = overheads(worlds, hiddens, turns)
     found["load_after"] = os.getloadavg()[0]
     print(f"load afterwards {found['load_after']:.1f}")
     if given.json:

@@ -58,7 +58,7 @@ def speed():
                 start = time.perf_counter() - began
                 ms, least, most = clock(run.advance, 60 if precision != "float32" else 20)
                 one = one or ms
-                how = f"{run.problem.paths.chosen}, {'graph' if run.graph else 'eager'}"
+                how = f"{run.problem.gradient_paths.chosen}, {'graph' if run.graph else 'eager'}"
                 peak = torch.cuda.max_memory_allocated() / 1e9
                 print(
                     f"{precision} {name} seeds {seeds}: {ms:.4f} ms/step ({least:.4f}-{most:.4f}), {ms / one:.2f} x one"

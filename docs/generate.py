@@ -11,8 +11,8 @@ from pathlib import Path
 
 import fedda
 from fedda import listing, presets, registry
-from fedda.cli.bench import HEADS, facts, rows, short
-from fedda.costs import cost
+from fedda.cli.bench import facts, path_rows, short
+from fedda.listing import cost
 from fedda.runs.formats import plain as number
 from fedda.runs.formats import spread
 from fedda.theory.methods import CORRECTED
@@ -163,15 +163,15 @@ def others():
 def cpu():
     """The tables that `fedda bench` prints, of the recorded run."""
     found = figures("cpu")
-    parts = [f"**{found['machine']['cores']} cores: {facts(found)}, {found['machine']['date'][:10]}**"]
+    parts = [f"**{found['machine']['cores']} cores: {facts(found['machine'])}, {found['machine']['date'][:10]}**"]
     for name, own in found["workloads"].items():
-        lines = list(rows(own["algorithms"]))
-        kept = [i for i in range(len(HEADS)) if any(line[i] not in ("", "–") for line in lines)]
+        lines = list(path_rows(own["algorithms"]))
+        kept = [head for head in lines[0] if any(line[head] not in ("", "–") for line in lines)]
         about = (
             f"`{name}`: {own['about']}, {own['parameters']:,} parameters; {own['cohort']} of {own['clients']} clients a"
             f" round, {own['steps']} steps, batch {own['batch']}"
         )
-        parts += [about, markdown([HEADS[i] for i in kept], [[line[i] for i in kept] for line in lines])]
+        parts += [about, markdown(kept, [[line[head] for head in kept] for line in lines])]
     return "\n\n".join(parts)
 
 
@@ -274,9 +274,9 @@ def page(entry):
     parts.append(
         f"**Cost** of one client and one round of I local steps:\n\n{markdown(heads, [tuple(cost(entry.name))])}"
     )
-    parts.append(f"**Words and defaults.** `{listing.words(entry)}`")
+    parts.append(f"**Hyper-parameters and defaults.** `{listing.params(entry)}`")
     given = [
-        f"`{which}`: {words}" for which, own in presets.PRESETS.items() for n, words in own.items() if n == entry.name
+        f"`{which}`: {words}" for which, own in presets.builtin().items() for n, words in own.items() if n == entry.name
     ]
     if given:
         parts.append("**Presets.**\n\n" + "\n".join(f"- {line}" for line in given))

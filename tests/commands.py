@@ -16,7 +16,7 @@ from warm import Warm
 SOURCE = Path(package.__file__).parents[1]  # the source that is tested: a mutant too
 UNHURRIED = Path(__file__).parent / "unhurried.py"
 ENVIRONMENT = os.environ | {
-    "PYTHONPATH": str(SOURCE),
+    "PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "OMP_NUM_THREADS": "1",
     "TERM": "xterm",
     "COLUMNS": "100",
@@ -59,7 +59,7 @@ def command(*words):
 def warm():
     """The process that is forked for commands, one for all tests of this process."""
     if not WARM:
-        WARM.append(Warm(ENVIRONMENT))
+        WARM.append(Warm(ENVIRONMENT, "fedda.cli", "matplotlib.pyplot", "sklearn.datasets"))
     return WARM[0]
 
 
@@ -67,7 +67,7 @@ def fedda(*words, **how):
     """Run to the end in a process of its own: a forked one, unless it is asked for what only a new one has."""
     same = ENVIRONMENT | {k: v for k, v in how.get("env", {}).items() if k in LATE}
     if FORKS and set(how) <= {"cwd", "env", "timeout"} and how.get("env", same) == same:
-        return warm().run(words, **how)
+        return warm().run(["fedda", *words], **how)
     return started(*words, **how)
 
 
@@ -78,9 +78,12 @@ def started(*words, **how):
 
 
 def begin(*words, **how):
-    """Start a process of its own, one that can be met in a round."""
+    """Start a process of its own, one that can be met in a round: a forked one, unless it has streams of its own."""
+    words = [sys.executable, str(UNHURRIED), *map(str, words)]
+    if FORKS and set(how) <= {"cwd"}:
+        return warm().start(words, **how)
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENVIRONMENT} | how
-    return subprocess.Popen([sys.executable, str(UNHURRIED), *map(str, words)], **how)
+    return subprocess.Popen(words, **how)
 
 
 def is_one_line(stderr, *fragments):
@@ -94,7 +97,7 @@ def inside(capsys, monkeypatch, *words):
     """The same in this process, for what needs none of its own: exit status, stdout, stderr."""
     monkeypatch.setattr(sys, "argv", ["fedda", *map(str, words)])
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main sets its own
-    monkeypatch.setattr(cli, "NOTED", set())
+    monkeypatch.setattr(cli, "PRINTED", set())
     capsys.readouterr()
     with warnings.catch_warnings(), pytest.raises(SystemExit) as end:
         warnings.simplefilter("always")

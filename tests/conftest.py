@@ -4,11 +4,14 @@ import os
 import re
 import signal
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: a thread that waits leaves the processor to others
+
 import hypothesis
 import pytest
 import torch
 
 import fedda
+import warm
 import watchdog
 from fedda import plugins, registry
 
@@ -27,8 +30,9 @@ hypothesis.settings.load_profile("fixed")
 
 # What takes longest, to be begun first: at the end the processes have little left to wait for.
 LONGEST = [
-    "test_federation.py", "test_docs.py deployment.md", "test_distributed.py", "test_docs.py theory.md",
-    "test_resume.py", "test_deploy_app.py", "test_docs.py scaling.md", "test_docs.py README.md",
+    "test_federation.py", "test_docs.py deployment.md", "test_distributed.py", "test_docs.py theory.md", "test_resume.py",
+    "test_aggregation.py", "test_docs.py README.md", "test_cli.py", "test_hosts.py", "test_reproduce.py",
+    "test_docs.py scaling.md", "test_deploy_app.py", "test_theory_theorem.py", "test_docs.py sweeps.md",
 ]  # fmt: skip
 
 
@@ -37,7 +41,7 @@ def group(nodeid):
     the documentation each is a group, with its commands in their order."""
     file, _, test = nodeid.partition("::")
     name = file.rpartition("/")[2]
-    page = re.match(r"test_commands_run\[(.+?)-\d+\]", test) if name == "test_docs.py" else None
+    page = re.match(r"test_(?:commands|python_snippets)_run\[(.+?)-\d+\]", test) if name == "test_docs.py" else None
     return f"{name} {page[1]}" if page else name
 
 
@@ -68,40 +72,19 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="module")
+def no_pictures():
+    """Runs of this file, here and in forked processes, write their report without its pictures, which cost most."""
+    import commands
+    from fedda.report import plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw", lambda *_: b"not drawn")
+        patch.setitem(commands.ENVIRONMENT, warm.PREPARE, "no_pictures")
+        yield
+
+
 NAMES = [entry.name for entry in registry.algorithms if entry.alias_of is None]
-# Step sizes that are stable on the small problems below, for the shared table of properties.
-STABLE = {
-    "fafed": {"lr": 0.02, "eps": 0.5},
-    "fedavg": {"lr": 0.1},
-    "fedavg-subgradient": {"lr": 0.1},
-    "fedavgm": {"lr": 0.02},
-    "feddualavg": {"lr": 0.1, "prox": fedda.prox.L1(0.001)},
-    "fedmid": {"lr": 0.1, "prox": fedda.prox.L1(0.001)},
-    "fedprox": {"lr": 0.1, "mu": 0.1},
-    "fedcm": {"lr": 0.05},
-    "fedadam": {"lr": 0.05, "server_lr": 0.05},
-    "fedyogi": {"lr": 0.05, "server_lr": 0.05},
-    "fedadagrad": {"lr": 0.05, "server_lr": 0.1},
-    "fedams": {"lr": 0.05, "server_lr": 0.05},
-    "fedda-mvr": {"lr": 0.1, "w": 8.0, "eps": 0.5},
-    "fedda-1-2": {"lr": 0.5, "w": 8.0, "eps": 0.5},
-    "fedda-2-1": {"lr": 0.02, "eps": 0.5},
-    "fedda-2-2": {"lr": 0.1, "eps": 0.5},
-    "fedda-cv": {"lr": 0.02, "eps": 0.5},
-    "fedda-cv-mvr": {"lr": 0.1, "w": 8.0, "eps": 0.5},
-    "feddyn": {"lr": 0.1, "alpha": 0.5},
-    "fedexp": {"lr": 0.1, "eps": 0.1},
-    "fedglomo": {"lr": 0.05},
-    "fednova": {"lr": 0.1},
-    "local-adapt": {"lr": 0.01, "server": "sgd", "server_lr": 1.0, "eps": 1e-3, "correction": "joint"},
-    "local-amsgrad": {"lr": 0.01, "eps": 1e-3},
-    "mime": {"lr": 0.1},
-    "mimelite": {"lr": 0.1},
-    "mime-mvr": {"lr": 0.2, "w": 8.0, "c": 100.0},
-    "mimelite-mvr": {"lr": 0.2, "w": 8.0, "c": 100.0},
-    "scaffold": {"lr": 0.1},
-    "stem": {"lr": 0.1, "w": 8.0},
-}
 
 
 @pytest.fixture(params=NAMES)
@@ -109,16 +92,21 @@ def name(request):
     return request.param
 
 
+def example(name):
+    """Hyper-parameters with which an algorithm is stable on the small problems below."""
+    return registry.algorithms.find(name).example
+
+
 def stable(name, **more):
-    return fedda.make(name, **STABLE.get(name, {}), **more)
+    return fedda.make(name, **example(name) | more)
 
 
 def variants():
     """(name, options) for every option that an algorithm's class offers to the tests, where the name takes it."""
     for name in NAMES:
-        for words in type(stable(name)).variants:
-            if words.keys() <= registry.algorithms.find(name).defaults.keys():
-                yield name, words
+        for params in type(stable(name)).variants:
+            if params.keys() <= registry.algorithms.find(name).defaults.keys():
+                yield name, params
 
 
 def quadratic(clients=5, d=4, noise=0.3, seed=0, common=False):

@@ -29,9 +29,11 @@ def made(engine, chunk=None):
     return (fedda.engines.Distributed if engine == "distributed" else fedda.engines.Vectorised)(chunk=chunk)
 
 
-def outcomes(engine):
+def outcomes(engine, only=()):
     """Everything that a run has, after rounds enough for the memory of a client to travel."""
     for what, problem, how in problems():
+        if only and what not in only:
+            continue
         for name in NAMES:
             how = {"seed": 1} | how
             run = Run(stable(name, steps=2), problem, engine=made(engine, how.pop("chunk", None)), **how)
@@ -51,6 +53,8 @@ def outcomes(engine):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    found = {f"{case}/{k}": v.contiguous() for case, state in outcomes("distributed") for k, v in state.items()}
+    found = {
+        f"{case}/{k}": v.contiguous() for case, state in outcomes("distributed", sys.argv[2:]) for k, v in state.items()
+    }
     if fedda.engines.join().rank == 0:
         save_file(found, sys.argv[1])

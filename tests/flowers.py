@@ -1,10 +1,9 @@
 """A real federation for tests: SuperLink and SuperNodes as processes of their own, on loopback, where possible in a
-network namespace that has nothing else."""
+network namespace that has nothing else. They are forked from a process that has imported everything (warm.py)."""
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,11 +14,13 @@ from commands import ENVIRONMENT
 from fedda.deploy.secret import SecretDraws
 from namespaces import Namespace
 from ranks import free_port
+from warm import Warm
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds; Flower's own is 1
 }
 TOOLS = Path(sys.executable).parent
 PROJECT = """
@@ -66,21 +67,21 @@ class Flowers:
         self.environment = (
             ENVIRONMENT | QUIET | {"FLWR_HOME": str(place / "home"), "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}"}
         )
+        self.warm = Warm(self.environment, "quick_flower", prefix=self.network.prefix)
         (place / "home").mkdir(parents=True)
         text = f'[superlink]\ndefault = "t"\n[superlink.t]\naddress = "127.0.0.1:{self.port}"\n{connection}\n'
         (place / "home" / "config.toml").write_text(text)
 
     def start(self, program, log, *words):
         """A process in a session of its own, so that all it starts can be ended with it."""
-        with open(self.place / log, "ab") as file:
-            command = [*self.network.prefix, str(TOOLS / program), *map(str, words)]
-            return subprocess.Popen(command, stdout=file, stderr=file, env=self.environment, start_new_session=True)
+        file = str(self.place / log)
+        return self.warm.start([program, *words], out=file, err=file, start_new_session=True)
 
     def open(self, nodes):
         self.link = self.start(
             "flower-superlink", "link.log", *self.link_words, "--host", "127.0.0.1", "--port", self.port
         )
-        self.wait_for(self.place / "link.log", "Control API", "Starting", "running", "Uvicorn", "SuperExec")
+        self.wait_for(self.place / "link.log", "Uvicorn running", "SuperLinkLifespan: start")
         for k in range(nodes):
             self.join(k, nodes)
 
@@ -97,8 +98,8 @@ class Flowers:
             time.sleep(0.1)
 
     def command(self, *words, seconds=300):
-        command = [*self.network.prefix, str(TOOLS / "flwr"), *map(str, words)]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=seconds)
+        """Flower's command line, to its end."""
+        return self.warm.run(["flwr", *words], timeout=seconds)
 
     def submit(self, app, **config):
         """Start a run; where its results will be."""
@@ -129,6 +130,7 @@ class Flowers:
         for process in (*self.nodes.values(), *([self.link] if self.link else [])):
             if process.poll() is None:
                 self.kill(process)
+        self.warm.close()
         self.network.close()
 
 

@@ -1,6 +1,6 @@
-"""Compiles the kernels of the paper's CNN for an H200 that need not be there, and prints how many there are.
+"""Compiles the kernels of the paper's CNN for an H200, without a GPU, and prints how many there are.
 
-Run by tests/test_kernels.py. Triton is given a driver that names the device and nothing else.
+Run by tests/test_kernels.py. Triton gets a driver that only names the device.
 """
 
 import torch
@@ -8,14 +8,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from fedda.compiling import side_by_side
-from fedda.problems.gradients.chain.stack import Chain
+from fedda.problems.gradients.chain import Chain
 from fedda.problems.gradients.kernels import backward, forward, plan_of
 from fedda.problems.gradients.kernels.launch import Compiling
 from fedda.problems.gradients.kernels.passes import Pass
 from fedda.problems.models import cnn
 
 
-class ReadOnlyFolder:
+class FakeDriver:
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
 
@@ -26,28 +26,28 @@ class ReadOnlyFolder:
         return 0
 
 
-def there():
-    """How many kernels are compiled."""
+def compiled_kernels():
+    """The number of compiled kernels."""
     functions = [f for module in (forward, backward) for f in vars(module).values() if isinstance(f, jit.JITFunction)]
     return sum(len(kernels) for f in functions for kernels, *_ in f.device_caches.values())
 
 
 def main():
-    driver.set_active(ReadOnlyFolder())
+    driver.set_active(FakeDriver())
     shape, (model, loss) = (3, 32, 32), cnn((3, 32, 32), 10)
     plan = plan_of(Chain.of(model, loss, shape), shape, "tf32")
     x = torch.zeros(20, sum(p.numel() for p in model.parameters()))
     inputs, targets = torch.zeros(10, 16, *shape, dtype=torch.uint8), torch.zeros(10, 16, dtype=torch.long)
 
-    def passed():
+    def run_pass():
         Pass(plan, x, inputs, (torch.zeros(3), torch.ones(3))).gradients(targets)
 
     Compiling.now = True
     with side_by_side():
-        passed()
-    first = there()
-    passed()
-    print(first, there() - first)
+        run_pass()
+    first = compiled_kernels()
+    run_pass()
+    print(first, compiled_kernels() - first)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ MUTANTS = [
     ),
     Mutant(
         "mime-without-correction", "algorithms/mime.py",
-        "g = g - g_x + rest[-1]", "g = g + rest[-1]",
+        "g = g - g_x + c", "g = g + c",
         "test_relations.py -k mime",
     ),
     Mutant(
@@ -172,19 +172,19 @@ MUTANTS = [
         "test_rng.py -k cohorts_are_without_replacement",
     ),
     Mutant(
-        "resumed-round-plus-one", "running.py",
+        "resumed-round-plus-one", "run.py",
         'self.round = int(state["round"])', 'self.round = int(state["round"]) + 1',
         "test_engines.py -k 'same_seed_same_bits and fedavg'",
     ),
     # -- problems and data
     Mutant(
         "evaluation-denominator", "problems/evaluation.py",
-        "share * weights[some].sum()", "share * weights[some].new_tensor(float(len(weights[some])))",
+        "share * weights[shard].sum()", "share * weights[shard].new_tensor(float(len(weights[shard])))",
         "test_problems.py -k evaluation_means",
     ),
     Mutant(
         "evaluation-in-training-mode", "problems/neural.py",
-        "        if not self.norms.layers:\n            return self.forward(point, inputs)\n",
+        "        if not self.batch_norms.layers:\n            return self.forward(point, inputs)\n",
         "        return self.forward(point[: self.d], inputs)\n",
         "test_batchnorm.py -k 'in_eval_mode_with_them'",
     ),
@@ -194,7 +194,7 @@ MUTANTS = [
         "test_data.py -k dominant_class",
     ),
     Mutant(
-        "validation-rounds-up", "data/validation.py",
+        "validation-rounds-up", "data/holdout.py",
         "np.floor(share * sizes + 1e-9)", "np.ceil(share * sizes + 1e-9)",
         "test_validation.py -k each_client_gives",
     ),
@@ -216,7 +216,7 @@ MUTANTS = [
     ),
     Mutant(
         "residual-forgets", "aggregation/compression.py",
-        "client.memory[kept] = whole - found", "client.memory[kept] = reply - found",
+        "client.memory[name] = whole - sent", "client.memory[name] = reply - sent",
         "test_aggregation.py -k compression_s_residuals",
     ),
     # -- deploy
@@ -254,7 +254,7 @@ MUTANTS = [
         "test_report.py -k latex_escapes",
     ),
     Mutant(
-        "claim-direction", "experiments/claims/compare.py",
+        "claim-direction", "claims/compare.py",
         'LOWER = SPARSE | {"train_loss", "test_loss"}', 'LOWER = SPARSE | {"train_loss"}',
         "test_claims.py -k in_the_paper_s_world",
     ),

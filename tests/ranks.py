@@ -5,7 +5,10 @@ import random
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+
+from commands import FORKS, warm
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
@@ -23,18 +26,15 @@ def free_port():
             return s.getsockname()[1]
 
 
-def spawn(world, *command, seconds=600, **environment):
-    """Exit codes and outputs of all ranks."""
-    port = str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            env=ENVIRONMENT | {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-            | {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} | environment,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
+def spawn(world, *command, seconds=600, forked=True, **environment):
+    """Exit codes and outputs of all ranks. They are forked from a process that has imported everything, or new."""
+    port, command = str(free_port()), [sys.executable, *map(str, command)]
+    pipe, processes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}, []
+    for rank in range(world):
+        env = ENVIRONMENT | {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)} | environment
+        env |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        start = warm().start if forked and FORKS else partial(subprocess.Popen, **pipe)
+        processes.append(start(command, env=env))
     try:
         outputs = [process.communicate(timeout=seconds) for process in processes]
     finally:

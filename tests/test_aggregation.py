@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import fedda
 from commands import Quiet, tiny
-from conftest import NAMES, STABLE, close, digits, last, quadratic, stable, variants
+from conftest import NAMES, close, digits, last, quadratic, stable, variants
 from fedda import registry, rng
 from fedda.aggregation import (  # fmt: skip
     Aggregated,
@@ -31,12 +31,12 @@ from fedda.aggregation import (  # fmt: skip
     compression,
     make,
     means,
-    packed,
+    pack_reply,
     residuals,
-    unpacked,
+    unpack_reply,
 )
-from fedda.aggregation.foreseen import ZeroGradientClient
-from fedda.aggregation.wrapper import followed
+from fedda.aggregation.dry_run import ZeroGradientClient
+from fedda.aggregation.wrapper import post_process
 from fedda.core import Algorithm, on_client
 from fedda.engines import Distributed, Sequential, Vectorised
 from fedda.engines.simulated import ClientStack
@@ -46,6 +46,8 @@ from fedda.experiments.overrides import choose, resumed
 from fedda.experiments.sweep import Sweep, search
 from fedda.testing import moved_replies
 from ranks import fine, spawn
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 INF = float("inf")
 
@@ -57,11 +59,11 @@ def test_the_marks_of_model_replies_are_what_moving_finds():
     seen = set()
     for name, words in [(name, {}) for name in NAMES] + list(variants()):
         words = {word: value for word, value in words.items() if word != "prox"}  # a bound lets nothing move
-        for task, found, marked in moved_replies(fedda.make(name, **STABLE.get(name, {}) | words)):
+        for task, found, marked in moved_replies(stable(name, **words)):
             seen.add(task.__qualname__)
             assert found == marked, (name, words, task)
     for entry in registry.algorithms:
-        cls = type(entry(**STABLE.get(entry.alias_of or entry.name, {})))
+        cls = type(entry(**entry.example))
         marked = {v.__qualname__ for k in cls.__mro__ for v in vars(k).values() if getattr(v, "on_client", False)}
         assert marked <= seen, entry.name
 
@@ -205,7 +207,7 @@ def test_medians_and_trimmed_means_of_whoever_is_heard(data):
     for r in range(replicas):
         own = u[r][heard[r]]
         np.testing.assert_allclose(means.median(*got)[r, 0], np.median(own, axis=0), rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(means.trimmed(*got, share)[r, 0], np_trimmed(own, share), rtol=1e-12, atol=1e-9)
+        np.testing.assert_allclose(means.trimmed_mean(*got, share)[r, 0], np_trimmed(own, share), rtol=1e-12, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -390,7 +392,7 @@ class Spy(Wrapper):
                 self.before.append([r.expand(*r.shape[:-2], client.count, r.shape[-1]).clone() for r in replies])
             return replies
 
-        return followed(task, look)
+        return post_process(task, look)
 
     def combine(self, replies, weights, exchange):
         if exchange.task == "local":
@@ -515,17 +517,17 @@ def test_packing_loses_nothing_and_refuses_what_was_not_packed():
         task = client_side(wrappers, on_client(named(lambda client, x: (x, x[..., :1]))))
         whole = torch.randn(1, 30, generator=g, dtype=torch.float64)
         sent, short = task(ZeroGradientClient(whole, ()), whole)
-        parts = packed(wrappers, sent, 30)
-        assert torch.equal(unpacked(wrappers, parts, (1, 30), torch.float64, 30), sent)
+        parts = pack_reply(wrappers, sent, 30)
+        assert torch.equal(unpack_reply(wrappers, parts, (1, 30), torch.float64, 30), sent)
         assert sum(p.numel() * p.element_size() for p in parts) == compression.bytes_of(wrappers)(sent, [whole])
-        (alone,) = packed(wrappers, short, 30)
-        assert torch.equal(unpacked(wrappers, [alone], (1, 1), torch.float64, 30), short)
+        (alone,) = pack_reply(wrappers, short, 30)
+        assert torch.equal(unpack_reply(wrappers, [alone], (1, 1), torch.float64, 30), short)
         with pytest.raises(ValueError, match="a packed reply must have the form"):
-            unpacked(wrappers, [whole], (1, 30), torch.float64, 30)
-    values, where = packed([TopK(0.1)], whole, 30)
+            unpack_reply(wrappers, [whole], (1, 30), torch.float64, 30)
+    values, where = pack_reply([TopK(0.1)], whole, 30)
     for bad in (-1, 30, 2**31 - 1):
-        with pytest.raises(ValueError, match=f"places must be from 0 to 29, got {bad}"):
-            unpacked([TopK(0.1)], [values, where.clone().fill_(bad)], (1, 30), torch.float64, 30)
+        with pytest.raises(ValueError, match=f"positions must be from 0 to 29, got {bad}"):
+            unpack_reply([TopK(0.1)], [values, where.clone().fill_(bad)], (1, 30), torch.float64, 30)
 
 
 # -- every engine, replicas, resumes ---------------------------------------------------------------------------------------
@@ -641,10 +643,12 @@ class Wire:
             own = client_side(self.wrappers, getattr(self.algorithm, task.__name__))
             replies, weight = self.cohort.accept_replies(client, own(client, *down))
             d = max(v.shape[-1] for v in down)
-            wires = [[(p.numpy().tobytes(), p.dtype, p.shape) for p in packed(self.wrappers, r, d)] for r in replies]
+            wires = [
+                [(p.numpy().tobytes(), p.dtype, p.shape) for p in pack_reply(self.wrappers, r, d)] for r in replies
+            ]
             self.bytes += sum(len(raw) for wire in wires for raw, _, _ in wire)
             rows.append([  # the server
-                unpacked(self.wrappers, [torch.frombuffer(bytearray(raw), dtype=t).view(s) for raw, t, s in wire],
+                unpack_reply(self.wrappers, [torch.frombuffer(bytearray(raw), dtype=t).view(s) for raw, t, s in wire],
                          r.shape, r.dtype, d)
                 for wire, r in zip(wires, replies, strict=True)
             ])  # fmt: skip
@@ -712,8 +716,8 @@ def test_bad_hyper_parameters_are_refused_by_name(build, words):
         ("median", "train: aggregation must be a list of wrappers"),
         ([Median], "train: aggregation must be a list of wrappers"),
         ([0.1], "train: aggregation must be a list of wrappers"),
-        ([Median(), Trimmed(0.1)], "train: aggregation can put one thing in the place of the mean, got Median and Trimmed"),
-        ([Noise(1.0, norm=1.0), Median()], "one thing in the place of the mean, got Noise and Median"),
+        ([Median(), Trimmed(0.1)], "train: aggregation can replace the mean only once, got Median and Trimmed"),
+        ([Noise(1.0, norm=1.0), Median()], "replace the mean only once, got Noise and Median"),
         ([TopK(0.1), TopK(0.2)], "train: aggregation has TopK twice"),
         ([Float16(), Clip(1.0, "client")], "train: aggregation must have Clip, which acts on the client, before Float16"),
         ([TopK(0.1), Noise(1.0, norm=1.0)], "must have Noise, which acts on the client, before TopK"),
@@ -767,7 +771,7 @@ def rows_of(folder):
 @pytest.mark.parametrize("what", FILES)
 def test_an_experiment_s_rows_are_those_of_train(what, engine, tmp_path):
     table = checked(tiny(aggregation=FILES[what], cohort=3), "tiny")
-    run(table, tmp_path / "run", Quiet(), engine)
+    run(table, tmp_path / "run", Quiet(), engine=engine)
     about = json.loads((tmp_path / "run" / "environment.json").read_text())
     how = Vectorised(path=about["path"], precision=about["precision"]) if engine == "vectorised" else Sequential()
     problem = fedda.load("breast-cancer", clients=4, model="logistic", batch=4)
@@ -780,7 +784,7 @@ def test_an_experiment_s_rows_are_those_of_train(what, engine, tmp_path):
         expected += [{"algorithm": label, **row} for row in history]
     found = rows_of(tmp_path / "run")
     assert [row | {"seconds": old["seconds"]} for row, old in zip(found, expected, strict=True)] == expected
-    run(checked(tiny(cohort=3), "tiny"), tmp_path / "plain", Quiet(), engine)
+    run(checked(tiny(cohort=3), "tiny"), tmp_path / "plain", Quiet(), engine=engine)
     assert all(
         a["train_loss"] != b["train_loss"] for a, b in zip(found[2:8], rows_of(tmp_path / "plain")[2:8], strict=True)
     )
@@ -807,7 +811,7 @@ def test_wrappers_that_do_not_fit_an_algorithm_leave_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
     run(choose(wanted, algorithms="fedda-mvr"), tmp_path / "run", Quiet())
     with pytest.raises(ValueError, match="was run with another 'aggregation'"):
-        resumed(choose(wanted, algorithms="fedda-mvr", words=["aggregation="]), tmp_path / "run", None)
+        resumed(choose(wanted, algorithms="fedda-mvr", settings=["aggregation="]), tmp_path / "run", None)
 
 
 if __name__ == "__main__":  # a rank

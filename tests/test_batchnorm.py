@@ -15,8 +15,8 @@ import fedda
 from conftest import close, stable
 from fedda import rng
 from fedda.problems import batchnorm
-from fedda.problems.gradients.chain.stack import Chain
-from fedda.problems.neural import flatten, placed
+from fedda.problems.gradients.chain import Chain
+from fedda.problems.neural import flatten, unflatten
 
 SAMPLES = 90
 GENERATOR = torch.Generator().manual_seed(3)
@@ -99,7 +99,7 @@ def plainly(problem, module, x, weights):
         for name, layer in one.named_modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.register_forward_pre_hook(partial(keep, name=name), with_kwargs=True)
-        functional_call(one, placed(one, x), (problem.ready(batch).x[0].clone(),), tie_weights=False)
+        functional_call(one, unflatten(one, x), (problem.standardised(batch).x[0].clone(),), tie_weights=False)
         for name, seen in inputs.items():
             columns = torch.cat([v.movedim(1, 0).flatten(1) for v in seen], dim=1)
             share = weights[k] / weights.sum() / draws
@@ -140,7 +140,7 @@ def test_metrics_are_those_of_the_module_in_eval_mode_with_them(name):
     x = away(problem)[0]
     row = problem.evaluate(x, WEIGHTS)
     ready = copy.deepcopy(module).eval()
-    ready.load_state_dict(placed(ready, x) | problem.statistics(x, WEIGHTS), strict=False)
+    ready.load_state_dict(unflatten(ready, x) | problem.statistics(x, WEIGHTS), strict=False)
     with torch.no_grad():
         losses = [float(F.cross_entropy(ready(X[k == OWNER]), Y[k == OWNER])) for k in range(5)]
         assert float(row["train_loss"]) == pytest.approx(np.average(losses, weights=WEIGHTS), rel=1e-11)
@@ -208,7 +208,7 @@ def test_few_samples_are_enough(monkeypatch):
     seen = []
     forward = type(problem).forward
     monkeypatch.setattr(type(problem), "forward", lambda self, x, v: seen.append(v.shape[0]) or forward(self, x, v))
-    problem._evaluation.__dict__["batched"] = False  # one batch after the other, so that they are seen
+    problem._evaluation.__dict__["stacks_batches"] = False  # one batch after the other, so that they are seen
     problem.statistics(problem.point())
     assert seen == [6] * 5
 
@@ -238,16 +238,16 @@ def test_the_path_is_the_general_one_and_can_be_captured():
     """No chain and no kernels for such a network; what is recorded looks at no number and has fixed shapes."""
     problem = fedda.load("digits", model="cnn", filters=16, layers=2, norm="batch", dtype=torch.float64)
     assert problem.chain is None and Chain.of(problem.model, problem.loss, (1, 8, 8)) is None
-    assert problem.paths.kernels is None and list(problem.paths.ways) == ["traced", "loop"]
-    assert problem.with_path("auto", "auto", 4).paths.chosen in ("traced", "loop")
+    assert problem.gradient_paths.kernels is None and list(problem.gradient_paths.paths) == ["traced", "loop"]
+    assert problem.with_path("auto", "auto", 4).gradient_paths.chosen in ("traced", "loop")
     x, batch = problem.example(3)
-    graph = problem.paths.traced.trace(x, *problem.ready(batch))
+    graph = problem.gradient_paths.stacked.record(x, *problem.standardised(batch))
     assert isinstance(graph, torch.fx.GraphModule)  # the recorder refuses a function that looks at a number
     calls = {node.target for node in graph.graph.nodes if node.op == "call_function"}
     shaped = {op for op in calls if hasattr(op, "tags") and torch.Tag.dynamic_output_shape in op.tags}
     assert not shaped
     truth = torch.stack([problem.gradient(x[i], problem.pick(batch, i)) for i in range(3)])
-    torch.testing.assert_close(graph(x, *problem.ready(batch)), truth, rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(graph(x, *problem.standardised(batch)), truth, rtol=1e-10, atol=1e-13)
 
 
 def test_synchronised_statistics_are_refused():
@@ -279,7 +279,7 @@ def test_frozen_statistics_stay_constants():
     module = model("BatchNorm1d").eval()
     module[2].running_mean += 1
     problem = make(module)
-    assert problem.statistics(problem.point()) == {} and not problem.norms.layers
+    assert problem.statistics(problem.point()) == {} and not problem.batch_norms.layers
     row = problem.evaluate(problem.point(), torch.ones(5, dtype=torch.float64))
     with torch.no_grad():
         assert float(row["test_loss"]) == pytest.approx(float(F.cross_entropy(module(TEST[0]), TEST[1])), rel=1e-12)

@@ -1,7 +1,5 @@
-"""`fedda bench` prints and writes what it promises, and the loop it compares with computes what the engines do. No time is
-held against anything."""
+"""`fedda bench` prints and writes its figures, and its plain loop computes what the engines do. No time is compared."""
 
-import importlib
 import json
 from dataclasses import replace
 from functools import partial
@@ -12,10 +10,9 @@ import torch
 import fedda
 from commands import inside, is_one_line
 from fedda import rng
-from fedda.bench import draw, scaling, workloads
+from fedda.bench import scaling, workloads
 from fedda.bench.loop import LoopDraws, LoopFedAvg, LoopFedDA
-
-growth = importlib.import_module("fedda.bench.scaling")  # the package has a function of that name
+from fedda.bench.plot import draw
 
 
 @pytest.fixture
@@ -26,7 +23,7 @@ def fedda_inside(capsys, monkeypatch, tmp_path):
 
 def batches(problem, ids, key, draws):
     """What the engines draw for these clients, client by client."""
-    every = [problem.ready(problem.batch(ids, rng.fold(rng.fold(key, ids), i))) for i in range(draws)]
+    every = [problem.standardised(problem.batch(ids, rng.fold(rng.fold(key, ids), i))) for i in range(draws)]
     return [[type(one)(one.x[k], one.y[k]) for one in every] for k in range(len(ids))]
 
 
@@ -34,8 +31,8 @@ def batches(problem, ids, key, draws):
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", ["fedavg", "fedda-mvr"])
 def test_the_plain_loop_equals_the_sequential_engine(name, dtype, tolerance, shape):
-    words = {"hidden": 4} if len(shape) == 1 else {"filters": 2, "layers": 2}
-    problem = workloads.noise(shape, clients=6, batch=4, samples=5, **words).to(dtype=dtype)
+    arguments = {"hidden": 4} if len(shape) == 1 else {"filters": 2, "layers": 2}
+    problem = workloads.noise(shape, clients=6, batch=4, samples=5, **arguments).to(dtype=dtype)
     algorithm = fedda.make(name, steps=3)
     run = fedda.Run(algorithm, problem, cohort=4, engine="sequential")
     simulation, everyone = run.simulation, torch.arange(problem.clients)
@@ -71,8 +68,8 @@ NUMBERS = ("ms_per_step", "rounds_per_second", "images_per_second", "startup_sec
 
 
 def test_the_small_workload(tmp_path, fedda_inside):
-    words = ("--workload", "small", "--seconds", "0.01", "--algorithms", "fedavg,fedda-mvr,scaffold")
-    code, stdout, stderr = fedda_inside("bench", *words, "--out", "new/figures.json")
+    arguments = ("--workload", "small", "--seconds", "0.01", "--algorithms", "fedavg,fedda-mvr,scaffold")
+    code, stdout, stderr = fedda_inside("bench", *arguments, "--out", "new/figures.json")
     assert code == 0, stderr
     assert "small: fedda-mvr: " in stderr and "figures: new/figures.json" in stdout
     found = json.loads((tmp_path / "new/figures.json").read_text())
@@ -97,19 +94,29 @@ def test_the_small_workload(tmp_path, fedda_inside):
 
 def test_the_images_of_the_cnn_are_said_to_be_random(tmp_path, fedda_inside, monkeypatch):
     monkeypatch.setattr(workloads, "CIFAR", (3, 8, 8))  # the paper's takes seconds
-    words = ("--workload", "cnn", "--seconds", "0.01", "--algorithms", "fedavg")
-    code, stdout, stderr = fedda_inside("bench", *words)
+    arguments = ("--workload", "cnn", "--seconds", "0.01", "--algorithms", "fedavg")
+    code, stdout, stderr = fedda_inside("bench", *arguments)
     assert code == 0, stderr
     assert "images are random" in stdout
     assert json.loads((tmp_path / "bench.json").read_text())["workloads"]["cnn"]["random_images"]
 
 
 def test_scaling(tmp_path, fedda_inside, monkeypatch):
-    few = [replace(sweep, values=sweep.values[:2]) for sweep in growth.SWEEPS]
-    monkeypatch.setattr(growth, "SWEEPS", few)
-    monkeypatch.setattr(growth, "PATIENCE", 1e9)  # no value is too slow, whatever the machine
-    words = ("--scaling", "--workload", "small", "--algorithms", "fedavg", "--seconds", "0.01", "--plot", "pictures")
-    code, stdout, stderr = fedda_inside("bench", *words)
+    few = [replace(sweep, values=sweep.values[:2]) for sweep in scaling.SWEEPS]
+    monkeypatch.setattr(scaling, "SWEEPS", few)
+    monkeypatch.setattr(scaling, "PATIENCE", 1e9)  # no value is too slow, whatever the machine
+    arguments = (
+        "--scaling",
+        "--workload",
+        "small",
+        "--algorithms",
+        "fedavg",
+        "--seconds",
+        "0.01",
+        "--plot",
+        "pictures",
+    )
+    code, stdout, stderr = fedda_inside("bench", *arguments)
     assert code == 0, stderr
     assert (tmp_path / "pictures/scaling-small.png").read_bytes()[1:4] == b"PNG"
     assert "picture: pictures/scaling-small.png" in stdout
@@ -123,9 +130,9 @@ def test_scaling(tmp_path, fedda_inside, monkeypatch):
 
 
 def test_what_becomes_too_slow_is_left_out():
-    found = scaling("small", "fedavg", torch.device("cpu"), "auto", 1e-9, lambda words: None)
-    assert all(len(rows) == 1 for rows in found.values())
-    assert draw({"fedavg": found}, "")[1:4] == b"PNG"
+    found = scaling.scaling("small", ["fedavg"], torch.device("cpu"), "auto", 1e-9, lambda text: None)
+    assert all(len(rows) == 1 for rows in found["fedavg"].values())
+    assert draw(found, "")[1:4] == b"PNG"
 
 
 MISTAKES = {
@@ -146,9 +153,9 @@ MISTAKES = {
 
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, fedda_inside, kind):
-    words, fragments = MISTAKES[kind]
+    arguments, fragments = MISTAKES[kind]
     (tmp_path / "taken").write_text("mine")
-    code, stdout, stderr = fedda_inside("bench", *words)
+    code, stdout, stderr = fedda_inside("bench", *arguments)
     assert (code, stdout) == (2, "")
     is_one_line(stderr, *fragments)
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]

@@ -1,18 +1,19 @@
-"""The comparison with other simulators and that of processes run as they say; no figure of time is held against anything."""
+"""The benchmarks run and write their figures. No time is compared with anything."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
+
+from commands import warm
 
 DRIVER = Path(__file__).parent.parent / "benchmarks" / "simulators" / "run.py"
 
 
 def test_the_simulators_that_are_there_are_compared_and_the_others_are_named(tmp_path):
     out = tmp_path / "out.json"
-    words = ["--workload=small", "--rounds=2", "--repeats=1", "--seeds=0", "--python", "pfl=no-such-python"]
-    command = [sys.executable, str(DRIVER), *words, "--programs=plain,fedda,pfl", f"--json={out}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    arguments = ["--workload=small", "--rounds=2", "--repeats=1", "--seeds=0", "--python", "pfl=no-such-python"]
+    command = [sys.executable, str(DRIVER), *arguments, "--programs=plain,fedda,pfl", f"--json={out}"]
+    done = warm().run(command)
     assert done.returncode == 0, done.stderr
     assert "pfl: left out, no-such-python has no package 'pfl'" in done.stdout
     results = json.loads(out.read_text())["small"]["results"]
@@ -23,19 +24,12 @@ def test_the_simulators_that_are_there_are_compared_and_the_others_are_named(tmp
         assert 0.2 < result["final_accuracy"] < 1  # two rounds learn something: chance is 0.1
 
 
-def test_processes_beside_a_bare_all_reduce_and_the_planner(tmp_path):
+def test_processes_beside_a_bare_all_reduce(tmp_path):
     """Sizes at which figures mean nothing: all of them are there, and add up."""
     out = tmp_path / "new" / "out.json"
-    words = [
-        "--worlds=1,2",
-        "--hidden=2",
-        "--turns=3",
-        "--passes=1",
-        "--seconds=0.01",
-        "--algorithms=fedavg",
-    ]
-    command = [sys.executable, str(DRIVER.parents[1] / "distributed.py"), *words, f"--json={out}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    arguments = ["--worlds=2", "--hidden=2", "--turns=3"]
+    command = [sys.executable, str(DRIVER.parents[1] / "distributed.py"), *arguments, f"--json={out}"]
+    done = warm().run(command)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     (own,) = found["overhead"]
@@ -43,17 +37,10 @@ def test_processes_beside_a_bare_all_reduce_and_the_planner(tmp_path):
     assert (own["processes"], own["parameters"]) == (2, d) and own["bytes"] == 8 * (d + 1 + 4)
     assert own["ratio"] == own["overhead_ms"] / own["bare_ms"] and own["quiet_bare_alone_ms"] > 0
     assert "medians, a round: " in done.stdout and found["target"] == 1.3
-    rows = found["prediction"]["rows"]
-    assert [(row["algorithm"], row["processes"]) for row in rows] == [("fedavg", 1), ("fedavg", 2)]
-    for row in rows:
-        assert (
-            0 < row["measured_ms"] <= row["measured_median_ms"] and row["predicted_ms"] > row["predicted_exchange_ms"]
-        )
-    assert rows[0]["predicted_exchange_ms"] == 0 < rows[1]["predicted_exchange_ms"]
 
 
 def test_what_private_noise_costs():
     command = [sys.executable, str(DRIVER.parents[1] / "noise.py"), "--shapes", "1e4", "3x1e3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = warm().run(command)
     assert done.returncode == 0, done.stderr
     assert "| 1e4 | ChaCha20 |" in done.stdout and "| 3x1e3 | opendp |" in done.stdout

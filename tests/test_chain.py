@@ -12,9 +12,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import fedda
 from conftest import stable
-from fedda.problems.gradients.chain import pooling, recorded
-from fedda.problems.gradients.chain import stack as chains
-from fedda.problems.gradients.chain.stack import Chain
+from fedda.problems.gradients import chain as chains
+from fedda.problems.gradients.chain import Chain, pooling, replay
 from fedda.problems.gradients.chain.winograd import Winograd
 from fedda.problems.models import binary_cross_entropy, cnn, cross_entropy, logistic, mlp
 from fedda.problems.neural import flatten
@@ -389,14 +388,14 @@ def test_recorded_calls_give_the_bits_of_the_stages(name, dtype, points, n):
     loss = binary_cross_entropy if name == "a logit" else cross_entropy
     model = LINEAR[name]().to(dtype)
     chain, plain = (Chain.of(model, loss, sample) for _ in range(2))
-    plain.recorder.fits = False
+    plain.replayed.fits = False
     d = sum(p.numel() for p in model.parameters())
     for shift in (0, 1):  # the second time from what was recorded
         x, inputs = randn(points * n, d).to(dtype) + shift, randn(n, 6, *sample).to(dtype) - shift
         targets = (torch.arange(6 * n).view(n, 6) + shift) % (2 if loss is binary_cross_entropy else 3)
         ours, truth = (c.gradients(x, inputs, targets) for c in (chain, plain))
         assert ours.equal(truth) and ours.data_ptr() != truth.data_ptr()
-    assert len(chain.recorder.recorded) == 1 and not plain.recorder.recorded
+    assert len(chain.replayed.recordings) == 1 and not plain.replayed.recordings
     kept = ours.clone()
     chain.gradients(x + 1, inputs, targets)
     assert kept.equal(ours)  # a result is the caller's
@@ -404,13 +403,13 @@ def test_recorded_calls_give_the_bits_of_the_stages(name, dtype, points, n):
 
 def test_only_small_stacks_of_linear_layers_are_recorded(monkeypatch):
     for model, sample in ((S(nn.Linear(5, 3)), (5,)), (S(C(2, 2, 3), nn.Flatten(), nn.Linear(32, 3)), (2, 6, 6))):
-        assert Chain.of(model, cross_entropy, sample).recorder.fits == (sample == (5,))
+        assert Chain.of(model, cross_entropy, sample).replayed.fits == (sample == (5,))
     chain = Chain.of(nn.Linear(5, 3), cross_entropy, (5,))
     for n in range(1, 12):
         chain.gradients(randn(n, 18), randn(n, 6, 5), torch.zeros(n, 6, dtype=torch.long))
-    assert 0 < len(chain.recorder.recorded) <= recorded.KEPT
-    monkeypatch.setattr(recorded, "NUMBERS", 10)
-    assert chain.recorder(randn(1, 18), randn(1, 6, 5), torch.zeros(1, 6, dtype=torch.long)) is None
+    assert 0 < len(chain.replayed.recordings) <= replay.KEPT
+    monkeypatch.setattr(replay, "NUMBERS", 10)
+    assert chain.replayed(randn(1, 18), randn(1, 6, 5), torch.zeros(1, 6, dtype=torch.long)) is None
 
 
 # -- the tests can fail -------------------------------------------------------------------------------------------------
@@ -427,7 +426,7 @@ def last_wins(slabs):
 @pytest.mark.parametrize("channels", [2, 8])
 def test_the_test_of_ties_can_fail(monkeypatch, channels):
     for module in ("convolution", "winograd"):
-        monkeypatch.setattr(f"fedda.problems.{module}.pool", last_wins)
+        monkeypatch.setattr(f"fedda.problems.gradients.chain.{module}.pool", last_wins)
     torch.manual_seed(0)  # the model's own weights, which can be such that no tie matters
     with pytest.raises(AssertionError):
         test_of_equal_maxima_the_first_is_taken(channels, "whole numbers")

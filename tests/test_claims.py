@@ -11,10 +11,11 @@ import pytest
 
 from commands import ENVIRONMENT, fedda, inside, is_one_line
 from fedda import claims
-from fedda.claims import compare, kinds, ranks, rise, steps, words
+from fedda.claims import compare, kinds, ranks, sentences, steps
 from fedda.claims.runs import source
 from fedda.claims.values import MethodValues, Value, measure
 from fedda.experiments import builtin, find
+from fedda.runs.reading import read_run
 from fedda.runs.toml import dumps
 
 S, P, N, I, U = "SUPPORTED", "PARTIAL", "NOT SUPPORTED", "INCONCLUSIVE", "NOT TESTED"
@@ -678,7 +679,7 @@ def test_a_stand_in_is_named_and_the_real_one_preferred(tmp_path):
     (group,) = claims.verdicts([tmp_path])
     found = group.verdicts[7]
     assert (found.verdict, found.stand_in) == (S, None)
-    assert any("down: not used: " in note and "speaks to cifar10-heterogeneous (other" in note for note in group.notes)
+    assert any("down: not used: " in note and "stands for cifar10-heterogeneous (other" in note for note in group.notes)
 
 
 def test_a_stand_in_is_not_compared_with_real_data(tmp_path):
@@ -738,7 +739,7 @@ def test_of_two_whole_runs_one_is_taken_and_the_other_noted(tmp_path):
     folder(tmp_path / "b", good, "femnist")
     (group,) = claims.verdicts([tmp_path])
     assert group.verdicts[6].verdict == S  # more seeds come first
-    assert group.notes == [f"{tmp_path / 'a'}: not used: {tmp_path / 'b'} speaks to femnist (other seeds)"]
+    assert group.notes == [f"{tmp_path / 'a'}: not used: {tmp_path / 'b'} stands for femnist (other seeds)"]
 
 
 def test_pieces_have_no_method_twice(tmp_path):
@@ -748,7 +749,7 @@ def test_pieces_have_no_method_twice(tmp_path):
     (group,) = claims.verdicts([tmp_path])
     # More methods come first; the other would bring mime-mvr, but from a run that says otherwise of fedda-mvr.
     assert group.verdicts[6].verdict == P and "not in the runs: mime-mvr" in group.verdicts[6].reason
-    assert group.notes == [f"{tmp_path / 'a'}: not used: {tmp_path / 'b'} speaks to femnist (both have fedda-mvr)"]
+    assert group.notes == [f"{tmp_path / 'a'}: not used: {tmp_path / 'b'} stands for femnist (both have fedda-mvr)"]
 
 
 @pytest.mark.parametrize(
@@ -895,7 +896,7 @@ def table(**means):
         (steps.improves, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.4}, N),
         (steps.gain, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.9, "b (5)": 0.5, "b (20)": 0.6}, S),
         (steps.gain, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.9, "b (5)": 0.5}, U),
-        (rise.rise, a_claim(), {}, U),
+        (kinds.rise, a_claim(), {}, U),
     ],
 )
 def test_rules(rule, claim, means, verdict):
@@ -926,9 +927,9 @@ def test_measure_of_a_metric_that_is_never_a_number():
 
 def test_a_long_list_is_cut():
     lines = [compare.Detail(f"a vs {i}", "test_loss", N) for i in range(9)]
-    assert words.sentence(lines).endswith("a vs 5 (test loss) and 3 more")
+    assert sentences.sentence(lines).endswith("a vs 5 (test loss) and 3 more")
     lines += [compare.Detail("a vs b", "test_loss", U)] * 2
-    assert words.sentence(lines).endswith("and 3 more") and words.counts(lines) == "9 not supported, 2 not run"
+    assert sentences.sentence(lines).endswith("and 3 more") and sentences.counts(lines) == "9 not supported, 2 not run"
 
 
 # ------------------------------------------------------------------------------------------------------ the files
@@ -964,7 +965,7 @@ COLUMNS = {"comparison", "metric", "a", "b", "difference", "se", "area", "seeds"
 
 def test_write_leaves_the_claims_of_one_run(tmp_path):
     place = stand_in(tmp_path / "a", paper()["cifar10-heterogeneous"], setting="tuned")
-    assert claims.write(place) == place / "claims.json"
+    assert claims.write(read_run(place)).setting == "tuned"
     assert not list(place.glob("*.tmp"))
     (setting,) = json.loads((place / "claims.json").read_text())["settings"]
     assert (setting["setting"], setting["runs"]) == ("tuned", ["digits-heterogeneous"])
@@ -978,7 +979,7 @@ def test_write_leaves_the_claims_of_one_run(tmp_path):
     assert all(found[c]["reason"].startswith(said) for c in ("C9", "C10", "C12", "C13", "C14"))
 
     variants = folder(tmp_path / "b", paper()["cifar10-variants"], "cifar10-variants")
-    claims.write(variants)
+    claims.write(read_run(variants))
     (setting,) = json.loads((variants / "claims.json").read_text())["settings"]
     assert [c["id"] for c in setting["claims"]] == ["C15", "C16", "C17"]
     assert setting["claims"][0]["verdict"] == U and "not in the runs: fedavg" in setting["claims"][0]["reason"]
@@ -989,7 +990,7 @@ def test_the_end_of_a_run_is_about_its_own_figure(tmp_path, capsys):
 
     world = changed(paper(), {("cifar10", "fedcm", "test_accuracy"): 0.9})
     place = folder(tmp_path / "a", world["cifar10"], "cifar10")
-    print_verdicts(place)
+    print_verdicts(claims.judge_one_run(read_run(place)), place)
     out = " ".join(capsys.readouterr().out.split())
     assert "C6 PARTIAL 27 of 28 comparisons: FedDA-MVR beats all seven" in out
     assert "on CIFAR-10. (after 100 of 4000 rounds) C9 SUPPORTED 1 of 1 comparison: FedAvg" in out
@@ -1003,7 +1004,7 @@ def test_the_end_of_a_run_says_what_qualifies_it(tmp_path, capsys):
     from fedda.cli.verdicts import print_verdicts
 
     place = stand_in(tmp_path / "a", {n: paper()["cifar10"][n] for n in ("fedda-mvr", "stem")}, seeds=[0])
-    print_verdicts(place)
+    print_verdicts(claims.judge_one_run(read_run(place)), place)
     out = " ".join(capsys.readouterr().out.split())
     assert "(on digits, standing in for CIFAR-10; not in the runs: fedavg, fedcm" in out
     assert "(on digits, standing in for CIFAR-10; cifar10, femnist not run; not in the runs: fedadam, local" in out
@@ -1012,16 +1013,16 @@ def test_the_end_of_a_run_says_what_qualifies_it(tmp_path, capsys):
 
 def test_write_leaves_nothing_where_there_is_no_figure(tmp_path):
     place = folder(tmp_path / "a", paper()["cifar10"], "cifar10", figure="")
-    assert claims.write(place) is None and not (place / "claims.json").exists()
+    assert claims.write(read_run(place)) is None and not (place / "claims.json").exists()
     (group,) = claims.verdicts([place])
-    assert {v.verdict for v in group.verdicts} == {U} and "speaks to no figure" in group.notes[0]
+    assert {v.verdict for v in group.verdicts} == {U} and "belongs to no figure" in group.notes[0]
 
 
 def test_a_figure_that_nobody_claims_anything_about_is_noted(tmp_path):
     place = folder(tmp_path / "a", paper()["cifar10"], "cifar10", figure="cifar")
     (group,) = claims.verdicts([place])
     assert "no claim is about 'cifar'" in group.notes[0]
-    claims.write(place)
+    claims.write(read_run(place))
     assert json.loads((place / "claims.json").read_text())["settings"][0]["claims"] == []
 
 
@@ -1047,7 +1048,7 @@ def test_c30_and_c31_say_what_they_must_without_runs(tmp_path):
     [
         ("[1]", "must read"),
         ('{"C26": "yes"}', "must read"),
-        ('{"C6": {"verdict": "SUPPORTED"}}', "'C6' is not judged there; only C26"),
+        ('{"C6": {"verdict": "SUPPORTED"}}', "'C6' must be one of C26"),
         ('{"C26": {"verdict": "TRUE"}}', "C26: verdict must be one of SUPPORTED"),
     ],
 )
@@ -1109,3 +1110,28 @@ def test_a_damaged_run_is_one_line(tmp_path, capsys, monkeypatch):
 def test_help_has_an_example():
     done = fedda("claims", "--help")
     assert done.returncode == 0 and "fedda claims runs --details --json claims.json" in done.stdout
+
+
+def test_the_figures_are_the_built_in_experiments():
+    """`claims` imports no experiment: it has a table of their data and rounds."""
+    from fedda.claims.statements import figures
+
+    experiments = {name: find(name) for name in builtin()}
+    assert figures() == {name: {"data": e.problem.data, "rounds": e.rounds} for name, e in experiments.items()}
+
+
+def test_the_keys_of_a_partition_are_known():
+    from fedda.claims.runs import PARTITION
+    from fedda.problems import options_of
+    from fedda.registry import partitions
+
+    assert {"partition"}.union(*(options_of(entry) for entry in partitions)) == PARTITION
+
+
+def test_verdicts_from_runs_that_were_read(tmp_path):
+    """The same verdicts from folders, from runs and from sources."""
+    runs(tmp_path, {figure: paper()[figure] for figure in MAIN})
+    folders = [path.parent for path in sorted(tmp_path.rglob("config.toml"))]
+    read = [read_run(path) for path in folders]
+    texts = {claims.dumps(claims.verdicts(given)) for given in ([tmp_path], folders, read, map(source, read))}
+    assert len(texts) == 1

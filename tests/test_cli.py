@@ -19,6 +19,8 @@ from fedda import __version__, registry, report
 from fedda.experiments import builtin
 from fedda.listing import REGISTRIES
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 
 @pytest.fixture
 def fedda_inside(capsys, monkeypatch, tmp_path):
@@ -166,14 +168,14 @@ MISTAKES = {
     "device of no memory": (["run", "tiny.toml", "--device", "meta"], ["--device 'meta'"]),
     "save seconds": (["run", "tiny.toml", "--save-seconds", "nan"], ["--save-seconds"]),
     "resume and overwrite": (["run", "tiny.toml", "--resume", "--overwrite"], ["exclude each other"]),
-    "resume nothing": (["run", "tiny.toml", "--resume"], ["holds no run to go on with"]),
+    "resume nothing": (["run", "tiny.toml", "--resume"], ["holds no run to resume"]),
     "below a file": (["run", "tiny.toml", "--out", "tiny.toml/a/b"], ["tiny.toml/a/b", "Not a directory"]),
     "a file": (["run", "tiny.toml", "--out", "tiny.toml"], ["cannot write: tiny.toml"]),
     "a name too long": (["run", "tiny.toml", "--out", "new/" + "x" * 300], ["File name too long"]),
     "somebody's files": (["run", "tiny.toml", "--out", "taken"], ["'report.html'", "--overwrite"]),
     "absurd rate": (["run", "absurd.toml"], ["absurd: fedda-mvr: ", "rate", "lower lr"]),
     "no file": (["run", "none.toml"], ["none.toml: cannot be read"]),
-    "no TOML": (["run", "syntax.toml"], ["syntax.toml: is no TOML", "line 1"]),
+    "no TOML": (["run", "syntax.toml"], ["syntax.toml: not valid TOML", "line 1"]),
     "list": (["list", "model"], [NEAR, "'models'"]),
     "report": (["report", "none"], ["none"]),
     "report nothing": (["report"], ["FOLDERS"]),
@@ -315,7 +317,7 @@ def test_tensorboard_gets_every_metric(tmp_path):
         (["--precision", "fast"], "precision must be one of 'auto', 'float32', 'tf32', 'bf16', got 'fast'"),
         (["--precision", "tf32"], "needs a float32 problem on a CUDA device"),
         (["--precision", "bf16", "--engine", "sequential"], "--precision is for the vectorised engine"),
-        (["--precision", "float32", "--resume"], "for a run that begins"),
+        (["--precision", "float32", "--resume"], "for a new run"),
     ],
 )
 def test_a_precision_that_cannot_be_is_refused(fedda_inside, tmp_path, options, words):

@@ -8,7 +8,7 @@ import torch
 
 import fedda
 from conftest import close, digits, last, quadratic
-from fedda.aggregation.foreseen import ZeroGradientClient
+from fedda.aggregation.dry_run import ZeroGradientClient
 from fedda.algorithms.fedda import Squares
 from fedda.algorithms.fedda_cv import Corrected, FedDACV
 from fedda.core import Algorithm, Client, ClientWrapper, on_client

@@ -161,7 +161,7 @@ MISTAKES = {
     "share": (tiny(aggregation=[{"name": "topk", "share": 2}]), ["aggregation: TopK: share must be in (0, 1], got 2"]),
     "norm": (tiny(aggregation=[CLIP | {"norm": {"local": {"z": 1.0}}}]), ["Clip: norm must be a number > 0", "got {'z': 1.0}"]),
     "norm without end": (tiny(aggregation=[CLIP | {"norm": 10**400}]), ["Clip: norm must be a number > 0"]),
-    "two means": (tiny(aggregation=[{"name": "median"}, {"name": "trimmed"}]), ["tiny: aggregation can put one thing in the place of the mean, got Median and Trimmed"]),
+    "two means": (tiny(aggregation=[{"name": "median"}, {"name": "trimmed"}]), ["tiny: aggregation can replace the mean only once, got Median and Trimmed"]),
     "a clip too late": (tiny(aggregation=[{"name": "topk"}, CLIP | {"where": "client"}]), ["tiny: aggregation must have Clip, which acts on the client, before TopK"]),
     "weights": (tiny(weights="equal"), ["weights must be 'uniform' or 'samples', got 'equal'"]),
     "name": (tiny(name="../up"), ["name must be a plain name", "'../up'"]),
@@ -227,7 +227,7 @@ def test_a_mistake_is_one_line(kind):
     ],
 )
 def test_what_is_no_toml(text):
-    with pytest.raises(ValueError, match=r"^tiny.toml: is no TOML: .*\S$"):
+    with pytest.raises(ValueError, match=r"^tiny.toml: not valid TOML: .*\S$"):
         config.parse(text, "tiny.toml")
 
 
@@ -316,22 +316,22 @@ def test_what_can_be_read(tmp_path):
 # -- single words from the command line --------------------------------------------------------------------------------
 def test_single_words():
     words = ["problem.batch=8", "fedavg.lr=0.3", "every=3", "fedda-mvr.mu0=nu0", "problem.model=", "cohort=2"]
-    chosen = choose(experiment(), words=words)
+    chosen = choose(experiment(), settings=words)
     assert (chosen.problem.batch, chosen.problem.model, chosen.every, chosen.cohort) == (8, "mlp", 3, 2)
     assert chosen.algorithms["fedavg"] == {"lr": 0.3} and chosen.algorithms["fedda-mvr"]["mu0"] == "nu0"
 
 
 @pytest.mark.parametrize("word,line", [
-    ("lr=3", "--set must be WORD=VALUE"),
-    ("problem=3", "--set must be WORD=VALUE"),
-    ("rounds", "--set must be WORD=VALUE"),
-    ("problem.=3", "--set must be WORD=VALUE"),
+    ("lr=3", "--set must be KEY=VALUE"),
+    ("problem=3", "--set must be KEY=VALUE"),
+    ("rounds", "--set must be KEY=VALUE"),
+    ("problem.=3", "--set must be KEY=VALUE"),
     ("rounds=many", "rounds must be a whole number, got 'many'"),
     ("problem.batch=[1]", "problem.batch must be a whole number"),
 ])  # fmt: skip
 def test_bad_single_words(word, line):
     with pytest.raises(ValueError, match=line):
-        choose(experiment(), words=[word])
+        choose(experiment(), settings=[word])
 
 
 def test_what_is_no_longer_the_file_s_own_is_not_called_so():
@@ -339,31 +339,31 @@ def test_what_is_no_longer_the_file_s_own_is_not_called_so():
     for how, setting in (
         ({}, "paper"),
         ({"rounds": 3, "seeds": "4", "algorithms": "fedavg"}, "paper"),  # fewer, not other
-        ({"words": ["every=1"]}, "paper"),
-        ({"words": ["fedavg.lr=0.3"]}, "changed"),
-        ({"words": ["problem.batch=8"]}, "changed"),
-        ({"words": ['aggregation=[{name = "topk"}]']}, "changed"),
-        ({"words": ["aggregation=[]"]}, "paper"),
-        ({"words": ["aggregation="]}, "paper"),
+        ({"settings": ["every=1"]}, "paper"),
+        ({"settings": ["fedavg.lr=0.3"]}, "changed"),
+        ({"settings": ["problem.batch=8"]}, "changed"),
+        ({"settings": ['aggregation=[{name = "topk"}]']}, "changed"),
+        ({"settings": ["aggregation=[]"]}, "paper"),
+        ({"settings": ["aggregation="]}, "paper"),
         ({"data": "digits"}, "changed"),
         ({"algorithms": "fedavg,stem"}, "changed"),
-        ({"words": ["fedavg.lr=0.3", "setting=mine"]}, "mine"),
+        ({"settings": ["fedavg.lr=0.3", "setting=mine"]}, "mine"),
     ):
         assert choose(paper, **how).setting == setting, how
-    assert choose(experiment(), words=["fedavg.lr=0.3"]).setting == ""
+    assert choose(experiment(), settings=["fedavg.lr=0.3"]).setting == ""
 
 
 def test_options_of_another_partition_or_model_are_left_behind():
     table = {"data": "digits", "partition": "dirichlet", "alpha": 0.5, "model": "mlp", "hidden": 8}
-    chosen = choose(experiment(problem=table), words=["problem.partition=iid", "problem.model=logistic"])
+    chosen = choose(experiment(problem=table), settings=["problem.partition=iid", "problem.model=logistic"])
     assert chosen.problem.model_extra == {}
     with pytest.raises(ValueError, match="no key 'rho'"):  # one that was just given is not
-        choose(experiment(problem=table), words=["problem.partition=iid", "problem.rho=0.5"]).completed()
+        choose(experiment(problem=table), settings=["problem.partition=iid", "problem.rho=0.5"]).completed()
 
 
 def test_the_longest_label_owns_a_word():
     tables = {"a": {"name": "fedavg"}, "a.b": {"name": "fedavg"}}
-    chosen = choose(experiment(algorithms=tables), words=["a.b.lr=3.0"])
+    chosen = choose(experiment(algorithms=tables), settings=["a.b.lr=3.0"])
     assert chosen.algorithms == {"a": {"name": "fedavg"}, "a.b": {"name": "fedavg", "lr": 3.0}}
 
 
@@ -377,7 +377,7 @@ def test_values_from_a_preset_file(tmp_path):
     assert chosen.algorithms["fedda-mvr"] == tiny()["algorithms"]["fedda-mvr"]
     assert registry.make("fedavg", preset=str(file)).lr == 0.7
     for text, line in (("[nobody]\nlr = 1.0\n", "has values for nobody, not for this run"), ("x = 1", "a table for each"),
-                       ("x = ", "is no TOML"), ('[fedavg]\nname = "stem"', "not the name of another algorithm"), ("\udc80", "is no TOML")):  # fmt: skip
+                       ("x = ", "is not TOML"), ('[fedavg]\nname = "stem"', "not the name of another algorithm"), ("\udc80", "is not TOML")):  # fmt: skip
         file.write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(ValueError, match=line):
             choose(experiment(), preset=file)
@@ -389,7 +389,7 @@ def test_values_from_a_preset_file(tmp_path):
 
 
 def kept_files():
-    return sorted((Path(__file__).parent.parent / "results").rglob("config.toml"))
+    return sorted((Path(__file__).parent.parent / "paper" / "results").rglob("config.toml"))
 
 
 def test_kept_files_are_read_as_they_were_run():
@@ -411,7 +411,7 @@ def test_the_network_s_norm_and_pool_are_written_where_they_say_something():
 
     assert words() == words(norm="none", pool="max") and not {"norm", "pool"} & set(words())
     assert words(norm="batch")["norm"] == "batch" and words(pool="stride")["pool"] == "stride"
-    chosen = choose(experiment(problem={"data": "digits", "model": "cnn"}), words=["problem.norm=batch"])
-    assert chosen.completed().problem.build().norms.layers
+    chosen = choose(experiment(problem={"data": "digits", "model": "cnn"}), settings=["problem.norm=batch"])
+    assert chosen.completed().problem.build().batch_norms.layers
     with pytest.raises(ValueError, match="no key 'norm' with this partition and model"):
         experiment(problem={"data": "digits", "model": "mlp", "norm": "batch"}).completed()

@@ -28,8 +28,8 @@ from commands import ENVIRONMENT, fedda, is_one_line
 from fedda.data import Dataset, cache, open_dataset, split
 from fedda.data.arrays import moments
 from fedda.data.download import fetch
+from fedda.data.from_files import FILE_DATASETS, Download
 from fedda.data.idx import FILES
-from fedda.data.ondisk import ON_DISK, Download
 
 RANDOM = np.random.default_rng(0)
 
@@ -276,7 +276,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(place, protocol):
         b"\x80\x02r\xff\xff\xff\x7f.",
     ):
         paths[0].write_bytes(raw)
-        with pytest.raises(ValueError, match=r"data_batch_1: is not a whole"):
+        with pytest.raises(ValueError, match=r"data_batch_1: (is not a whole|must be the pickle of a dict)"):
             open_dataset("cifar10")
 
 
@@ -339,7 +339,7 @@ NPZ = [
     ({"y": np.arange(12) / 2}, "mine.npz: y must be whole numbers from 0 or texts, got float64"),
     ({"y": np.arange(12) - 1}, "mine.npz: y must hold classes from 0 to 65535, got -1"),
     ({"y": np.arange(11)}, "mine.npz: y must be as long as its samples, 12, got 11"),
-    ({"y": np.zeros((12, 2), int)}, r"y must hold one value a sample, got shape \[12, 2\]"),
+    ({"y": np.zeros((12, 2), int)}, r"y must hold one value per sample, got shape \[12, 2\]"),
     ({"y": np.full(12, 10**9)}, "y must hold classes from 0 to 65535, got 1000000000"),
     ({"y": np.array([None] * 12)}, "y must be numbers or texts, got objects"),
     ({"x": np.array([{}] * 12)}, "x must be numbers or texts, got objects"),
@@ -367,7 +367,7 @@ BAD = [
     ("npz", lambda f: overwrite(write_npz(f), pickle.dumps(1)), "mine.npz: is not a whole .npz file"),
     ("npz", lambda f: shutil.move(save(f / "a.npy"), f / "mine.npz"), "mine.npz: is not a whole .npz file"),
     ("medmnist", lambda f: write_medmnist(f, train_labels=np.full((18, 1), 9)), "pathmnist.npz: train_labels must hold classes from 0 to 8, got 9"),
-    ("medmnist", lambda f: write_medmnist(f, train_labels=np.zeros((18, 14), int)), r"pathmnist.npz: train_labels must hold one value a sample, got shape \[18, 14\]"),
+    ("medmnist", lambda f: write_medmnist(f, train_labels=np.zeros((18, 14), int)), r"pathmnist.npz: train_labels must hold one value per sample, got shape \[18, 14\]"),
     ("medmnist", lambda f: write_medmnist(f, test_images=None), "pathmnist.npz: must hold"),
     ("medmnist", lambda f: write_medmnist(f, test_images=np.zeros((9, 4, 4, 3))), "test_images must be uint8 images, got float64"),
     ("medmnist", lambda f: as_folder(*write_medmnist(f)), "pathmnist.npz: must be a .npz file, got a folder"),
@@ -385,7 +385,7 @@ BAD = [
     ("cifar", lambda f: overwrite(write_cifar(f), b"", 5), "test_batch: is not a whole CIFAR-10 batch"),
     ("femnist", lambda f: bad_pixel(f, 1.5), "all_data_0.json: f0000_0: pixels must be whole 255ths from 0 to 1"),
     ("femnist", lambda f: bad_pixel(f, 0.5), "pixels must be whole 255ths"),
-    ("femnist", lambda f: bad_pixel(f, float("nan")), "all_data_0.json: is not a whole LEAF JSON file .*NaN is no pixel"),
+    ("femnist", lambda f: bad_pixel(f, float("nan")), "all_data_0.json: is not a whole LEAF JSON file .*NaN is not a pixel"),
     ("femnist", lambda f: bad_label(f, 62), "f0000_0: labels must be whole numbers from 0 to 61"),
     ("femnist", lambda f: bad_label(f, 1.0), "f0000_0: labels must be whole numbers from 0 to 61"),
     ("femnist", lambda f: write_femnist(f, users=["a"]), "names 1 users, 2 counts and the data of 2"),
@@ -463,14 +463,14 @@ def test_names(place):
 
 
 def test_the_folder_of_the_data(monkeypatch, tmp_path):
-    from fedda.data.files import home
+    from fedda.data.files import data_folder
 
     monkeypatch.delenv("FEDDA_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert home() == tmp_path / "fedda"
+    assert data_folder() == tmp_path / "fedda"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert home() == tmp_path / ".cache" / "fedda"
+    assert data_folder() == tmp_path / ".cache" / "fedda"
 
 
 # --- the cache
@@ -683,7 +683,9 @@ def published(place, server, monkeypatch, tmp_path_factory):
     raw = write_medmnist(tmp_path_factory.mktemp("published"))[0].read_bytes()
     server.files["/pathmnist.npz"] = raw
     download = Download(f"{server.url}/pathmnist.npz", hashlib.md5(raw).hexdigest(), "pathmnist.npz")
-    monkeypatch.setitem(ON_DISK, "pathmnist", replace(ON_DISK["pathmnist"], downloads=(download,), train=18, test=9))
+    monkeypatch.setitem(
+        FILE_DATASETS, "pathmnist", replace(FILE_DATASETS["pathmnist"], downloads=(download,), train=18, test=9)
+    )
     return raw
 
 
@@ -716,7 +718,7 @@ def test_fetch(place, server, published):
 def test_fetch_refuses_what_is_not_the_published_file(place, server, published):
     server.files["/pathmnist.npz"] = published + b"more"
     with pytest.raises(
-        ValueError, match=r"another checksum, it was thrown away; .*put that file at .*pathmnist.npz"
+        ValueError, match=r"the checksum is wrong, so the file was deleted; .*put that file at .*pathmnist.npz"
     ) as why:
         fetch("pathmnist")
     assert "\n" not in str(why.value) and list(place.iterdir()) == []
@@ -764,9 +766,11 @@ def test_fetch_takes_only_what_it_expects_out_of_an_archive(place, server, monke
             link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
             tar.addfile(link)
     server.files["/cifar.tar.gz"] = archive.getvalue()
-    (official,) = ON_DISK["cifar10"].downloads
+    (official,) = FILE_DATASETS["cifar10"].downloads
     download = replace(official, url=f"{server.url}/cifar.tar.gz", md5=hashlib.md5(archive.getvalue()).hexdigest())
-    monkeypatch.setitem(ON_DISK, "cifar10", replace(ON_DISK["cifar10"], downloads=(download,), train=15, test=3))
+    monkeypatch.setitem(
+        FILE_DATASETS, "cifar10", replace(FILE_DATASETS["cifar10"], downloads=(download,), train=15, test=3)
+    )
     if damage:
         with pytest.raises(ValueError, match=r"cifar-10-python.tar.gz: .*data_batch_1"):
             fetch("cifar10")
@@ -786,7 +790,7 @@ def test_what_cannot_be_fetched(place):
 
 
 def test_every_source_has_a_checksum():
-    for data in ON_DISK.values():
+    for data in FILE_DATASETS.values():
         assert data.downloads or data.how, data.name
         for download in data.downloads:
             assert re.fullmatch("[0-9a-f]{32}", download.md5) and download.url.startswith("https://")
@@ -835,7 +839,7 @@ def test_show(place):
 
 @pytest.mark.parametrize("words,fragments", [
     (["fetch", "pathmnist"], ["no connection", "pathmnist.npz"]),
-    (["show", "digits", "--option", "alpha"], ["--option must be word=value"]),
+    (["show", "digits", "--option", "alpha"], ["--option must be key=value"]),
     (["show", "digits", "--partition", "label_count", "--option", "labels=11"], ["label_count: labels must be a whole number from 1 to 10"]),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line(place, words, fragments):

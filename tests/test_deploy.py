@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fedda
-from conftest import NAMES, STABLE
+from conftest import NAMES, example
 
 flwr = pytest.importorskip("flwr", reason="needs fedda[flower]")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
@@ -45,18 +45,15 @@ def app(data):
     return client_app(lambda context: Site(model(), LOSS, *data[context.node_config["partition-id"]]))
 
 
-def words(name):
+def params(name):
     """The stable hyper-parameters of a test, as JSON has them."""
-    given = dict(STABLE.get(name, {}))
-    if "prox" in given:
-        given["prox"] = {"kind": "l1", "gamma": 0.001}
-    return given | {"steps": 2}
+    return example(name) | {"steps": 2}
 
 
 def plan(tmp_path, name="fedavg", given=None, **changes):
     how = {"clients": CLIENTS, "rounds": 4, "cohort": 3, "batch": 5, "dtype": "float64", "timeout": 5.0, "every": 2}
     how |= {"out": str(tmp_path / "out")} | changes
-    return Plan(algorithm=name, words=json.dumps(words(name) if given is None else given), **how)
+    return Plan(algorithm=name, params=json.dumps(params(name) if given is None else given), **how)
 
 
 def simulated(data, asked, x0, **more):
@@ -64,7 +61,7 @@ def simulated(data, asked, x0, **more):
     parts = [torch.cat([getattr(own, side) for own in data]) for side in "xy"]
     owner = torch.cat([torch.full((len(own.y),), k) for k, own in enumerate(data)])
     problem = fedda.problem(model().double(), LOSS, x=parts[0], y=parts[1], client=owner, batch=asked.batch)
-    table = json.loads(asked.words)
+    table = json.loads(asked.params)
     how = {"cohort": asked.cohort, "seed": asked.seed, "weights": asked.weights, "x0": x0, "every": asked.every}
     return replayed(SECRET, fedda.make(asked.algorithm, **table), problem, rounds=asked.rounds, **how, **more)
 
@@ -73,7 +70,7 @@ def serve(*given, secret=SECRET, **more):
     return serve_with(*given, secret=secret, **more)
 
 
-def quiet(words):
+def quiet(line):
     pass
 
 
@@ -119,8 +116,8 @@ def test_a_server_that_died_goes_on_to_the_same_numbers(name, around, app, data,
     class Died(Exception):
         pass
 
-    def die(words):
-        if words.startswith("round 3"):
+    def die(line):
+        if line.startswith("round 3"):
             raise Died
 
     with pytest.raises(Died):
@@ -172,7 +169,7 @@ def test_without_a_folder_a_client_forgets_with_its_server(app, tmp_path):
     with pytest.raises(TooFewReplies, match="refused"):
         serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, resume=True, **asked), model, LOSS, say=quiet)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert "remembers nothing" in report["last"]["refused"]
+    assert "has no memory" in report["last"]["refused"]
 
 
 def test_another_plan_is_not_resumed(app, tmp_path):
@@ -186,7 +183,7 @@ def test_another_plan_is_not_resumed(app, tmp_path):
     with pytest.raises(ValueError, match="another plan"):
         serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, seed=1, resume=True), model, LOSS, say=quiet)
     (tmp_path / "out" / "state.safetensors").write_bytes(pickle.dumps({"round": 3}))
-    with pytest.raises(ValueError, match="no checkpoint of ours"):
+    with pytest.raises(ValueError, match="not a checkpoint of fedda"):
         serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, resume=True), model, LOSS, say=quiet)
 
 
@@ -223,7 +220,7 @@ class Faulty(InProcessGrid):
 
     def answer(self, message):
         reply = super().answer(message)
-        task = message.content["words"]["task"] if "words" in message.content else ""
+        task = message.content["fields"]["task"] if "fields" in message.content else ""
         if message.metadata.dst_node_id != 2 or task in (HELLO, "evaluate"):
             return reply
         return getattr(self, self.fault)(message, reply)
@@ -239,7 +236,7 @@ class Faulty(InProcessGrid):
             torch.from_numpy(reply.content["tensors"][str(i)].numpy().copy())
             for i in range(len(reply.content["tensors"]))
         ]
-        said = {k: v for k, v in reply.content["words"].items() if k != "protocol"} | more
+        said = {k: v for k, v in reply.content["fields"].items() if k != "protocol"} | more
         return Message(packed(tuple(change(v) for v in tensors), said), reply_to=message)
 
     def nan(self, message, reply):
@@ -262,7 +259,7 @@ class Faulty(InProcessGrid):
 
     def stale(self, message, reply):
         old, self.last = self.last or reply, reply
-        return self._with(message, old, lambda v: v, stamp=old.content["words"]["stamp"] - 1)
+        return self._with(message, old, lambda v: v, stamp=old.content["fields"]["stamp"] - 1)
 
     def silent(self, message, reply):
         return Message(RecordDict(), reply_to=message)
@@ -272,7 +269,7 @@ class Faulty(InProcessGrid):
         arrays = {
             str(i): Array("float64", (1, 235), "numpy.ndarray", data) for i in range(len(reply.content["tensors"]))
         }
-        content = RecordDict({"tensors": ArrayRecord(arrays), "words": reply.content["words"]})
+        content = RecordDict({"tensors": ArrayRecord(arrays), "fields": reply.content["fields"]})
         return Message(content, reply_to=message)
 
 
@@ -316,7 +313,7 @@ def left_out(data, asked, x0):
 
     problem.gradients = gradients
     how = {"cohort": asked.cohort, "seed": asked.seed, "weights": asked.weights, "x0": x0, "engine": "vectorised"}
-    algorithm = fedda.make(asked.algorithm, **json.loads(asked.words))
+    algorithm = fedda.make(asked.algorithm, **json.loads(asked.params))
     return replayed(SECRET, algorithm, Plain(problem), rounds=asked.rounds, every=1000, **how).server.x
 
 
@@ -369,7 +366,7 @@ def test_a_run_goes_on_with_its_own_clients_alone(app, data, tmp_path):
     truth = simulated(data[:3], plan(tmp_path, rounds=4, **asked), run.problem.start(0))
     torch.testing.assert_close(run.server.x, truth.server.x, rtol=1e-12, atol=1e-12)
     del four.contexts[2]
-    with pytest.raises(TooFewReplies, match=r"clients \[0, 1, 2\] are wanted, \[0, 2, 3\] have come"):
+    with pytest.raises(TooFewReplies, match=r"clients \[0, 1, 2\] are needed, \[0, 2, 3\] arrived"):
         serve(four, plan(tmp_path, rounds=5, resume=True, timeout=0.5, **asked), model, LOSS, say=quiet)
 
 
@@ -380,10 +377,10 @@ def test_a_greeting_that_lies_leaves_the_others_alone(said, app, tmp_path):
     class Lying(InProcessGrid):
         def answer(self, message):
             reply = super().answer(message)
-            if message.metadata.dst_node_id != 2 or message.content["words"]["task"] != HELLO:
+            if message.metadata.dst_node_id != 2 or message.content["fields"]["task"] != HELLO:
                 return reply
-            words = {k: v for k, v in reply.content["words"].items() if k != "protocol"} | said
-            return Message(packed((), words), reply_to=message)
+            fields = {k: v for k, v in reply.content["fields"].items() if k != "protocol"} | said
+            return Message(packed((), fields), reply_to=message)
 
     with pytest.warns(UserWarning, match="left out"):
         run = serve(Lying(app, CLIENTS), plan(tmp_path, clients=3, rounds=1), model, LOSS, say=quiet)
@@ -409,7 +406,7 @@ def test_metrics_that_lie_or_fail_do_not_end_a_run(said, app, tmp_path):
     class Lying(InProcessGrid):
         def answer(self, message):
             reply = super().answer(message)
-            if message.content["words"]["task"] != "evaluate":
+            if message.content["fields"]["task"] != "evaluate":
                 return reply
             if said is None:
                 return Message(Error(code=2, reason="no"), reply_to=message)
@@ -466,10 +463,10 @@ def tensors():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"task": "init"}, "no task for clients"),
-        ({"task": "round"}, "no task for clients"),
-        ({"task": "__class__"}, "no task for clients"),
-        ({"task": "__init__.__globals__"}, "no task for clients"),
+        ({"task": "init"}, "not a task for clients"),
+        ({"task": "round"}, "not a task for clients"),
+        ({"task": "__class__"}, "not a task for clients"),
+        ({"task": "__init__.__globals__"}, "not a task for clients"),
         ({"algorithm": '{"name": "os.system"}'}, "algorithm is refused"),
         ({"algorithm": '{"name": "fedavg", "step": 3}'}, "no parameter 'step'"),
         ({"algorithm": '{"name": "fedavg", "lr": -1}'}, "lr must be > 0"),
@@ -477,7 +474,7 @@ def tensors():
         ({"algorithm": '{"name": "fedavg", "preset": "/etc/secret.toml"}'}, "not a preset"),
         ({"algorithm": '{"name": "fedavg", "lr": {"kind": "pickle"}}'}, "refused"),
         ({"dtype": "float16"}, "dtype must be"),
-        ({"run": "../../etc/passwd"}, "no name of ours"),
+        ({"run": "../../etc/passwd"}, "32 hexadecimal digits"),
         ({"aggregation": "{}"}, "aggregation is refused"),
         ({"aggregation": '[{"name": "exec"}]'}, "aggregation is refused"),
         ({"aggregation": '[{"name": "clip", "norm": -1}]'}, "norm must be"),
@@ -485,7 +482,7 @@ def tensors():
         ({"stamp": -1}, "out of range"),
         ({"stamp": True}, "must be int"),
         ({"key": 1.5}, "must be int"),
-        ({"more": 1}, "nobody expects"),
+        ({"more": 1}, "is not expected"),
     ],
 )
 def test_a_client_refuses(changes, why, app):
@@ -507,13 +504,13 @@ def test_a_client_refuses_tensors_that_are_not_what_was_agreed(app):
 
 def test_a_site_may_run_some_algorithms_alone(data):
     app = client_app(lambda context: Site(model(), LOSS, *data[0], allowed=("fedda-mvr",)))
-    assert "runs fedda-mvr alone" in refusal(InProcessGrid(app, 1), packed(tensors(), question()))
+    assert "runs only fedda-mvr" in refusal(InProcessGrid(app, 1), packed(tensors(), question()))
 
 
 def test_a_client_that_remembers_nothing_says_so(app):
     asked = question(algorithm='{"name": "scaffold"}', base=7)
     x, t = tensors()
-    assert "remembers nothing" in refusal(InProcessGrid(app, CLIENTS), packed((x, x, t), asked))
+    assert "has no memory" in refusal(InProcessGrid(app, CLIENTS), packed((x, x, t), asked))
 
 
 def test_a_model_of_another_shape_is_left_out(data, tmp_path):
@@ -522,7 +519,7 @@ def test_a_model_of_another_shape_is_left_out(data, tmp_path):
         other = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
         return Site(model() if k else other, LOSS, *data[k])
 
-    with pytest.warns(UserWarning, match="other parameters"):
+    with pytest.warns(UserWarning, match="different parameters"):
         run = serve(
             InProcessGrid(client_app(load), CLIENTS), plan(tmp_path, clients=3, cohort=3), model, LOSS, say=quiet
         )
@@ -537,20 +534,20 @@ def scribbled(content, drawn):
     if kind == 0 and len(content):
         del content[drawn.choice(list(content))]
     elif kind == 1:
-        content[drawn.choice(["tensors", "words", "refused", "x", ""])] = ConfigRecord(
+        content[drawn.choice(["tensors", "fields", "refused", "x", ""])] = ConfigRecord(
             {drawn.choice("ab"): drawn.choice([1, "x", 0.5, b"", [1]])}
         )
-    elif kind == 2 and content.get("words"):
-        said = dict(content["words"])
+    elif kind == 2 and content.get("fields"):
+        said = dict(content["fields"])
         word = drawn.choice([*said, "new"])
         said[word] = drawn.choice(
             [0, -1, 2**62, True, 0.0, math.nan, "", "local", "\0" * 50, b"\x80\x04", [1, 2], ["a"]]
         )
-        content["words"] = ConfigRecord(said)
-    elif kind == 3 and content.get("words"):
-        said = dict(content["words"])
+        content["fields"] = ConfigRecord(said)
+    elif kind == 3 and content.get("fields"):
+        said = dict(content["fields"])
         said.pop(drawn.choice(list(said)))
-        content["words"] = ConfigRecord(said)
+        content["fields"] = ConfigRecord(said)
     elif isinstance(content.get("tensors"), ArrayRecord) and len(content["tensors"]):
         arrays = dict(content["tensors"])
         name = drawn.choice(list(arrays))
@@ -600,9 +597,10 @@ def test_two_thousand_scribbled_messages_crash_neither_side(app, data):
     ("config", "why"),
     [
         ({"rounds": 0}, "rounds"),
-        ({"words": "lr=0.1"}, "JSON table"),
-        ({"words": "[1]"}, "JSON table"),
-        ({"words": '{"lrr": 1}'}, "lrr"),
+        ({"words": "{}"}, "called params now"),
+        ({"params": "lr=0.1"}, "JSON table"),
+        ({"params": "[1]"}, "JSON table"),
+        ({"params": '{"lrr": 1}'}, "lrr"),
         ({"algorithm": "fedavgg"}, "fedavg"),
         ({"dtype": "bfloat16"}, "dtype"),
         ({"cohort": 9, "clients": 3}, "cohort"),
@@ -610,7 +608,7 @@ def test_two_thousand_scribbled_messages_crash_neither_side(app, data):
         ({"rounds": "5"}, "rounds must be int"),
         ({"min-replies": 0}, "min_replies"),
         ({"min-replies": 5, "clients": 2}, "min_replies"),
-        ({"words": '{"name": "scaffold"}'}, "without a name"),
+        ({"params": '{"name": "scaffold"}'}, "without a name"),
     ],
 )
 def test_a_bad_plan_is_refused(config, why):

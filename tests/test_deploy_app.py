@@ -34,7 +34,7 @@ from flwr.cli.supernode.register import try_load_public_key
 from flwr.clientapp import ClientApp
 
 from fedda.deploy import InProcessGrid, Plan, Site, Strategy, join, trained
-from fedda.deploy.init import FILES, init
+from fedda.deploy.init import TEMPLATES, init
 from fedda.deploy.keys import make_keys
 from fedda.deploy.server import serve
 from fedda.deploy.simulate import configuration, simulate
@@ -48,7 +48,7 @@ LOSS = torch.nn.functional.cross_entropy
 @pytest.fixture
 def said(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    return lambda *words: inside(capsys, monkeypatch, "deploy", *words)
+    return lambda *arguments: inside(capsys, monkeypatch, "deploy", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,10 @@ def state(out):
 
 # -- the app ----------------------------------------------------------------------------------------------------------
 def test_the_app_has_every_setting_and_only_its_package_travels(app):
-    config, components = configuration(app, [])
+    config, _, components = configuration(app, [])
     assert [word.replace("-", "_") for word in config] == [field.name for field in fields(Plan)]
     assert Plan.of(config) == Plan(
-        algorithm="fedda-mvr", words='{"lr": 0.08, "w": 1000.0, "steps": 5}', rounds=30, clients=3
+        algorithm="fedda-mvr", params='{"lr": 0.08, "w": 1000.0, "steps": 5}', rounds=30, clients=3
     )
     assert set(components.values()) == {"my_sites_app.server_app:app", "my_sites_app.client_app:app"}
     project = tomllib.loads((app / "pyproject.toml").read_text())
@@ -110,14 +110,14 @@ def test_the_page_of_the_app_names_what_is_there(app, said):
     assert rows("simulation")[-1]["round"] == 5
 
 
-def started(app, tmp_path, *words, **environment):
+def started(app, tmp_path, *arguments, **environment):
     """What a script would start, seen by commands that only say what they were given."""
     for name in ("flower-superlink", "flower-supernode"):
         (tmp_path / name).write_text('#!/bin/sh\necho "$@"\n')
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     how = {"capture_output": True, "text": True, "check": False, "env": {"PATH": path, **environment}}
-    return subprocess.run([app / words[0], *words[1:]], **how)
+    return subprocess.run([app / arguments[0], *arguments[1:]], **how)
 
 
 def test_what_the_scripts_start(app, tmp_path):
@@ -131,8 +131,8 @@ def test_what_the_scripts_start(app, tmp_path):
     assert "--node-config partition-id=2 num-partitions=3 memory='" in node.stdout
     assert '/memory/2\' data="a.npz"' in node.stdout
     assert f"root-certificates = '{app}/keys/ca.crt'" in (app / ".flwr" / "config.toml").read_text()
-    for words in (("superlink.sh", "--insecure"), ("supernode.sh", "0", "--insecure")):
-        bare = started(app, tmp_path, *words)
+    for arguments in (("superlink.sh", "--insecure"), ("supernode.sh", "0", "--insecure")):
+        bare = started(app, tmp_path, *arguments)
         assert "--insecure" in bare.stdout and bare.stderr.startswith("WARNING: INSECURE is set")
         assert "insecure = true" in (app / ".flwr" / "config.toml").read_text()
     wrong = started(app, tmp_path, "supernode.sh", "one")
@@ -140,7 +140,7 @@ def test_what_the_scripts_start(app, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words,fragments",
+    "arguments,fragments",
     [
         (["init", "full"], ["full", "not empty"]),
         (["init", "1st"], ["1st", "a letter"]),
@@ -154,15 +154,15 @@ def test_what_the_scripts_start(app, tmp_path):
         (["keys", "k", "--only", "-1"], ["from 0", "-1"]),
         (["keys", "k", "--nodes", "2", "--only", "1"], ["--only"]),
         (["keys", "k", "--hosts", "a", "--days", "0"], ["days", "got 0"]),
-        (["keys", "full/file", "--nodes", "1"], ["full/file", "no folder"]),
+        (["keys", "full/file", "--nodes", "1"], ["full/file", "not a folder"]),
         (["simulate", "full"], ["full", "no pyproject.toml"]),
         (["simulate", "nowhere"], ["nowhere", "no pyproject.toml"]),
     ],
 )  # fmt: skip
-def test_refusals_are_one_line(said, words, fragments):
+def test_refusals_are_one_line(said, arguments, fragments):
     Path("full").mkdir()
     Path("full/file").write_text("mine")
-    code, _, stderr = said(*words)
+    code, _, stderr = said(*arguments)
     assert code == 2
     is_one_line(stderr, *fragments)
     assert Path("full/file").read_text() == "mine" and not Path("k").exists() and not Path("new").exists()
@@ -173,8 +173,8 @@ def test_without_flower_it_says_what_to_install(tmp_path):
         "import sys\n"
         "sys.modules['flwr'] = None\n"
         "from fedda.cli import main\n"
-        "for words in (['init', 'new'], ['simulate', 'new'], ['keys', 'new', '--nodes', '1']):\n"
-        "    sys.argv = ['fedda', 'deploy', *words]\n"
+        "for arguments in (['init', 'new'], ['simulate', 'new'], ['keys', 'new', '--nodes', '1']):\n"
+        "    sys.argv = ['fedda', 'deploy', *arguments]\n"
         "    try:\n"
         "        main()\n"
         "    except SystemExit as end:\n"
@@ -258,10 +258,10 @@ def test_the_certificate_holds_for_its_hosts_and_its_ca(keys, tmp_path):
 def test_keys_are_replaced_only_when_asked_and_the_ca_stays(said):
     assert said("keys", "keys", "--hosts", "localhost", "--nodes", "1")[0] == 0
     before = {path.name: path.read_bytes() for path in Path("keys").iterdir()}
-    for words in (["--hosts", "localhost"], ["--nodes", "2"], ["--only", "0"]):
-        code, _, stderr = said("keys", "keys", *words)
+    for arguments in (["--hosts", "localhost"], ["--nodes", "2"], ["--only", "0"]):
+        code, _, stderr = said("keys", "keys", *arguments)
         assert code == 2
-        is_one_line(stderr, "is there already", "--overwrite")
+        is_one_line(stderr, "exists already", "--overwrite")
     assert {path.name: path.read_bytes() for path in Path("keys").iterdir()} == before
     assert said("keys", "keys", "--hosts", "localhost", "--overwrite", "--days", "30")[0] == 0
     assert said("keys", "keys", "--only", "1")[0] == 0
@@ -313,19 +313,19 @@ def test_an_app_in_one_process_is_the_simulation(app, said):
 
 
 @pytest.mark.parametrize(
-    "words,fragment",
+    "text,fragment",
     [
-        ("rouns=2", "no word 'rouns'"),
+        ("rouns=2", "no key 'rouns'"),
         ("rounds", "'rounds'"),
         ("rounds=two", "invalid format"),
         ("rounds='two'", "rounds must be int"),
         ("absent.toml", "absent.toml: No such file"),
         ("algorithm='fedda-mwr'", "fedda-mvr"),
-        ("words='{\"lr\": -1}'", "lr must be > 0"),
+        ("params='{\"lr\": -1}'", "lr must be > 0"),
     ],
 )
-def test_a_wrong_run_config_is_one_line(app, said, words, fragment):
-    code, _, stderr = said("simulate", app, "--run-config", words)
+def test_a_wrong_run_config_is_one_line(app, said, text, fragment):
+    code, _, stderr = said("simulate", app, "--run-config", text)
     assert code == 2 and not Path("simulation").exists()
     is_one_line(stderr, fragment)
 
@@ -348,7 +348,7 @@ def changed(place, file, old, new):
         ("server_app.py", "import load_digits", "import load_digit", ["server_app:app", "ImportError"]),
         ("server_app.py", "x[1438:] / 16", "x[1438:, :3]", ["the model and the loss cannot take this data"]),
         ("server_app.py", "y = load_digits(return_X_y=True)", "y = 1 / 0", ["server: ZeroDivisionError", "server_app.py:14"]),
-        ("client_app.py", "context.node_config))", "context.node_config), allowed=('fedavg',))", [" refuses: the algorithm is refused: this site runs fedavg alone"]),
+        ("client_app.py", "context.node_config))", "context.node_config), allowed=('fedavg',))", [" refuses: the algorithm is refused: this site runs only fedavg"]),
     ],
 )  # fmt: skip
 def test_a_mistake_in_an_app_is_one_line(said, file, old, new, fragments):
@@ -367,11 +367,11 @@ def test_a_site_with_another_model_is_left_out(said):
     code, _, stderr = said("simulate", place, "--run-config", "timeout=0.5")
     assert code == 2
     note, line = stderr.splitlines(keepends=True)
-    assert note == "note: a client is left out: its model has other parameters than the server's\n"
-    is_one_line(line, "2 clients are wanted, [] have come")
+    assert note == "note: a client is left out: its model has different parameters from the server's\n"
+    is_one_line(line, "2 clients are needed, [] arrived")
 
 
-# -- a Flower app that is there already -------------------------------------------------------------------------------
+# -- a Flower app that exists already -------------------------------------------------------------------------------
 CLIENTS = 3
 
 
@@ -403,17 +403,17 @@ def pooled():
     return fedda.problem(network(), LOSS, x=x, y=y, client=owner, batch=8)
 
 
-WORDS = {
+PARAMS = {
     "fedda-mvr": {"lr": 0.05, "w": 1000.0, "prox": {"kind": "l1", "gamma": 0.01}},
     "scaffold": {"lr": 0.1},
     "mime": {"lr": 0.1},
 }
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", PARAMS)
 def test_a_strategy_gives_the_numbers_of_the_engine(name, tmp_path):
     how = {"clients": CLIENTS, "cohort": 2, "batch": 8, "dtype": "float64"}
-    strategy = Strategy(network(), LOSS, name, WORDS[name], **how, out=str(tmp_path / "ours"))
+    strategy = Strategy(network(), LOSS, name, PARAMS[name], **how, out=str(tmp_path / "ours"))
     arrays, seen = ArrayRecord(network().state_dict()), {}
 
     def judged(tau, arrays):
@@ -422,11 +422,11 @@ def test_a_strategy_gives_the_numbers_of_the_engine(name, tmp_path):
 
     result = strategy.start(InProcessGrid(their_app(), CLIENTS), arrays, num_rounds=4, evaluate_fn=judged)
     secret = secret_of(tmp_path / "ours")
-    run = replayed(secret, fedda.make(name, **WORDS[name]), pooled(), rounds=4, cohort=2, weights="samples")
+    run = replayed(secret, fedda.make(name, **PARAMS[name]), pooled(), rounds=4, cohort=2, weights="samples")
     x = torch.cat([v.flatten() for v in result.arrays.to_torch_state_dict().values()])
     close(x, run.x, tol=1e-12)
-    plan = Plan(algorithm=name, words=json.dumps(WORDS[name]), **how, rounds=4, out=str(tmp_path / "serve"))
-    served = serve(InProcessGrid(their_app(), CLIENTS), plan, network, LOSS, say=lambda words: None, secret=secret)
+    plan = Plan(algorithm=name, params=json.dumps(PARAMS[name]), **how, rounds=4, out=str(tmp_path / "serve"))
+    served = serve(InProcessGrid(their_app(), CLIENTS), plan, network, LOSS, say=lambda line: None, secret=secret)
     assert torch.equal(served.server.x.flatten(), x)
     # Metrics as Flower's own strategies give them; the judge sees each model once.
     assert list(result.evaluate_metrics_serverapp) == list(seen) == [0, 1, 2, 3, 4]
@@ -462,10 +462,10 @@ def test_a_strategy_refuses_what_is_not_its_model(tmp_path):
         strategy.start(InProcessGrid(their_app(), CLIENTS), ArrayRecord(torch.nn.Linear(1, 1).state_dict()))
     with pytest.raises(NotImplementedError, match="call start"):
         strategy.configure_train(1, ArrayRecord(), ConfigRecord(), None)
-    with pytest.raises(ValueError, match="37 parameters to train, and 3 numbers"):
-        from fedda.deploy.trained import filled
+    with pytest.raises(ValueError, match="37 trainable parameters, the vector has 3 values"):
+        from fedda.deploy.results import with_parameters
 
-        filled(network(), torch.zeros(3))
+        with_parameters(network(), torch.zeros(3))
 
 
 # -- the hospitals, and what the guide says of Flower -----------------------------------------------------------------
@@ -497,10 +497,10 @@ def test_four_hospitals_find_the_pooled_model(said):
 
 def test_the_hospitals_are_what_init_writes(tmp_path):
     init(tmp_path / "hospitals", 4)
-    for name in (*[name for name in FILES if name.endswith(".sh")], ".gitignore"):
+    for name in (*[name for name in TEMPLATES if name.endswith(".sh")], ".gitignore"):
         assert (HOSPITALS / name).read_text() == (tmp_path / "hospitals" / name).read_text(), name
     ours = configuration(HOSPITALS, [])[0]
-    assert Plan.of(ours).clients == 4 and "prox" in ours["words"]
+    assert Plan.of(ours).clients == 4 and "prox" in ours["params"]
     assert simulate(HOSPITALS, ["rounds=1 cohort=2"], tmp_path / "out") == tmp_path / "out"
 
 

@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 import equal
-from commands import ENVIRONMENT, UNHURRIED, fedda, write
+from commands import ENVIRONMENT, UNHURRIED, fedda, warm, write
 from conftest import NAMES
 from fedda.engines.world import SingleProcess
 from fedda.experiments.ranks import Pulse
 from ranks import fine, free_port, spawn
 from test_resume import same
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 ROUNDS = 120
 
 
@@ -54,6 +55,16 @@ def test_every_algorithm_as_in_one_process(alone, together, problem):
         assert all(int(alone[f"broken/{name}"]["dropped"]) for name in NAMES)
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_one_rank_and_four(alone, ranks, tmp_path):
+    """Four are more than the cohort's two clients."""
+    fine(spawn(ranks, equal.__file__, tmp_path / "found.safetensors", "few"))
+    found = load_file(tmp_path / "found.safetensors")
+    for name in NAMES:
+        for key, expected in alone[f"few/{name}"].items():
+            torch.testing.assert_close(found[f"few/{name}/{key}"], expected, rtol=1e-12, atol=1e-12)
+
+
 def test_memory_has_travelled(alone):
     """The table above says something about clients' memory only if there is some, and not zeros."""
     kept = {name: state["memory.c"] for name, state in alone.items() if "memory.c" in state}
@@ -73,11 +84,10 @@ def test_parts_cover_everything_once():
 
 # -- runs --------------------------------------------------------------------------------------------------------------
 def torchrun(ranks, *words, restarts=0, program=("-m", "fedda"), **environment):
-    """The command of `fedda` on so many ranks, as a user starts it."""
+    """The command of `fedda` on so many ranks, as a user starts it; torchrun and its ranks are forked processes."""
     launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
     launch += ["--monitor-interval=0.2", "--master-addr=127.0.0.1", f"--master-port={free_port()}", *map(str, program)]
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": ENVIRONMENT | environment}
-    return subprocess.Popen([*launch, *map(str, words)], start_new_session=True, **how)
+    return warm().start([*launch, *words], env=ENVIRONMENT | environment, start_new_session=True)
 
 
 def ended(process, seconds=600):
@@ -90,9 +100,11 @@ def ended(process, seconds=600):
 
 
 def workers(process):
-    """The processes that torchrun has started."""
-    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-    return [int(pid) for pid in found]
+    """The processes that torchrun has started: forked by a child of its own."""
+    found = str(process.pid)
+    for _ in range(2):
+        found = ",".join(subprocess.run(["pgrep", "-P", found], capture_output=True, text=True).stdout.split())
+    return [int(pid) for pid in found.split(",") if pid]
 
 
 def rounds_so_far(folder):
@@ -299,6 +311,6 @@ print(runs[0].graph is not None, any("go" in str(w.message) and "host" in str(w.
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_on_a_gpu(ranks):
     """A sum by NCCL is part of the round's graph; two processes on one GPU go by the host, eagerly, and say so."""
-    outputs = fine(spawn(ranks, "-c", ON_A_GPU))
+    outputs = fine(spawn(ranks, "-c", ON_A_GPU, forked=False))
     graph = ranks <= torch.cuda.device_count()
     assert all(out.split() == [str(graph), str(not graph)] for out in outputs)

@@ -16,9 +16,11 @@ from fedda import registry
 from fedda.experiments import find
 from fedda.experiments.overrides import choose
 from fedda.experiments.sweep import Sweep, search
+from ranks import free_port
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WARM = Path(__file__).parent / "warm.py"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 # What a test cannot run from within itself: the tests. CI does.
 NOT_HERE = {"make test"}
@@ -33,7 +35,7 @@ def blocks(*languages):
 
 @pytest.mark.parametrize("page,text", list(blocks("python")))
 def test_python_snippets_run(page, text, tmp_path):
-    done = warm().run(["python", "-c"], code=text, cwd=tmp_path)
+    done = warm().run([sys.executable, "-c", text], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
@@ -54,8 +56,9 @@ def place(tmp_path_factory):
     command = tools / "fedda"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fedda "$@"\n')
     command.chmod(0o755)
-    launcher = tools / "torchrun"
-    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m torch.distributed.run "$@"\n')
+    # A federation starts a process for each message: these are forked from one that has imported everything.
+    launcher = tools / "flower-superexec"
+    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{WARM}" quick_flower -- flower-superexec "$@"\n')
     launcher.chmod(0o755)
     return folder
 
@@ -77,7 +80,7 @@ def fresh():
 
 @pytest.mark.parametrize("page,text", list(blocks("sh")))
 def test_commands_run(page, text, place):
-    """Commands of fedda in forked processes, what else there is in a shell."""
+    """Commands of fedda and torchrun in forked processes, what else there is in a shell."""
     tools = (place / "bin", Path(sys.executable).parent)  # the second has Flower's commands
     environment = ENVIRONMENT | {"PATH": os.pathsep.join([*map(str, tools), os.environ["PATH"]])}
     for line in text.splitlines():
@@ -91,6 +94,10 @@ def test_commands_run(page, text, place):
             command, where = f"{command} OUT={place / 'demo'}", ROOT
         if words is not None and words[0] == "fedda":
             done = fedda(*words[1:], cwd=where, env=environment)
+        elif words is not None and words[0] == "torchrun":
+            port = f"--master-port={free_port()}"
+            launch = [sys.executable, "-m", "torch.distributed.run", port, *words[1:]]
+            done = warm().run(launch, cwd=where, env=environment, start_new_session=True)
         else:
             how = {"cwd": where, "env": environment, "capture_output": True, "text": True, "check": False}
             done = subprocess.run(command, shell=True, **how)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedda
-from conftest import STABLE, close, digits, last, quadratic, stable, variants
+from conftest import close, digits, last, quadratic, stable, variants
 from fedda import registry
 from fedda.core import Algorithm, on_client
 from fedda.engines import Vectorised
@@ -70,7 +70,7 @@ def test_sequential_equals_vectorised_in_every_chunking(which, problem):
 @pytest.mark.parametrize("name,words", list(variants()))
 def test_options_agree_between_engines_replicas_and_after_a_resume(name, words):
     problem = quadratic(clients=7)
-    algorithm = fedda.make(name, **STABLE.get(name, {}) | words)
+    algorithm = stable(name, **words)
     truth = last(algorithm, problem, 4, cohort=4, seed=3, engine="sequential")
     half = fedda.Run(algorithm, problem, cohort=4, seed=[3, 8], engine=Vectorised(chunk=3))
     half.step()
@@ -157,5 +157,5 @@ def test_a_task_must_be_marked():
         def full(self, client, x):
             return (x,)
 
-    with pytest.raises(ValueError, match=r"Sly\.full is no task for clients: mark it with @on_client"):
+    with pytest.raises(ValueError, match=r"Sly\.full is not a task for clients: mark it with @on_client"):
         last(Sly(), quadratic(), 1)

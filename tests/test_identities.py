@@ -13,7 +13,7 @@ import torch
 import fedda
 from conftest import close, digits, last, path, quadratic, stable
 from fedda import rng
-from fedda.algorithms.fedda import FedDA
+from fedda.algorithms.fedda import FedDA, FedDAPrimal
 from fedda.rules.estimators import Momentum, Mvr, Plain
 from fedda.rules.preconditioners import Diagonal, Fixed, Identity, Scalar
 from fedda.rules.prox import L1, Box, HalfSpace, L1Ball, L2Ball, LInfBall, NonNegative, Unconstrained
@@ -117,10 +117,11 @@ def test_e3_identity_metric_is_stem(problem, cohort):
 def test_e4_dual_and_primal_averaging(matrix):
     problem, how = quadratic(), {"lr": Constant(0.05), "steps": 4}
     dual = fedda_of(Mvr(5.0), matrix, **how)
-    primal = fedda_of(Mvr(5.0), matrix, averaging="primal", **how)
+    primal = FedDAPrimal.of(dual)
     close(path(dual, problem, 8, cohort=3), path(primal, problem, 8, cohort=3))
     box = {"prox": Box(-0.2, 0.2), "lr": Constant(0.3), "steps": 4}
-    dual, primal = fedda_of(Mvr(5.0), matrix, **box), fedda_of(Mvr(5.0), matrix, averaging="primal", **box)
+    dual = fedda_of(Mvr(5.0), matrix, **box)
+    primal = FedDAPrimal.of(dual)
     assert (path(dual, problem, 40, cohort=3) - path(primal, problem, 40, cohort=3)).abs().max() > 1e-3
 
 

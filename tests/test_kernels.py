@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedda import rng
-from fedda.problems.gradients.chain.stack import Chain
+from fedda.problems.gradients.chain import Chain
 from fedda.problems.gradients.vmap import gradient
 from fedda.problems.models import cross_entropy
 
@@ -161,7 +161,7 @@ def first_layer(inputs):
     x = stack(model, 1)
     made = Pass(plan, x.to(DEVICE), inputs[None].to(DEVICE), None)
     torch.nn.utils.vector_to_parameters(x[0], model.parameters())
-    return made.flat.cpu().view(len(inputs), 16, 4, 4), made.where[0].cpu(), model[:3](inputs)
+    return made.flat.cpu().view(len(inputs), 16, 4, 4), made.maxima[0].cpu(), model[:3](inputs)
 
 
 def test_the_first_of_equal_pixels_is_the_largest():

@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import fedda
+from commands import ENVIRONMENT, inside, is_one_line, warm
 from fedda import plugins, presets, registry
 from test_docs import BLOCK
 
@@ -24,10 +26,9 @@ def plugin(tmp_path_factory):
 
 
 def run(*words, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, check=False,
-        env=os.environ | {k: str(v) for k, v in environment.items()},
-    )  # fmt: skip
+    """`python -m WORDS` in a forked process."""
+    env = ENVIRONMENT | {k: str(v) for k, v in environment.items()}
+    return warm().run([sys.executable, "-m", *words], cwd=ROOT, env=env)
 
 
 def test_the_walk_s_algorithm_passes_the_shared_table(plugin):
@@ -59,22 +60,86 @@ def test_the_walk_s_file_is_under_60_lines_of_code(plugin):
     assert code_lines(plugin.read_text().split("if __name__")[0]) < 60
 
 
-def test_an_installed_package_registers_by_its_entry_point(plugin, tmp_path):
-    """A real distribution on the path, as pip leaves it."""
-    package = tmp_path / "site"
-    (package / "mypackage").mkdir(parents=True)
-    (package / "mypackage" / "__init__.py").write_text("")
-    (package / "mypackage" / "clipped.py").write_text(plugin.read_text())
-    info = package / "mypackage-1.0.dist-info"
+def install(folder, modules, entry_points, name="mypackage"):
+    """A distribution in a folder, as pip leaves it; the environment with that folder on the path."""
+    package = folder / name
+    package.mkdir(parents=True)
+    for module, text in {"__init__": "", **modules}.items():
+        (package / f"{module}.py").write_text(text)
+    info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[fedda.plugins]\nclipped = mypackage.clipped\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nSummary: What {name} does.\n")
+    (info / "entry_points.txt").write_text(f"[fedda.plugins]\n{entry_points}\n")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_an_installed_package_registers_by_its_entry_point(plugin, tmp_path):
+    environment = install(tmp_path, {"clipped": plugin.read_text()}, "clipped = mypackage.clipped")
     code = "import fedda; print(fedda.make('clipped', lr=0.3).lr)"
-    path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ | environment
     )
     assert done.stdout == "0.3\n", done.stderr
+
+
+COMMANDS = """
+import typer
+
+app = typer.Typer(add_completion=False)
+print("imported")
+
+
+@app.command(epilog="Example: fedda study --times 2")
+def study(times: int = 1):
+    \"\"\"Study something.\"\"\"
+    if times < 0:
+        raise ValueError(f"--times must be >= 0, got {times}")
+    print("studied", times)
+"""
+
+
+def test_an_installed_package_adds_a_command(tmp_path):
+    """Listed without being imported, run as any other command, its mistakes in one line."""
+    environment = install(tmp_path, {"commands": COMMANDS}, "study = mypackage.commands:app")
+    listed = run("fedda", "--help", **environment)
+    assert listed.returncode == 0 and re.search(r"study +What mypackage does\.", listed.stdout)
+    assert "imported" not in listed.stdout
+    assert run("fedda", "study", "--times", "2", **environment).stdout == "imported\nstudied 2\n"
+    helped = run("fedda", "study", "--help", **environment)
+    assert "Usage: fedda study" in helped.stdout and "Study something." in helped.stdout
+    wrong = run("fedda", "study", "--times", "-1", **environment)
+    assert (wrong.returncode, wrong.stderr) == (2, "fedda: --times must be >= 0, got -1\n")
+    assert run("fedda", "list", "engines", **environment).returncode == 0  # discovery skips commands
+
+
+def test_a_plugin_cannot_replace_a_command_or_break_the_others(tmp_path):
+    modules = {"commands": COMMANDS, "broken": "1 +", "other": "app = 3"}
+    points = "list = mypackage.commands:app\nbroken = mypackage.broken:app\nother = mypackage.other:app"
+    environment = install(tmp_path, modules, points)
+    assert "sequential" in run("fedda", "list", "engines", **environment).stdout
+    assert run("fedda", "--help", **environment).stdout.count("What mypackage does.") == 2
+    for name, said in (
+        ("broken", "plugin 'mypackage.broken' cannot be loaded: SyntaxError"),
+        ("other", "plugin 'mypackage.other:app': app must be a typer.Typer, got int"),
+    ):
+        done = run("fedda", name, **environment)
+        assert done.returncode == 2 and done.stderr.startswith(f"fedda: {said}") and done.stderr.count("\n") == 1
+
+
+def test_reproduce_says_how_to_install_it(monkeypatch, capsys):
+    monkeypatch.setattr(plugins, "entry_points", lambda group: ())
+    code, _, err = inside(capsys, monkeypatch, "reproduce", "--plan")
+    assert code == 2
+    is_one_line(err, "fedda-paper, which is not installed", "pip install -e paper")
+
+
+def test_the_wheel_holds_the_presets_and_not_the_reproduction(tmp_path):
+    done = run("hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"fedda/presets.toml", "fedda/experiments/figures/cifar10.toml"} <= set(names)
+    assert all(name.startswith("fedda") for name in names) and not any("paper" in name for name in names)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +161,9 @@ def test_a_name_cannot_be_taken_twice():
 
 
 # -- presets ---------------------------------------------------------
-@pytest.mark.parametrize("which", presets.PRESETS)
+@pytest.mark.parametrize("which", presets.builtin())
 def test_presets_build(which):
-    for name, words in presets.PRESETS[which].items():
+    for name, words in presets.builtin()[which].items():
         algorithm = fedda.make(name, preset=which)
         assert algorithm == fedda.make(name, **words)
         assert fedda.make(name, preset=which, steps=20).steps == 20  # what is given outranks the preset

@@ -28,10 +28,10 @@ flwr = pytest.importorskip("flwr", reason="needs fedda[flower]")
 from flwr.app import Error, Message  # noqa: E402
 
 from fedda.deploy import InProcessGrid, Plan, Site, client_app, export  # noqa: E402
+from fedda.deploy.checkpoint import STATE, read_state  # noqa: E402
 from fedda.deploy.secret import SecretDraws  # noqa: E402
 from fedda.deploy.server import serve  # noqa: E402
 from fedda.deploy.simulate import FILES  # noqa: E402
-from fedda.deploy.trained import facts_of  # noqa: E402
 
 CLIENTS = 4
 LOSS = nn.functional.cross_entropy
@@ -185,9 +185,9 @@ class Listening(InProcessGrid):
     def push_messages(self, messages):
         messages = list(messages)
         own = {
-            m.metadata.dst_node_id - 1: m.content["words"]["key"]
+            m.metadata.dst_node_id - 1: m.content["fields"]["key"]
             for m in messages
-            if m.content["words"]["task"] == "local"
+            if m.content["fields"]["task"] == "local"
         }
         self.asked += [own] if own else []
         return super().push_messages(messages)
@@ -198,7 +198,7 @@ def test_a_federation_s_cohorts_come_from_no_seed(tmp_path):
     grids = [Listening(app(), 8) for _ in range(2)]
     how = {"clients": 8, "cohort": 2, "rounds": 12, "every": 0, "aggregation": "[]", "seed": 5}
     for i, grid in enumerate(grids):
-        serve(grid, plan(tmp_path / str(i), **how), model, LOSS, say=lambda words: None)
+        serve(grid, plan(tmp_path / str(i), **how), model, LOSS, say=lambda line: None)
     cohorts = [[sorted(asked) for asked in grid.asked] for grid in grids]
     assert len(cohorts[0]) == 12 and sum(a != b for a, b in zip(*cohorts, strict=True)) > 6
     assert cohorts[0] != [old_cohort(5, tau, 8, 2) for tau in range(12)]
@@ -213,8 +213,8 @@ def test_a_repeated_attempt_has_another_cohort(tmp_path):
     for at in range(12):
         grids = [Dying(app(), 8), Listening(app(), 8)]
         with suppress(KeyboardInterrupt):
-            serve(grids[0], plan(tmp_path / str(at), **how), model, LOSS, say=lambda words: None)
-        serve(grids[1], plan(tmp_path / str(at), **how, resume=True), model, LOSS, say=lambda words: None)
+            serve(grids[0], plan(tmp_path / str(at), **how), model, LOSS, say=lambda line: None)
+        serve(grids[1], plan(tmp_path / str(at), **how, resume=True), model, LOSS, say=lambda line: None)
         one, two = (grid.asked[0] for grid in grids)
         same += sorted(one) == sorted(two)
         assert not set(one.values()) & set(two.values())
@@ -262,7 +262,7 @@ def app():
 
 
 def plan(place, **changes):
-    given = {"algorithm": "fedavg", "words": '{"lr": 0.1, "steps": 2}', "clients": CLIENTS, "rounds": 3, "batch": 5}
+    given = {"algorithm": "fedavg", "params": '{"lr": 0.1, "steps": 2}', "clients": CLIENTS, "rounds": 3, "batch": 5}
     given |= {"dtype": "float64", "timeout": 5.0, "every": 1, "out": str(place), "repeats": 0}
     return Plan(**given | {"aggregation": json.dumps([NOISE])} | changes)
 
@@ -275,7 +275,7 @@ class Losing(InProcessGrid):
         self.sent, self.lost, self.die = [], True, True
 
     def answer(self, message):
-        words = message.content["words"]
+        words = message.content["fields"]
         if self.lost and words["task"] == "local" and message.metadata.dst_node_id == 2:
             return Message(Error(code=2, reason="lost"), reply_to=message)
         reply = super().answer(message)
@@ -304,13 +304,13 @@ def test_a_repeated_round_gave_a_reply_away_and_does_not_now(tmp_path):
 
     grid = Losing(app(), CLIENTS)
     with pytest.raises(KeyboardInterrupt):
-        serve(grid, plan(tmp_path / "out"), model, LOSS, say=lambda words: None)
+        serve(grid, plan(tmp_path / "out"), model, LOSS, say=lambda line: None)
     first = grid.sent[-1]
     kept = fedda.deploy.trained(tmp_path / "out", model().double())
     # It was saved before it was sent, so nothing is repeated: the resumed run sends the very same model.
     close(torch.cat([p.detach().flatten() for p in kept.parameters()]), first.flatten(), 0)
     grid.die = grid.lost = False
-    run = serve(grid, plan(tmp_path / "out", resume=True), model, LOSS, say=lambda words: None)
+    run = serve(grid, plan(tmp_path / "out", resume=True), model, LOSS, say=lambda line: None)
     assert torch.equal(grid.sent[CLIENTS + 1], first)
     assert run.round == 3 and run.privacy.rounds == 0
     assert json.loads((tmp_path / "out" / "privacy.json").read_text()) == {"starts": 1, "rounds": 3}
@@ -346,7 +346,7 @@ def test_a_server_killed_at_every_message_never_uses_noise_twice(name, tmp_path,
     monkeypatch.setattr(gaussian, "new_key", lambda: keys.append(key_of()) or keys[-1])
     norm = {"fedda-2-1": {"first": 0.1, "local": [0.1, 0.1]}, "mime": {"statistics": 0.1, "local": 0.1}}.get(name, 0.1)
     how = {
-        "algorithm": name, "words": json.dumps({"lr": 0.01, "steps": 2}), "cohort": 3, "rounds": 4, "every": 2,
+        "algorithm": name, "params": json.dumps({"lr": 0.01, "steps": 2}), "cohort": 3, "rounds": 4, "every": 2,
         "aggregation": json.dumps([NOISE | {"norm": norm, "multiplier": 20.0}]),
         "budget": json.dumps({"epsilon": 9.0, "delta": 1e-5}),
     }  # fmt: skip
@@ -355,13 +355,11 @@ def test_a_server_killed_at_every_message_never_uses_noise_twice(name, tmp_path,
         place = tmp_path / str(at)
         kept_before = len(drawn)
         with suppress(KeyboardInterrupt):
-            serve(Killed(app(), CLIENTS, at), plan(place, **how), model, LOSS, say=lambda words: None)
+            serve(Killed(app(), CLIENTS, at), plan(place, **how), model, LOSS, say=lambda line: None)
             break  # there are no more messages
         deaths += 1
         begun = (place / "state.safetensors").exists()
-        run = serve(
-            InProcessGrid(app(), CLIENTS), plan(place, **how, resume=begun), model, LOSS, say=lambda words: None
-        )
+        run = serve(InProcessGrid(app(), CLIENTS), plan(place, **how, resume=begun), model, LOSS, say=lambda line: None)
         ledger = json.loads((place / "privacy.json").read_text())
         attempts = len(drawn) - kept_before
         charged = run.privacy
@@ -382,16 +380,16 @@ def test_a_server_killed_at_every_message_never_uses_noise_twice(name, tmp_path,
 
 def test_a_lost_attempt_is_charged(tmp_path):
     """The server dies in the middle of a round with two exchanges: the first mean may have been sent."""
-    how = {"algorithm": "mime", "words": '{"lr": 0.01}', "aggregation": json.dumps([NOISE]), "every": 0}
+    how = {"algorithm": "mime", "params": '{"lr": 0.01}', "aggregation": json.dumps([NOISE]), "every": 0}
     ended = 0
     for at in range(1, 20):
         place = tmp_path / str(at)
         with suppress(KeyboardInterrupt):
-            serve(Killed(app(), CLIENTS, at), plan(place, **how), model, LOSS, say=lambda words: None)
+            serve(Killed(app(), CLIENTS, at), plan(place, **how), model, LOSS, say=lambda line: None)
             break
         if not (place / "state.safetensors").exists():
             continue
-        run = serve(InProcessGrid(app(), CLIENTS), plan(place, **how, resume=True), model, LOSS, say=lambda words: None)
+        run = serve(InProcessGrid(app(), CLIENTS), plan(place, **how, resume=True), model, LOSS, say=lambda line: None)
         ended += run.privacy.rounds
         assert run.privacy.rounds <= 1
     assert ended >= 3  # in each round a death after the first exchange
@@ -697,8 +695,8 @@ def test_no_secret_lies_in_any_file_but_its_own(umask, tmp_path, monkeypatch):
         grid = InProcessGrid(app(), CLIENTS)
         for node, context in grid.contexts.items():
             context.node_config["memory"] = str(tmp_path / f"node{node}")
-        how = {"algorithm": "scaffold", "words": '{"lr": 0.1}'}
-        serve(grid, plan(tmp_path / "out", **how), model, LOSS, say=lambda words: None)
+        how = {"algorithm": "scaffold", "params": '{"lr": 0.1}'}
+        serve(grid, plan(tmp_path / "out", **how), model, LOSS, say=lambda line: None)
     finally:
         os.umask(before)
     out = tmp_path / "out"
@@ -715,12 +713,12 @@ def test_no_secret_lies_in_any_file_but_its_own(umask, tmp_path, monkeypatch):
         content = path.read_bytes()
         assert not any(form in content for form in spelled), path
     assert keys and not any(key.hex() in (out / "server.secret").read_text() for key in keys)
-    assert not {"noise", "base", "secret"} & set(facts_of(out))
+    assert not {"noise", "base", "secret"} & set(read_state(out / STATE)[1])
     assert "federation.base" not in load_file(out / "state.safetensors")
 
 
 def test_what_is_exported_is_the_model_alone(tmp_path, fedda_inside):
-    run = serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out"), model, LOSS, say=lambda words: None)
+    run = serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out"), model, LOSS, say=lambda line: None)
     for name in ("model.safetensors", "model.pt"):
         code, stdout, stderr = fedda_inside("deploy", "export", tmp_path / "out", "--out", tmp_path / name)
         assert code == 0 and "2 parameters: weight, bias" in stdout, stderr
@@ -731,20 +729,20 @@ def test_what_is_exported_is_the_model_alone(tmp_path, fedda_inside):
     content = (tmp_path / "model.safetensors").read_bytes()
     assert b"epsilon_outside" in content and b"names" not in content and b"rejected" not in content
     for words in (("nothing", "m.pt"), ("out", "m.onnx"), ("out", "absent/m.pt")):
-        with pytest.raises(ValueError, match=r"holds no run|ending must be|is no folder"):
+        with pytest.raises(ValueError, match=r"holds no run|suffix must be|is not a folder"):
             export(tmp_path / words[0], tmp_path / words[1])
 
 
 def test_a_run_whose_secret_is_gone_is_not_resumed(tmp_path):
-    serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out"), model, LOSS, say=lambda words: None)
+    serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out"), model, LOSS, say=lambda line: None)
     (tmp_path / "out" / "server.secret").unlink()
-    with pytest.raises(ValueError, match=r"server\.secret, which belongs to it, is not there"):
-        serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out", resume=True), model, LOSS, say=lambda words: None)
+    with pytest.raises(ValueError, match=r"server\.secret is missing"):
+        serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out", resume=True), model, LOSS, say=lambda line: None)
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"starts": 1, "rounds": 1}', '{"starts": "x", "rounds": 9}'])
 def test_a_lost_or_old_ledger_is_not_believed(content, tmp_path):
-    serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out"), model, LOSS, say=lambda words: None)
+    serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out"), model, LOSS, say=lambda line: None)
     ledger = tmp_path / "out" / "privacy.json"
     ledger.unlink() if content is None else ledger.write_text(content)
     with pytest.raises(
@@ -755,7 +753,7 @@ def test_a_lost_or_old_ledger_is_not_believed(content, tmp_path):
             plan(tmp_path / "out", rounds=5, resume=True),
             model,
             LOSS,
-            say=lambda words: None,
+            say=lambda line: None,
         )
 
 
@@ -763,7 +761,7 @@ def test_a_start_that_is_refused_is_not_charged(tmp_path):
     for _ in range(2):
         with pytest.raises(ValueError, match=r"one round more would spend an epsilon of 2\.17"):
             asked = plan(tmp_path / "out", budget='{"epsilon": 0.01}')
-            serve(InProcessGrid(app(), CLIENTS), asked, model, LOSS, say=lambda words: None)
+            serve(InProcessGrid(app(), CLIENTS), asked, model, LOSS, say=lambda line: None)
     assert not (tmp_path / "out" / "privacy.json").exists()
 
 

@@ -15,7 +15,7 @@ from conftest import close, digits, last, quadratic, stable
 from fedda import registry, rng
 from fedda.engines import Vectorised
 from fedda.problems.evaluation import Evaluation
-from fedda.problems.gradients import choose, measured
+from fedda.problems.gradients import choose, tuning
 from fedda.problems.neural import flatten
 
 X = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
@@ -145,7 +145,7 @@ def test_cnn_agrees_between_engines_and_learns():
 def test_our_models_are_chains_and_are_never_traced(model, options):
     problem = fedda.load("digits", clients=5, model=model, batch=4, **options)
     last(stable("fedda-mvr"), problem, 3, cohort=3, engine="vectorised")
-    assert problem.chain is not None and not problem.paths.traced.traced
+    assert problem.chain is not None and not problem.gradient_paths.stacked.by_shape
 
 
 @pytest.mark.parametrize("model,options", [("logistic", {}), ("mlp", {"hidden": [8, 8]}), ("cnn", {"filters": 2})])
@@ -153,7 +153,7 @@ def test_other_models_are_traced_once_for_each_shape(model, options):
     """Ours, taken for unknown ones."""
     problem = fedda.load("digits", clients=5, model=model, batch=4, **options)
     last(stable("fedda-mvr"), problem, 3, cohort=3, engine=Vectorised(path="traced"))
-    traced = problem._known["traced", "auto"].traced.traced
+    traced = problem._paths_by_name["traced", "auto"].stacked.by_shape
     assert len(traced) == 2  # nu_0 at five clients, then two points at three
     assert all(isinstance(graph, torch.fx.GraphModule) for graph in traced.values())
 
@@ -228,10 +228,10 @@ def test_random_layers_are_refused_with_the_cure():
 
 
 @pytest.mark.parametrize("bad,line", [
-    (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y[:5]), "x and y must hold as many samples each"),
+    (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y[:5]), "x and y must hold the same number of samples"),
     (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y, client=[0]), "client must be 60 whole numbers"),
     (lambda: fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=X, y=Y, client=OWNER.double()),
-     r"client must be 60 whole numbers or names, one a sample, got float64 \[60\]"),
+     r"client must be 60 whole numbers or names, one per sample, got float64 \[60\]"),
     (lambda: fedda.problem(nn.Linear(4, 3), F.cross_entropy, x=X, y=Y), "the model and the loss cannot take this data"),
     (lambda: fedda.problem(nn.Linear(5, 2), F.cross_entropy, x=X, y=Y), "the model and the loss cannot take this data"),
     (lambda: fedda.problem(nn.Linear(5, 3), nn.CrossEntropyLoss, x=X, y=Y), "the model and the loss cannot take|one number"),
@@ -285,8 +285,8 @@ def test_memory_budget_makes_chunks():
     assert per_client > 16 * 4 * problem.d
     run = fedda.Run(stable("fedavg"), problem, engine=Vectorised(memory_gb=3.5 * per_client / 1e9))
     cohort = run.simulation.cohort(0, 10)
-    assert run.simulation.engine.fitting(cohort) == 3
-    assert Vectorised(memory_gb=1e-9).fitting(cohort) == 1  # at least one client, whatever the budget
+    assert run.simulation.engine.chunk_size(cohort) == 3
+    assert Vectorised(memory_gb=1e-9).chunk_size(cohort) == 1  # at least one client, whatever the budget
 
 
 # -- images as bytes, standardised where they are used -------------------------------------------------------------------
@@ -402,7 +402,7 @@ def clock(monkeypatch, *ticks):
         order.append(way())
         return next(ticks)
 
-    monkeypatch.setattr(measured, "seconds", seconds)
+    monkeypatch.setattr(tuning, "seconds", seconds)
     return order
 
 
@@ -417,28 +417,28 @@ AB = {"a": lambda: "a", "b": lambda: "b"}
     ([9, 9, 1, 1 / 1.15, 1, 1], "b"),
 ])  # fmt: skip
 def test_ways_are_warmed_up_then_measured_in_turn_by_their_least_time(monkeypatch, times, best):
-    monkeypatch.setattr(measured, "PASSES", 2)
+    monkeypatch.setattr(tuning, "PASSES", 2)
     order = clock(monkeypatch, *times)
-    assert measured.measured(AB, CPU) == best
+    assert tuning.measure(AB, CPU) == best
     assert order == ["a", "b"] * 3
 
 
 def test_a_larger_margin_keeps_the_first(monkeypatch):
-    clock(monkeypatch, *[1.25, 1] * (measured.PASSES + 1))
-    assert measured.measured(AB, CPU, margin=1.3) == "a"
+    clock(monkeypatch, *[1.25, 1] * (tuning.PASSES + 1))
+    assert tuning.measure(AB, CPU, margin=1.3) == "a"
 
 
 def test_a_slow_measurement_ends_after_two_passes(monkeypatch):
-    monkeypatch.setattr(measured, "PATIENCE", 0.0)
+    monkeypatch.setattr(tuning, "PATIENCE", 0.0)
     order = clock(monkeypatch, *[1.0] * 6)
-    assert measured.measured(AB, CPU) == "a" and len(order) == 6
+    assert tuning.measure(AB, CPU) == "a" and len(order) == 6
 
 
 def test_a_way_that_fails_is_out_and_the_answer_is_remembered(memory):
-    assert measured.autotune({"bad": lambda: 1 / 0, "good": lambda: 0}, CPU, "it") == "good"
+    assert tuning.autotune({"bad": lambda: 1 / 0, "good": lambda: 0}, CPU, "it") == "good"
     assert list(json.loads(memory.read_text()).values()) == ["good"]
-    assert measured.autotune({"bad": lambda: 1 / 0, "good": pytest.fail}, CPU, "it") == "good"
-    assert measured.autotune({"bad": lambda: 1 / 0, "worse": lambda: 1 / 0}, CPU, "it") == "worse"
+    assert tuning.autotune({"bad": lambda: 1 / 0, "good": pytest.fail}, CPU, "it") == "good"
+    assert tuning.autotune({"bad": lambda: 1 / 0, "worse": lambda: 1 / 0}, CPU, "it") == "worse"
 
 
 def convolution(**options):
@@ -449,27 +449,27 @@ def test_on_a_cpu_a_chain_of_convolutions_is_measured_against_the_loop_alone(mem
     problem = convolution()
     seen = []
     monkeypatch.setattr(choose, "autotune", lambda ways, device, *about: seen.append(list(ways)) or "loop")
-    assert problem.with_path("auto", "auto", 3).paths.chosen == "loop" and seen == [["chain", "loop"]]
-    assert problem.with_path("traced", "auto", 3).paths.chosen == "traced"
+    assert problem.with_path("auto", "auto", 3).gradient_paths.chosen == "loop" and seen == [["chain", "loop"]]
+    assert problem.with_path("traced", "auto", 3).gradient_paths.chosen == "traced"
     assert (
-        digits().with_path("auto", "auto", 3).paths.chosen == "chain" and len(seen) == 1
+        digits().with_path("auto", "auto", 3).gradient_paths.chosen == "chain" and len(seen) == 1
     )  # no convolution: nothing is open
     problem.chain = None
-    problem._settle()
+    problem._rebuild_caches()
     problem.with_path("auto", "auto", 3)
     assert seen[1] == ["traced", "loop"]
 
 
 def test_where_kernels_fit_only_the_chain_is_measured_beside_them():
-    own = convolution().paths
-    own.ways = {name: own.by_layers for name in choose.PATHS}
+    own = convolution().gradient_paths
+    own.paths = {name: own.by_chain for name in choose.PATHS}
     assert list(own.candidates()) == ["kernels", "chain"]
 
 
 def test_paths_are_measured_with_one_thread(memory, monkeypatch):
     seen = []
-    monkeypatch.setattr(measured, "measured", lambda *_: seen.append(torch.get_num_threads()) or "chain")
-    with measured.threads(2):
+    monkeypatch.setattr(tuning, "measure", lambda *_: seen.append(torch.get_num_threads()) or "chain")
+    with tuning.threads(2):
         convolution().with_path("auto", "auto", 3)
         assert torch.get_num_threads() == 2
     assert seen == [1]
@@ -480,8 +480,10 @@ def test_a_run_keeps_its_path_whatever_later_runs_choose(memory, monkeypatch):
     monkeypatch.setattr(choose, "autotune", lambda *_: next(answers))
     first = fedda.Run(stable("fedavg"), problem, cohort=2)
     second = fedda.Run(stable("fedavg"), problem, cohort=3)
-    assert (first.problem.paths.chosen, second.problem.paths.chosen) == ("chain", "loop")
-    assert first.problem.paths.traced is second.problem.paths.traced is problem.paths.traced
+    assert (first.problem.gradient_paths.chosen, second.problem.gradient_paths.chosen) == ("chain", "loop")
+    assert (
+        first.problem.gradient_paths.stacked is second.problem.gradient_paths.stacked is problem.gradient_paths.stacked
+    )
 
 
 # -- files that are mapped into memory, and parts of a problem ---------------------------------------------------------
@@ -557,7 +559,7 @@ def test_rounded_outputs_do_not_make_a_loss_no_mean(monkeypatch):
     )
     exact = Evaluation.outputs
     monkeypatch.setattr(Evaluation, "outputs", lambda *a: exact(*a).bfloat16().float() * 1.01)
-    assert problem._evaluation.by_sample
+    assert problem._evaluation.loss_is_mean
 
 
 def test_a_loss_that_is_no_mean_is_shared_out_too():
@@ -573,7 +575,7 @@ def test_a_loss_that_is_no_mean_is_shared_out_too():
         test=(X[:8], torch.arange(8) % 3),
     )
     x, weights = problem.start(0), torch.ones(4, dtype=torch.float64)
-    assert not problem._evaluation.by_sample
+    assert not problem._evaluation.loss_is_mean
     for cut in (2, 0, 4):  # the last two leave one process without clients
         found = [
             problem.totals(x, weights, lambda n, i=i, cut=cut: [slice(0, min(cut, n)), slice(min(cut, n), n)][i])

@@ -63,6 +63,6 @@ def test_every_step_of_a_round_draws_a_batch_of_its_own(engine):
 def test_noise_with_a_seed_is_new_in_every_exchange_of_a_round():
     around = [fedda.aggregation.Noise(1.0, norm=1.0, seed=0)]
     run = fedda.Run(fedda.make("mime"), quadratic(clients=3, noise=0.0), aggregation=around)
-    cohort = run._wrapped(run.simulation.cohort(0, 3), 0)
+    cohort = run._aggregated(run.simulation.cohort(0, 3), 0)
     (first,), (second,) = (cohort.average(run.algorithm.statistics, run.server.x) for _ in range(2))
     assert bool((first != second).all())  # the same gradients, and other noise in every coordinate

@@ -1,6 +1,5 @@
 """The report: aggregation, errors, the page in a real browser."""
 
-import ast
 import csv
 import doctest
 import importlib
@@ -24,11 +23,13 @@ from matplotlib import image
 from browser import Browser, needs_browser
 from commands import inside
 from fedda import report
-from fedda.report import export, html, plots, style
-from fedda.report.compare import differences
+from fedda.report import export, pages, plots, style
+from fedda.report.pages import Report, differences
 from fedda.report.picture import picture
-from fedda.report.sweep import grid, read_sweep
+from fedda.report.sweep import grid
 from fedda.runs.curves import Curve
+from fedda.runs.reading import read_run
+from fedda.runs.sweeps import read_sweep
 
 SOURCE = Path(report.__file__).parent
 EVIL = """</script><script>document.title="owned"</script><b id="evil">'"&"""
@@ -84,7 +85,7 @@ def folder(
 
 def test_curves_are_mean_and_deviation_over_seeds(tmp_path):
     rows = synthetic(["fedavg", "fedda-mvr"], [0, 1, 2])
-    run = report.read(folder(tmp_path / "run", random.Random(0).sample(rows, len(rows))))
+    run = read_run(folder(tmp_path / "run", random.Random(0).sample(rows, len(rows))))
     curve = run.curves["fedda-mvr"]["test_loss"]
     assert curve.round.tolist() == list(range(0, 101, 5))
     for i, r in enumerate(range(0, 101, 5)):
@@ -123,7 +124,7 @@ def test_summary_holds_final_values(tmp_path):
 
 def test_one_seed_has_no_band_and_divergence_leaves_a_gap(tmp_path):
     rows = synthetic(["fedavg"], [0])
-    curve = report.read(folder(tmp_path / "one", rows)).curves["fedavg"]["train_loss"]
+    curve = read_run(folder(tmp_path / "one", rows)).curves["fedavg"]["train_loss"]
     assert [math.isnan(v) for v in curve.std] == [True] * 21
     assert report.summary(tmp_path / "one")[0]["train_loss_std"] is None
 
@@ -131,7 +132,7 @@ def test_one_seed_has_no_band_and_divergence_leaves_a_gap(tmp_path):
     for row in rows:
         if row["seed"] == 1 and row["round"] > 50:
             row["train_loss"] = None
-    run = report.read(folder(tmp_path / "gap", rows))
+    run = read_run(folder(tmp_path / "gap", rows))
     gap = [math.isnan(v) for v in run.curves["fedavg"]["train_loss"].mean]
     assert gap == [r > 50 for r in range(0, 101, 5)]
     final = report.summary(run)[0]
@@ -142,7 +143,7 @@ def test_one_seed_has_no_band_and_divergence_leaves_a_gap(tmp_path):
 def test_a_resumed_run_repeats_rounds_and_the_later_row_counts(tmp_path):
     rows = synthetic(["fedavg"], [0])
     again = [row | {"train_loss": 7.0} for row in rows if row["round"] == 50]
-    curve = report.read(folder(tmp_path / "run", rows + again)).curves["fedavg"]["train_loss"]
+    curve = read_run(folder(tmp_path / "run", rows + again)).curves["fedavg"]["train_loss"]
     assert curve.mean[10] == 7.0 and len(curve.mean) == 21
 
 
@@ -150,7 +151,7 @@ def test_a_cut_last_line_is_ignored(tmp_path):
     rows = synthetic(["fedavg"], [0])
     path = folder(tmp_path / "run", rows) / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + '{"algorithm": "é'.encode()[:-1])
-    assert len(report.read(tmp_path / "run").rows) == len(rows)
+    assert len(read_run(tmp_path / "run").rows) == len(rows)
 
 
 @pytest.mark.parametrize(
@@ -238,16 +239,43 @@ def test_a_long_curve_is_thinned_on_the_page_with_both_ends_kept(tmp_path):
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     rounds = data["series"][0]["curves"][0]["round"]
     assert len(rounds) <= 500 and (rounds[0], rounds[-1]) == (0, 2999)
-    assert len(report.read(tmp_path / "run").curves["a"]["train_loss"].mean) == 3000
+    assert len(read_run(tmp_path / "run").curves["a"]["train_loss"].mean) == 3000
 
 
-def test_report_imports_neither_torch_nor_other_parts():
-    for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            others = [n for n in names if n.split(".")[0] in ("torch", "fedda") and "fedda.report" not in n]
-            assert set(others) <= {"fedda.files"}, file  # the writer of whole files, which is everybody's
+def test_a_run_is_read_judged_and_drawn_once(tmp_path, capsys, monkeypatch):
+    """`fedda run` hands the folder it has read, its verdicts and its picture on; so does `fedda report`."""
+    from fedda.claims import groups
+    from fedda.runs import reading
+
+    counts = {}
+
+    def counted(module, name):
+        function = getattr(module, name)
+
+        def count(*given, **more):
+            counts[name] = counts.get(name, 0) + 1
+            return function(*given, **more)
+
+        monkeypatch.setattr(module, name, count)
+
+    for module, name in (
+        (reading, "read_rows"), (reading, "aggregate"), (groups, "judge_one_run"), (pages, "picture"), (pages, "table"),
+    ):  # fmt: skip
+        counted(module, name)
+    run = ["digits-heterogeneous", "--rounds", "2", "--algorithms", "fedavg,stem", "--threads", "1", "--overwrite"]
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        counts.clear()
+        code, _, stderr = inside(capsys, monkeypatch, "run", *run, "--out", folder)
+        assert code == 0, stderr
+        assert counts == {"read_rows": 1, "aggregate": 1, "judge_one_run": 1, "picture": 1, "table": 1}
+    counts.clear()
+    code, _, stderr = inside(
+        capsys, monkeypatch, "report", *folders, "--csv", tmp_path / "c", "--latex", tmp_path / "t"
+    )
+    assert code == 0, stderr
+    # each run once, and the comparison, which is also exported
+    assert counts == {"read_rows": 2, "aggregate": 2, "judge_one_run": 2, "picture": 3, "table": 3}
 
 
 @pytest.mark.parametrize("name", sorted(str(file.relative_to(SOURCE)) for file in SOURCE.rglob("*.py")))
@@ -265,7 +293,7 @@ def grouped(path: Path) -> Path:
 
 
 def test_groups_are_rows_and_a_method_keeps_its_pen(tmp_path):
-    shown = picture([report.read(grouped(tmp_path / "run"))])
+    shown = picture([read_run(grouped(tmp_path / "run"))])
     assert shown.rows == ["I = 5", "I = 10", "I = 20"] and shown.lines == [shown.metrics]
     pens = {(s.label.split(" (")[0], s.colour, s.dash) for s in shown.series}
     assert len(pens) == 8 and len({colour for _, colour, _ in pens}) == 8
@@ -277,7 +305,7 @@ def test_groups_are_rows_and_a_method_keeps_its_pen(tmp_path):
         "b": {"name": "x", "group": "G"},
         "c": {"name": "x", "group": "H"},
     }
-    shown = picture([report.read(folder(tmp_path / "mixed", synthetic(list(tables), [0]), tables))])
+    shown = picture([read_run(folder(tmp_path / "mixed", synthetic(list(tables), [0]), tables))])
     assert shown.rows == ["", "G", "H"] and [s.row for s in shown.series] == [0, 1, 1, 2]
     colours = [s.colour for s in shown.series]
     assert colours[1] == colours[3] and len(set(colours)) == 3  # the same method twice in a row needs two pens
@@ -292,7 +320,7 @@ def test_the_figure_is_in_the_layout_of_the_paper(tmp_path, groups, rows):
         (run / "metrics.jsonl").write_text(
             "".join(l + "\n" for l in (run / "metrics.jsonl").read_text().splitlines() if "(5)" in l)
         )
-    shown = picture([report.read(run)])
+    shown = picture([read_run(run)])
     pixels = image.imread(io.BytesIO(plots.draw(shown, shown.axes[0])))[..., :3]
     height, width = pixels.shape[:2]
     assert width == 4 * 3.2 * 160 and height > rows * 2.4 * 160
@@ -313,14 +341,14 @@ def painted(pixels: Any, colour: str) -> int:
 def test_an_algorithm_without_counts_does_not_spoil_the_others(tmp_path):
     """As rows of somebody else's: no gradients, no bytes."""
     bare = [{"algorithm": "bare", "seed": 0, "round": r, "train_loss": 1.0} for r in range(0, 101, 10)]
-    shown = picture([report.read(folder(tmp_path / "run", [*synthetic(["a"], [0]), *bare]))])
+    shown = picture([read_run(folder(tmp_path / "run", [*synthetic(["a"], [0]), *bare]))])
     assert [axis.key for axis in shown.axes] == ["round", "gradients", "bytes", "seconds"]
     assert all(plots.draw(shown, axis).startswith(b"\x89PNG") for axis in shown.axes)
 
 
 def test_further_metrics_come_in_a_line_of_their_own(tmp_path):
     rows = [row | {"density": 0.5, "nonzero": 0.4, "objective": 1.0} for row in synthetic(["a"], [0])]
-    shown = picture([report.read(folder(tmp_path / "run", rows))])
+    shown = picture([read_run(folder(tmp_path / "run", rows))])
     assert shown.lines == [
         ["train_loss", "train_accuracy", "test_loss", "test_accuracy"],
         ["objective", "density", "nonzero"],
@@ -347,7 +375,7 @@ def test_an_accuracy_s_axis_begins_where_curves_have_risen_to():
 def test_rows_of_one_method_each_have_a_pen_for_each_number_of_local_steps(tmp_path):
     labels = [f"{name} ({steps})" for name in ("a", "b") for steps in (5, 10)]
     own = {label: {"name": label[0], "group": label[0].upper(), "steps": int(label[3:-1])} for label in labels}
-    run = replace(report.read(folder(tmp_path / "run", synthetic(labels, [0]))), config={"algorithms": own})
+    run = replace(read_run(folder(tmp_path / "run", synthetic(labels, [0]))), config={"algorithms": own})
     found = picture([run])
     assert [entry.text for entry in found.entries] == ["I = 5", "I = 10"] and found.rows == ["A", "B"]
     assert [s.colour for s in found.series[:2]] == [s.colour for s in found.series[2:]]
@@ -358,17 +386,17 @@ def test_rows_of_one_method_each_have_a_pen_for_each_number_of_local_steps(tmp_p
 def test_a_run_that_diverged_misses_no_constraint(tmp_path):
     rows = [row | {"infeasible": 0.0} for row in synthetic(["a"], [0])]
     rows[-1] |= {"infeasible": None}
-    assert "infeasible" not in report.read(folder(tmp_path / "run", rows)).metrics
+    assert "infeasible" not in read_run(folder(tmp_path / "run", rows)).metrics
     rows[0]["infeasible"] = 1e-9
-    assert "infeasible" in report.read(folder(tmp_path / "missed", rows)).metrics
+    assert "infeasible" in read_run(folder(tmp_path / "missed", rows)).metrics
 
 
 def test_a_run_that_diverged_does_not_make_sparsity_a_metric(tmp_path):
     rows = [row | {"density": 0.5, "nonzero": 1.0} for row in synthetic(["a"], [0])]
     rows[-1] |= {"density": None, "nonzero": None}
-    assert not {"density", "nonzero"} & set(report.read(folder(tmp_path / "run", rows)).metrics)
+    assert not {"density", "nonzero"} & set(read_run(folder(tmp_path / "run", rows)).metrics)
     rows[0]["nonzero"] = 0.999
-    assert {"density", "nonzero"} <= set(report.read(folder(tmp_path / "zeros", rows)).metrics)
+    assert {"density", "nonzero"} <= set(read_run(folder(tmp_path / "zeros", rows)).metrics)
 
 
 def test_a_curve_that_ends_in_a_divergence_has_a_cross(tmp_path):
@@ -376,7 +404,7 @@ def test_a_curve_that_ends_in_a_divergence_has_a_cross(tmp_path):
     broken = [row | ({"train_loss": None} if row["seed"] == 1 and row["round"] > 50 else {}) for row in whole]
     drawn = []
     for name, rows in (("whole", whole), ("broken", broken)):
-        shown = picture([report.read(folder(tmp_path / name, rows))])
+        shown = picture([read_run(folder(tmp_path / name, rows))])
         drawn.append(plots.draw(shown, shown.axes[0], "svg").decode())
     assert ["a seed diverged" in svg for svg in drawn] == [False, True]
     assert [plots.lost(series.curves["train_loss"]) for series in shown.series] == [10]  # round 50
@@ -386,7 +414,7 @@ def test_csv_holds_every_point(tmp_path):
     label = 'a, "b"\n=1+1'
     rows = synthetic(["fedavg", label], [0, 1, 2])
     rows[3]["train_loss"] = None
-    run = report.read(folder(tmp_path / "run", rows))
+    run = read_run(folder(tmp_path / "run", rows))
     found = list(csv.DictReader(io.StringIO(report.csv([tmp_path / "run"]))))
     assert list(found[0]) == ["algorithm", "metric", "round", "gradients", "bytes", "seconds", "mean", "std", "seeds"]
     assert len(found) == 2 * 4 * 21 and {row["algorithm"] for row in found} == {"fedavg", label}
@@ -425,12 +453,12 @@ def test_a_comparison_tells_methods_by_colour_and_runs_by_dashes(tmp_path):
     first, second = two_settings(tmp_path)
     assert report.compare([first, second, first]) == tmp_path / "comparison.html"
     assert image.imread(tmp_path / "comparison.png").shape[1] == 2048
-    shown = picture([report.read(first), report.read(second)], ["first", "second"])
+    shown = picture([read_run(first), read_run(second)], ["first", "second"])
     pens = {s.label: (s.colour, s.dash) for s in shown.series}
     assert list(pens) == ["fedavg · first", "fedavg · second", "stem · first", "stem · second", "only here"]
     assert pens["fedavg · first"][0] == pens["fedavg · second"][0] != pens["stem · first"][0]
     assert pens["fedavg · first"][1] == pens["stem · first"][1] != pens["stem · second"][1] == pens["only here"][1]
-    differ = dict(differences([report.read(first), report.read(second)]))
+    differ = dict(differences([read_run(first), read_run(second)]))
     assert differ == {
         "problem.rho": ["0.8", "0.2"],
         "algorithms.fedavg.lr": ["0.02", "0.05"],
@@ -438,13 +466,13 @@ def test_a_comparison_tells_methods_by_colour_and_runs_by_dashes(tmp_path):
     }
 
     apart = folder(tmp_path / "apart", synthetic(["x", "y"], [0]))  # no label in common: no folder in the labels
-    shown = picture([report.read(first), report.read(apart)], ["first", "apart"])
+    shown = picture([read_run(first), read_run(apart)], ["first", "apart"])
     assert [s.label for s in shown.series] == ["fedavg", "stem", "x", "y"] and len(
         {s.colour for s in shown.series}
     ) == 4
 
     many = [folder(tmp_path / f"m{i}", synthetic([f"l{k}" for k in range(5)], [0])) for i in range(7)]
-    shown = picture([report.read(m) for m in many], [m.name for m in many])
+    shown = picture([read_run(m) for m in many], [m.name for m in many])
     assert len({(s.colour, s.dash) for s in shown.series}) == 35  # more runs than dashes: a pen for each curve
 
 
@@ -460,7 +488,7 @@ def test_the_command_line_exports_and_compares(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "c.csv").read_text() == report.csv([first, second])
     assert r"fedavg $\cdot$ second" in (tmp_path / "t.tex").read_text()
     for words, line in (
-        ([first, "--out", out], "--out is where a comparison goes"),
+        ([first, "--out", out], "--out is the folder of a comparison"),
         ([sweep, "--csv", "x.csv"], "--csv and --latex need a run folder"),
         ([first, tmp_path / "none"], "none: no such folder"),
     ):
@@ -553,7 +581,7 @@ def swept(path: Path, **changes: Any) -> Path:
 @pytest.mark.filterwarnings("error")
 def test_a_sweep_is_drawn_by_what_its_points_allow(tmp_path):
     found = {own.label: own for own in read_sweep(swept(tmp_path / "sweep")).algorithms}
-    maps = {label: [(m.across.word, m.down.word, m.rest) for m in grid.maps(own)] for label, own in found.items()}
+    maps = {label: [(m.across.name, m.down.name, m.rest) for m in grid.maps(own)] for label, own in found.items()}
     assert maps["fedavg"] == maps["random"] == [] and maps["fedda-mvr"] == [("lr", "c", [])]
     assert maps["three"] == [("lr", "c", ["mu0"]), ("lr", "mu0", ["c"]), ("c", "mu0", ["lr"])]
     (heat,) = grid.maps(found["fedda-mvr"])
@@ -626,7 +654,7 @@ def browser(chromium):
 
 def page_of(run: Path) -> str:
     """The page alone, for tests that do not look at the figures beside it."""
-    (run / "report.html").write_text(html.render(report.read(run)))
+    (run / "report.html").write_text(Report.of([run]).page())
     return (run / "report.html").as_uri()
 
 
@@ -830,12 +858,16 @@ def test_a_sweep_in_a_browser(tmp_path, browser):
     )
     section = "section.swept:nth-of-type({})"  # the first section is the table of the best
     count = lambda i, what: browser.script(COUNT, f"{section.format(i + 2)} {what}")  # noqa: E731
-    assert (count(0, "svg.chart"), count(0, ".heat"), count(0, "path.lost"), count(0, ".edge")) == (1, 0, 1, 0)
+    assert all(count(i, "svg.sweep") == 1 for i in range(7))
+    marks = [(count(i, "g.point"), count(i, "g.lost"), count(i, "g.cell"), count(i, "g.chosen")) for i in range(6)]
+    assert marks[0] == (3, 1, 0, 0) and count(0, ".edge") == 0
     assert count(1, ".edge") == 1 and "widen the grid" in browser.script(TEXT, section.format(3))
-    assert (count(2, "svg.chart"), count(2, ".heat td"), count(2, "td.lost"), count(2, "td.chosen")) == (0, 12, 3, 1)
-    assert browser.script(TEXT, f"{section.format(4)} td.chosen").replace("\xa0", " ") == "★ 95.0"
-    assert (count(3, "svg.chart"), count(3, ".heat")) == (3, 3)
-    assert (count(4, "svg.chart"), count(4, ".heat")) == (2, 0)
+    assert marks[2] == (0, 0, 8, 1)  # one heat map; hatched cells have no value to point at
+    assert marks[3] == (3 * 18, 3 * 6, 3 * 3 + 3 * 2 + 2 * 3 - 3, 3)  # three charts and three heat maps
+    assert marks[4][0] + marks[4][1] == 2 * 20 and marks[4][2:] == (0, 0)
+    chosen = f"return document.querySelector('{section.format(4)} g.chosen title').textContent"
+    assert browser.script(chosen) == "lr = 0.01, c = 100: 95.0 ± 1.0 %"
+    assert "★ 95.0" in browser.script("return document.querySelector(arguments[0]).textContent", section.format(4))
     assert "no point has a value" in browser.script(TEXT, "section table")
 
 

@@ -1,4 +1,4 @@
-"""The reproduction in miniature, on digits: run in parts, stopped and gone on with, packed, judged, written up."""
+"""A small reproduction on digits: run in parts, stopped, resumed, packed, restored, judged and written up."""
 
 import gzip
 import itertools
@@ -17,32 +17,33 @@ from xml.etree import ElementTree
 
 import pytest
 
-from commands import Quiet, inside, is_one_line
+from commands import Quiet, inside, is_one_line, warm
 from fedda import claims
 from fedda.claims.runs import source
 from fedda.claims.values import MethodValues, Value
 from fedda.experiments import run
 from fedda.experiments.config import find
 from fedda.experiments.grid import points
-from fedda.experiments.reproduce import plan, readme, work
-from fedda.experiments.reproduce.chapters import better_readings, edges, findings
-from fedda.experiments.reproduce.estimate import TIMES, lines
-from fedda.experiments.reproduce.pack import pack, packed
-from fedda.experiments.reproduce.page import page
-from fedda.experiments.reproduce.pool import entries
-from fedda.experiments.reproduce.restore import restore
-from fedda.experiments.reproduce.results import Results
-from fedda.experiments.reproduce.tables import _chosen, as_good, best_of, fallen, recommended, survivors, value, worse
-from fedda.experiments.reproduce.work import Clock, Reproduction
 from fedda.files import alone
-from fedda.runs import reading as read
+from fedda.runs.reading import read
+from fedda_paper import reproduction as runner
+from fedda_paper.chapters import better_readings, edges, findings
+from fedda_paper.estimate import estimate
+from fedda_paper.layout import compress, pack, restore
+from fedda_paper.page import BEGIN, END, fill_readme
+from fedda_paper.page import page as page_of
+from fedda_paper.parts import read_plan
+from fedda_paper.pool import TIMES, pool_runs
+from fedda_paper.reproduction import Clock, Reproduction
+from fedda_paper.results import Results
+from fedda_paper.tables import as_good, best_of, cell, fallen, recommend, recommended, survivors, worse
 
 ROOT = Path(__file__).parent.parent
 MINI = """
 rounds = 8
 every = 2
 seeds = [0, 1, 2]
-words = ["problem.data=digits", "problem.model=mlp", "problem.hidden=8"]
+overrides = ["problem.data=digits", "problem.model=mlp", "problem.hidden=8"]
 readme = "cifar10"
 
 [[parts]]
@@ -106,32 +107,36 @@ ours = ["nu0"]
 def mini(folder):
     file = folder / "mini.toml"
     file.write_text(MINI)
-    return plan(file)
+    return read_plan(file)
 
 
-def doing(wanted, place, **how):
-    return Reproduction(wanted, place, Quiet(), commit="0123abc", say=lambda words: None, **how)
+def page(folder, to):
+    return page_of(Results(folder), to)
+
+
+def doing(plan, folder, **how):
+    return Reproduction(plan, folder, Quiet(), commit="0123abc", say=lambda words: None, **how)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A whole reproduction but for its last part: the plan, the working folder, the results."""
+    """All parts but the last: the plan, the working folder, the results."""
     folder = tmp_path_factory.mktemp("reproduction")
-    wanted = mini(folder)
-    assert doing(wanted, folder / "work").go(wanted.chosen(["main", "pilots", "sweep", "tuned"]))
+    plan = mini(folder)
+    assert doing(plan, folder / "work").go(plan.select(["main", "pilots", "sweep", "tuned"]))
     pack(folder / "work", folder / "results")
-    return wanted, folder / "work", folder / "results"
+    return plan, folder / "work", folder / "results"
 
 
 # -- the plan of the paper -----------------------------------------------------------------------------------------------
 def test_the_plan_is_the_whole_paper_at_its_length_in_both_settings():
-    wanted = plan()
-    assert (wanted.rounds, wanted.seeds) == (4000, (0, 1, 2, 3, 4))
+    plan = read_plan()
+    assert (plan.rounds, plan.seeds) == (4000, (0, 1, 2, 3, 4))
     for setting in ("paper", "tuned"):
-        figures = {wanted.figure(part, name).figure for part, name in wanted.figures() if part.setting == setting}
+        figures = {plan.figure(part, name).figure for part, name in plan.figures() if part.setting == setting}
         assert figures == set().union(*(claim.named for claim in claims.claims()))
-    for part, name in wanted.figures():
-        experiment = wanted.figure(part, name)
+    for part, name in plan.figures():
+        experiment = plan.figure(part, name)
         assert experiment.setting == part.setting and experiment.problem.data != "pathmnist"
         assert 30 <= experiment.rounds // experiment.every <= 100  # evaluations
         assert 20 * 2 * experiment.every <= experiment.rounds  # two of them at least in the last 5 %
@@ -140,24 +145,24 @@ def test_the_plan_is_the_whole_paper_at_its_length_in_both_settings():
 
 
 def test_every_sweep_gives_every_method_as_much_and_touches_no_seed_of_the_figures():
-    wanted = plan()
-    (paper,) = wanted.chosen(["cifar10"])
-    budgets = {(s["rounds"], len(s["seeds"])) for s in wanted.sweeps.values()}
+    plan = read_plan()
+    (paper,) = plan.select(["cifar10"])
+    budgets = {(s["rounds"], len(s["seeds"])) for s in plan.sweeps.values()}
     assert len(budgets) == 1
-    for name, asked in wanted.sweeps.items():
-        search = wanted.search(name)
+    for name, asked in plan.sweeps.items():
+        search = plan.search(name)
         found = points(search.experiment, search.grids, None)  # refuses unequal numbers
         assert {len(own) for own in found.values()} == {len(asked["rates"])}
-        assert search.metric.startswith("validation") and not set(asked["seeds"]) & set(wanted.seeds)
-        labels = {label for f in asked["figures"] for label in wanted.figure(paper, f).algorithms}
+        assert search.metric.startswith("validation") and not set(asked["seeds"]) & set(plan.seeds)
+        labels = {label for f in asked["figures"] for label in plan.figure(paper, f).algorithms}
         assert set(found) | {"fedda-1-1"} >= labels  # FedDA-1-1 is FedDA-MVR
 
 
 def test_pilots_try_every_reading_and_mark_ours():
-    wanted = plan()
-    assert {"beta", "mu0", "alpha", "epsilon", "epsilon-femnist", "l1"} <= set(wanted.pilots)
-    for name, asked in wanted.pilots.items():
-        experiment = wanted.pilot(name)
+    plan = read_plan()
+    assert {"beta", "mu0", "alpha", "epsilon", "epsilon-femnist", "l1"} <= set(plan.pilots)
+    for name, asked in plan.pilots.items():
+        experiment = plan.pilot(name)
         methods = {label.split(": ")[0] for label in experiment.algorithms}
         for method in methods:
             own = [label.split(": ")[1] for label in experiment.algorithms if label.startswith(f"{method}: ")]
@@ -165,10 +170,10 @@ def test_pilots_try_every_reading_and_mark_ours():
 
 
 def test_what_figures_share_is_one_run(tmp_path):
-    wanted = plan()
+    plan = read_plan()
     of = {
-        (part.name, name): {e.label: e.place for e in entries(wanted.figure(part, name), tmp_path)}
-        for part, name in wanted.figures()
+        (part.name, name): {e.label: e.folder for e in pool_runs(plan.figure(part, name), tmp_path)}
+        for part, name in plan.figures()
         if part.setting == "paper"
     }
     main, variants = of["cifar10", "cifar10"], of["variants", "cifar10-variants"]
@@ -177,9 +182,22 @@ def test_what_figures_share_is_one_run(tmp_path):
     assert main["fedcm"] == of["local-steps", "cifar10-momentum"]["fedcm (5)"]
     assert len({ablation[f"fedda-1-1 ({steps})"] for steps in (5, 10, 20)}) == 3
     assert not set(main.values()) & set(het.values())
-    found = {line.part: line for line in lines(wanted, list(wanted.parts), tmp_path)}
+    found = {line.part: line for line in estimate(plan, list(plan.parts), tmp_path, [])}
     assert found["cifar10"].runs == 8 and found["variants"].runs == 3
     assert found["local-steps"].runs == 2 * 8 and found["local-steps"].steps == 8 * 4000 * (10 + 20)
+
+
+def test_the_time_that_is_left_is_taken_from_kept_times(tmp_path):
+    """Two processes side by side for 10 s, 8 and 12 s of runs: half a second of the clock per second of a run."""
+    kept = {"kind": "run", "data": "cifar10", "steps": 1000, "seeds": 5, "done": True}
+    times = [
+        kept | {"algorithm": "fedavg", "spans": [[0.0, 8.0]]},
+        kept | {"algorithm": "fedcm", "spans": [[0.0, 2.0], [0.0, 10.0]]},
+        kept | {"algorithm": "stem", "spans": [], "done": False},
+    ]
+    (row,) = estimate(read_plan(), read_plan().select(["cifar10"]), tmp_path, times)
+    steps = 4000 * 5  # of each method, with 5 seeds
+    assert row.untimed == 6 and row.seconds == pytest.approx(0.5 * (8 + 12) / 5000 * steps * 5)
 
 
 # -- the miniature -------------------------------------------------------------------------------------------------------
@@ -188,21 +206,23 @@ def rows_of(path):
 
 
 def test_each_run_is_run_once_and_keeps_no_checkpoint(made):
-    _, place, _ = made
+    _, folder, _ = made
     runs = [
-        row["name"] for row in map(json.loads, (place / "times.jsonl").read_text().splitlines()) if row["kind"] == "run"
+        row["name"]
+        for row in map(json.loads, (folder / "times.jsonl").read_text().splitlines())
+        if row["kind"] == "run"
     ]
-    assert len(runs) == len(set(runs)) == len(list((place / "runs").iterdir()))
+    assert len(runs) == len(set(runs)) == len(list((folder / "runs").iterdir()))
     # 8 of the comparison, 3 variants more, 2 readings that are not the presets' own; the tuned ones that moved
     best = Results(made[2]).sweeps["cifar10"]["algorithms"].values()
     moved = sum(own["points"][1]["best"] for own in best)
     assert moved > 0 and len(runs) == 8 + 3 + 2 + moved
-    assert not list(place.glob("runs/*/checkpoint"))
+    assert not list(folder.glob("runs/*/checkpoint"))
 
 
 def test_a_figure_put_together_is_the_figure_run_by_itself(made, tmp_path):
-    wanted, _, results = made
-    run(wanted.figure(wanted.parts[0], "cifar10-variants"), tmp_path / "run", Quiet(), threads=1)
+    plan, _, results = made
+    run(plan.figure(plan.parts[0], "cifar10-variants"), tmp_path / "run", Quiet(), threads=1)
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     alone = list(map(json.loads, text.splitlines()))
     kept = rows_of(results / "paper" / "cifar10-variants" / "metrics.jsonl.gz")
@@ -246,12 +266,12 @@ def test_what_a_figure_was_made_with_is_kept(made):
 
 
 def test_packing_again_gives_the_same_bytes_and_leaves_what_is_not_ours(made):
-    _, place, results = made
+    _, folder, results = made
     (results / "theory").mkdir(exist_ok=True)
     (results / "theory" / "theory.json").write_text('{"C29": {"verdict": "SUPPORTED", "reason": "slope -0.67"}}')
     try:
         before = {p: p.read_bytes() for p in results.rglob("*") if p.is_file()}
-        pack(place, results)
+        pack(folder, results)
         assert {p: p.read_bytes() for p in results.rglob("*") if p.is_file()} == before
         assert Results(results).verdict("paper", "C29").verdict == "SUPPORTED"
         assert "slope -0.67" in page(results, "r")
@@ -260,25 +280,25 @@ def test_packing_again_gives_the_same_bytes_and_leaves_what_is_not_ours(made):
 
 
 def test_what_is_kept_is_not_replaced_by_less(made, tmp_path):
-    wanted, place, results = made
+    plan, folder, results = made
     shutil.copytree(results / "pilots", tmp_path / "results" / "pilots")
-    shutil.copytree(place, tmp_path / "work")
-    (gone,) = (e for e in entries(wanted.pilot("alpha"), tmp_path / "work") if e.label.endswith("weight"))
-    shutil.rmtree(gone.place)
+    shutil.copytree(folder, tmp_path / "work")
+    (gone,) = (e for e in pool_runs(plan.pilot("alpha"), tmp_path / "work") if e.label.endswith("weight"))
+    shutil.rmtree(gone.folder)
     with pytest.raises(ValueError, match=r"alpha: holds fedda-2-1: weight, which .*work has not run"):
         pack(tmp_path / "work", tmp_path / "results")
     (bare := tmp_path / "bare").mkdir()
-    shutil.copy(place / "parts.toml", bare)
+    shutil.copy(folder / "parts.toml", bare)
     assert pack(bare, tmp_path / "results") == [] and len(list((tmp_path / "results" / "pilots").iterdir())) == 2
 
 
-def test_stopped_when_the_time_is_over_and_gone_on_with_to_the_same_bytes(made, tmp_path, monkeypatch):
+def test_stopped_when_the_time_is_over_and_resumed_to_the_same_bytes(made, tmp_path, monkeypatch):
     """The same seeds twice give the same curves, however often the second was stopped."""
-    wanted, _, results = made
+    plan, _, results = made
     rounds = itertools.count(1)
     monkeypatch.setattr(Clock, "over", property(lambda clock: next(rounds) % 13 == 0))
-    parts, calls = wanted.chosen(["main"]), 1
-    while not doing(wanted, tmp_path / "work").go(parts):
+    parts, calls = plan.select(["main"]), 1
+    while not doing(plan, tmp_path / "work").go(parts):
         calls += 1
     assert calls > 5
     pack(tmp_path / "work", tmp_path / "results")
@@ -288,20 +308,20 @@ def test_stopped_when_the_time_is_over_and_gone_on_with_to_the_same_bytes(made, 
 
 
 def test_time_is_over_where_signals_are_ignored_too(tmp_path, monkeypatch):
-    wanted, rounds = mini(tmp_path), itertools.count(1)
+    plan, rounds = mini(tmp_path), itertools.count(1)
     monkeypatch.setattr(Clock, "over", property(lambda clock: next(rounds) > 4))
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        assert not doing(wanted, tmp_path / "work").go(wanted.chosen(["main"]))
+        assert not doing(plan, tmp_path / "work").go(plan.select(["main"]))
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def test_a_tuned_part_waits_for_its_sweep(tmp_path):
-    wanted, said = mini(tmp_path), []
-    reproduction = doing(wanted, tmp_path / "work")
+    plan, said = mini(tmp_path), []
+    reproduction = doing(plan, tmp_path / "work")
     reproduction.say = said.append
-    assert reproduction.go(wanted.chosen(["tuned"])) and not (tmp_path / "work" / "runs").exists()
+    assert reproduction.go(plan.select(["tuned"])) and not (tmp_path / "work" / "runs").exists()
     assert said == ["tuned: waits for the sweep 'cifar10'"]
 
 
@@ -310,16 +330,15 @@ def test_processes_share_a_folder_and_do_each_thing_once(made, tmp_path):
     _, _, results = made
     mini(tmp_path)
     words = ["reproduce", "main", "sweep", "tuned", "--no-pack", "--parts", "mini.toml", "--work", "work"]
-    command = [sys.executable, "-m", "fedda", *words]
-    each = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(3)]
-    said = [process.communicate()[0].decode() for process in each]
+    each = [warm().start(["fedda", *words], cwd=tmp_path) for _ in range(3)]
+    said = [process.communicate() for process in each]
     assert [process.returncode for process in each] == [0, 0, 0], said
     rows = [json.loads(line) for line in (tmp_path / "work" / "times.jsonl").read_text().splitlines()]
     names = [row["name"] for row in rows]
     assert len(names) == len(set(names)) > 15
     pack(tmp_path / "work", tmp_path / "results")
     for file in ("paper/cifar10", "paper/cifar10-variants", "tuned/cifar10"):
-        one, three = (place / file / "metrics.jsonl.gz" for place in (results, tmp_path / "results"))
+        one, three = (folder / file / "metrics.jsonl.gz" for folder in (results, tmp_path / "results"))
         assert one.read_bytes() == three.read_bytes()
 
 
@@ -333,38 +352,38 @@ def test_the_time_of_a_killed_process_is_kept_by_the_next(tmp_path):
             time.sleep(0.1)
         process.kill()
     left = json.loads(notes[0].read_text())
-    assert left["wall"] >= work.BEAT and not (tmp_path / "work" / TIMES).exists()
-    wanted = plan(file)
-    assert not doing(wanted, tmp_path / "work", seconds=0.1).go(wanted.chosen(["main"]))
+    assert left["wall"] >= runner.BEAT and not (tmp_path / "work" / TIMES).exists()
+    plan = read_plan(file)
+    assert not doing(plan, tmp_path / "work", seconds=0.1).go(plan.select(["main"]))
     rows = [json.loads(line) for line in (tmp_path / "work" / TIMES).read_text().splitlines()]
     assert rows[0] == left and rows[1]["name"] == left["name"] and rows[1]["began"] > left["began"] + left["wall"]
     assert not notes[0].exists()
 
 
 def test_what_another_process_has_is_left_to_it(tmp_path):
-    wanted = mini(tmp_path)
-    first = entries(wanted.figure(wanted.parts[0], "cifar10"), tmp_path / "work")[0]
-    reproduction = doing(wanted, tmp_path / "work")
-    with alone(reproduction.locked("run", first.place.name)):
-        assert not reproduction.go([wanted.parts[0]])
-    assert reproduction.why == "other processes are at the rest" and not first.place.exists()
-    assert reproduction.go([wanted.parts[0]]) and first.done
+    plan = mini(tmp_path)
+    first = pool_runs(plan.figure(plan.parts[0], "cifar10"), tmp_path / "work")[0]
+    reproduction = doing(plan, tmp_path / "work")
+    with alone(reproduction.lock("run", first.name)):
+        assert not reproduction.go([plan.parts[0]])
+    assert reproduction.why == "other processes run the rest" and not first.folder.exists()
+    assert reproduction.go([plan.parts[0]]) and first.done
 
 
 def test_what_ended_before_it_had_a_folder_is_packed_around(made, tmp_path):
     """Stopped while its kernels were compiled: there is its time, and nothing else."""
-    wanted, place, _ = made
-    shutil.copytree(place, tmp_path / "work")
-    (gone,) = (e for e in entries(wanted.pilot("alpha"), tmp_path / "work") if e.label.endswith("weight"))
-    shutil.rmtree(gone.place)
+    plan, folder, _ = made
+    shutil.copytree(folder, tmp_path / "work")
+    (gone,) = (e for e in pool_runs(plan.pilot("alpha"), tmp_path / "work") if e.label.endswith("weight"))
+    shutil.rmtree(gone.folder)
     pack(tmp_path / "work", tmp_path / "results")
     times = {row["name"]: row for row in json.loads((tmp_path / "results" / "times.json").read_text())}
-    assert times[gone.place.name]["rounds_seconds"] == 0.0 and not times[gone.place.name]["done"]
+    assert times[gone.name]["rounds_seconds"] == 0.0 and not times[gone.name]["done"]
 
 
 def test_a_sweep_that_ran_out_of_memory_is_not_over(tmp_path, monkeypatch):
-    wanted = mini(tmp_path)
-    full, short = work.search, {"done": False}
+    plan = mini(tmp_path)
+    full, short = runner.search, {"done": False}
 
     def search(*args, **how):
         found = full(*args, **how)
@@ -372,37 +391,33 @@ def test_a_sweep_that_ran_out_of_memory_is_not_over(tmp_path, monkeypatch):
             found["algorithms"]["fedavg"]["points"][0]["note"] = "out of memory"
         return found
 
-    monkeypatch.setattr(work, "search", search)
-    reproduction = doing(wanted, tmp_path / "work")
-    assert not reproduction.go(wanted.chosen(["sweep", "tuned"])) and not (tmp_path / "work" / "runs").exists()
-    assert reproduction.why == "there was too little memory for some"
+    monkeypatch.setattr(runner, "search", search)
+    reproduction = doing(plan, tmp_path / "work")
+    assert not reproduction.go(plan.select(["sweep", "tuned"])) and not (tmp_path / "work" / "runs").exists()
+    assert reproduction.why == "some ran out of memory"
     short["done"] = True
-    assert doing(wanted, tmp_path / "work").go(wanted.chosen(["sweep"]))
+    assert doing(plan, tmp_path / "work").go(plan.select(["sweep"]))
 
 
 def test_a_part_may_have_rounds_and_a_precision_of_its_own(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text(MINI.replace('name = "main"', 'name = "main"\nrounds = 4\nprecision = "half"', 1))
-    wanted = plan(file)
-    (part, *_) = wanted.parts
-    assert wanted.figure(part, "cifar10").rounds == 4
+    plan = read_plan(file)
+    (part, *_) = plan.parts
+    assert plan.figure(part, "cifar10").rounds == 4
     with pytest.raises(ValueError, match="half"):  # handed on to the run, which knows which there are
-        doing(wanted, tmp_path / "work").go([part])
-    full, quick = (plan().chosen(["cifar10"])[0] for _ in range(2))
-    quick = replace(quick, precision="bf16")
-    slow, fast = (lines(plan(), [p], tmp_path)[0].seconds for p in (full, quick))
-    assert 0.5 * slow < fast < 0.8 * slow
+        doing(plan, tmp_path / "work").go([part])
 
 
 def test_what_cannot_be_resumed_is_run_again_when_more_rounds_are_wanted(tmp_path):
-    wanted = mini(tmp_path)
+    plan = mini(tmp_path)
     short = tmp_path / "short.toml"
     short.write_text(
         MINI.replace("rounds = 8", "rounds = 4", 1).replace('"cifar10", "cifar10-variants"', '"cifar10-variants"')
     )
-    assert doing(plan(short), tmp_path / "work").go(plan(short).chosen(["main"]))
-    assert doing(wanted, tmp_path / "work").go([wanted.parts[0]])
-    assert {e.rounds for e in entries(wanted.figure(wanted.parts[0], "cifar10-variants"), tmp_path / "work")} == {8}
+    assert doing(read_plan(short), tmp_path / "work").go(read_plan(short).select(["main"]))
+    assert doing(plan, tmp_path / "work").go([plan.parts[0]])
+    assert {e.rounds for e in pool_runs(plan.figure(plan.parts[0], "cifar10-variants"), tmp_path / "work")} == {8}
 
 
 def test_a_damaged_file_is_said(made, tmp_path):
@@ -430,12 +445,12 @@ def test_the_page_is_a_function_of_the_results_alone(made, tmp_path):
 def test_the_page_s_numbers_are_those_of_the_rows(made):
     """The last 5 % of 8 rounds is round 8 alone: mean and deviation over seeds, taken here from the rows."""
     _, _, results = made
-    text = page(results, "../results")
+    text = page(results, "../paper/results")
     rows = rows_of(results / "paper" / "cifar10" / "metrics.jsonl.gz")
     for label in ("fedda-mvr", "local-adapt"):
         last = [r["test_accuracy"] for r in rows if r["algorithm"] == label and r["round"] == 8]
         assert f"{100 * statistics.fmean(last):.1f} ± {100 * statistics.stdev(last):.1f} %" in text
-    assert "../results/paper/cifar10/curves-rounds.png" in text
+    assert "../paper/results/paper/cifar10/curves-rounds.png" in text
     group = {g.setting: g for g in claims.verdicts([results])}["paper"]
     for verdict in group.verdicts:
         if verdict.verdict != "NOT TESTED":
@@ -448,7 +463,7 @@ def test_the_page_s_numbers_are_those_of_the_rows(made):
 
 def test_what_was_not_run_is_said(made, tmp_path):
     _, _, results = made
-    text = page(results, "../results")
+    text = page(results, "../paper/results")
     femnist = text[text.index("### FEMNIST, 50 of") :]
     assert "**At the paper's values**: not run." in femnist[:100]
     missing = "**not run: fedcm (10), fedda-2-1 (10), fedda-2-2 (10), fedcm (20)"  # the others are there
@@ -457,10 +472,10 @@ def test_what_was_not_run_is_said(made, tmp_path):
     whole = [name for (_, name), run in found.figures.items() if set(run.run.labels) == set(find(name).algorithms)]
     part = len(found.figures) - len(whole)
     assert part and f"\n{len(whole)} of {len(list(found.plan.figures()))} figures were run, and {part} in part" in text
-    nothing = page(tmp_path / "nowhere", "../results")
+    nothing = page(tmp_path / "nowhere", "../paper/results")
     assert (
         "None of the 22 figures has been run yet" in nothing
-        and "fedda theory --out results/theory" in nothing
+        and "fedda theory --out paper/results/theory" in nothing
         and nothing.count("not run") > 22
     )
     assert "SUPPORTED |" not in nothing.replace("✓ SUPPORTED | 0 |", "").replace("✗ NOT SUPPORTED | 0 |", "")
@@ -472,13 +487,13 @@ def files(folder):
 
 def test_a_checkout_is_enough_to_go_on(made, tmp_path):
     """What is kept counts as done in a new working folder, which packs to the same bytes, times and all."""
-    wanted, work, results = made
-    taken = restore(wanted, results, tmp_path / "work")
+    plan, work, results = made
+    taken = restore(plan, results, tmp_path / "work")
     ran = {p.name for p in (work / "runs").iterdir()} | {p.name for p in (work / "sweeps").iterdir()}
     assert set(taken) == ran and len(taken) == len(ran)
-    assert restore(wanted, results, tmp_path / "work") == []
+    assert restore(plan, results, tmp_path / "work") == []
     before, now = (
-        {line.part: line for line in lines(wanted, list(wanted.parts), w)} for w in (work, tmp_path / "work")
+        {line.part: line for line in estimate(plan, list(plan.parts), w, [])} for w in (work, tmp_path / "work")
     )
     assert {k: (v.runs, v.done) for k, v in now.items()} == {k: (v.runs, v.done) for k, v in before.items()}
     pack(tmp_path / "work", tmp_path / "results")
@@ -486,16 +501,16 @@ def test_a_checkout_is_enough_to_go_on(made, tmp_path):
 
 
 def test_a_run_with_other_values_is_not_taken_and_what_is_begun_gives_way(made, tmp_path):
-    wanted, _, results = made
+    plan, _, results = made
     other = mini(tmp_path).__class__(**(vars(mini(tmp_path)) | {"seeds": (0, 1)}))
     taken = restore(other, results, tmp_path / "other")
-    assert taken and not any(e.done for e in entries(other.figure(other.parts[0], "cifar10"), tmp_path / "other"))
-    first, *_ = entries(wanted.figure(wanted.parts[0], "cifar10"), tmp_path / "work")
-    first.place.mkdir(parents=True)
-    (first.place / "metrics.jsonl").write_text("half a li")
-    with alone(tmp_path / "work" / "locks" / f"run-{first.place.name}"):  # somebody is at it
-        assert first.place.name not in restore(wanted, results, tmp_path / "work") and not first.done
-    assert restore(wanted, results, tmp_path / "work") == [first.place.name] and first.done
+    assert taken and not any(e.done for e in pool_runs(other.figure(other.parts[0], "cifar10"), tmp_path / "other"))
+    first, *_ = pool_runs(plan.figure(plan.parts[0], "cifar10"), tmp_path / "work")
+    first.folder.mkdir(parents=True)
+    (first.folder / "metrics.jsonl").write_text("half a li")
+    with alone(tmp_path / "work" / "locks" / f"run-{first.name}"):  # somebody is at it
+        assert first.name not in restore(plan, results, tmp_path / "work") and not first.done
+    assert restore(plan, results, tmp_path / "work") == [first.name] and first.done
 
 
 def test_pilots_say_what_was_found(made):
@@ -550,31 +565,31 @@ def test_a_table_marks_all_that_cannot_be_told_from_the_best_and_says_when_a_met
     rows = [
         {"round": r, "seed": s, "test_accuracy": None if r + s > 5 else 0.5} for r in (0, 2, 4, 6) for s in (0, 1, 2)
     ]
-    assert value(MethodValues("d", {}, 3, "diverged in 2 of 3 seeds", rows=tuple(rows)), "test_accuracy") == (
+    assert cell(MethodValues("d", {}, 3, "diverged in 2 of 3 seeds", rows=tuple(rows)), "test_accuracy") == (
         "diverged in 2 of 3 seeds, the first after round 2"
     )
 
 
 def test_who_falls_back_or_survives_is_named(made, tmp_path):
     """A run whose rows are made: 80 % at round 4 and 60 % at the end is a fall, 80 % and 79 % is none."""
-    place = tmp_path / "run"
-    shutil.copytree(made[2] / "paper" / "cifar10", place)
+    folder = tmp_path / "run"
+    shutil.copytree(made[2] / "paper" / "cifar10", folder)
     ends = {"fedavg": 0.6, "fedcm": 0.79}
     rows = [
         row | {"test_accuracy": {0: 0.1, 4: 0.8, 8: ends[row["algorithm"]]}.get(row["round"], 0.5), "train_loss": 1.0}
-        for row in rows_of(place / "metrics.jsonl.gz")
+        for row in rows_of(folder / "metrics.jsonl.gz")
         if row["algorithm"] in ends
     ]
-    (place / "metrics.jsonl.gz").write_bytes(packed(rows))
-    assert list(fallen(source(place))) == [
+    (folder / "metrics.jsonl.gz").write_bytes(compress(rows))
+    assert list(fallen(source(folder))) == [
         "- fedavg falls back: its test accuracy was 80.0 % at round 4, and ends at 60.0 %."
     ]
-    assert list(survivors(source(place))) == []
+    assert list(survivors(source(folder))) == []
     for row in rows:
         if row["algorithm"] == "fedcm" and row["seed"] == 1 and row["round"] > 3:
             row["test_accuracy"] = None
-    (place / "metrics.jsonl.gz").write_bytes(packed(rows))
-    assert list(survivors(source(place))) == [
+    (folder / "metrics.jsonl.gz").write_bytes(compress(rows))
+    assert list(survivors(source(folder))) == [
         "- fedcm: 2 of its seeds did not diverge, with test accuracy 79.0 ± 0.0 %, train loss 1 ± 0."
     ]
 
@@ -586,7 +601,7 @@ def test_a_tuned_value_on_an_edge_is_named_beside_the_figure(made):
     own = found.sweeps["cifar10"]["algorithms"]
     chosen = [label for label in own if any(point["best"] for point in own[label]["points"])]
     assert list(edges(found, part, "cifar10")) == chosen and len(chosen) > 4
-    assert f"beyond it: {', '.join(chosen)}." in page(made[2], "../results")
+    assert f"beyond it: {', '.join(chosen)}." in page(made[2], "../paper/results")
     for label in own:
         own[label]["points"] += [{"values": {w: v}, "best": False} for w in own[label]["words"] for v in (0.0, 1e9)]
     assert list(edges(found, part, "cifar10")) == []
@@ -594,7 +609,7 @@ def test_a_tuned_value_on_an_edge_is_named_beside_the_figure(made):
 
 def test_theory_has_nothing_to_tune(made, tmp_path):
     shutil.copytree(made[2], tmp_path / "results")
-    shutil.copytree(ROOT / "results" / "theory", tmp_path / "results" / "theory")
+    shutil.copytree(ROOT / "paper" / "results" / "theory", tmp_path / "results" / "theory")
     rows = [line for line in page(tmp_path / "results", "../r").splitlines() if line.startswith("| C")]
     assert [line[2:5] for line in rows if line.endswith("| nothing to tune |")] == ["C26", "C27", "C28", "C29", "C30"]
 
@@ -643,9 +658,9 @@ def test_bytes_that_a_start_adds_decide_nothing():
         ]
         return MethodValues(label, {"test_accuracy": over([0.8, 0.81, 0.82])}, 3, rows=tuple(rows), rounds=100)
 
-    chosen, why = _chosen([method("many", 0, 12), method("few", 900, 5)])
+    chosen, why = recommend([method("many", 0, 12), method("few", 900, 5)])
     assert chosen.label == "few" and "takes the fewest gradients, 500" in why
-    assert _chosen([method("many", 0, 12)])[1] == "is alone"
+    assert recommend([method("many", 0, 12)])[1] == "is alone"
 
 
 def test_who_is_no_better_than_a_constant_learns_nothing(made):
@@ -668,11 +683,11 @@ def test_who_is_no_better_than_a_constant_learns_nothing(made):
 
 def test_tuned_values_that_are_the_paper_s_are_said_to_be_the_same_runs(made, tmp_path):
     same = "The sweep chose the paper's values for all of them: these are the same runs."
-    assert same not in page(made[2], "../results")
+    assert same not in page(made[2], "../paper/results")
     shutil.copytree(made[2], tmp_path / "results")
     shutil.rmtree(tmp_path / "results" / "tuned" / "cifar10")
     shutil.copytree(made[2] / "paper" / "cifar10", tmp_path / "results" / "tuned" / "cifar10")
-    text = page(tmp_path / "results", "../results")
+    text = page(tmp_path / "results", "../paper/results")
     assert same in text and "results/tuned/cifar10/curves" not in text
 
 
@@ -682,7 +697,7 @@ def test_who_ends_worse_tuned_is_named(made, tmp_path):
         shutil.copytree(made[2] / "paper" / "cifar10", tmp_path / name)
         rows = [row for row in rows_of(tmp_path / name / "metrics.jsonl.gz") if row["algorithm"] in ("fedavg", "fedcm")]
         rows = [row | ({"test_accuracy": accuracy} if row["algorithm"] == "fedavg" else {}) for row in rows]
-        (tmp_path / name / "metrics.jsonl.gz").write_bytes(packed(rows))
+        (tmp_path / name / "metrics.jsonl.gz").write_bytes(compress(rows))
     assert list(worse(source(tmp_path / "now"), source(tmp_path / "before"))) == [
         "- fedavg ends worse than at the paper's values: test accuracy 90.0 ± 0.0 %, tuned 80.0 ± 0.0 %."
     ]
@@ -692,20 +707,20 @@ def test_who_ends_worse_tuned_is_named(made, tmp_path):
 def test_the_readme_gets_a_picture_and_a_table_once(made):
     _, _, results = made
     text = (ROOT / "README.md").read_text()
-    once = readme.filled(text, results, "results")
-    assert readme.filled(once, results, "results") == once
-    assert once.index("results/paper/cifar10/curves-rounds.png") < once.index("docs/images/")  # the first picture
+    once = fill_readme(text, Results(results), "paper/results")
+    assert fill_readme(once, Results(results), "paper/results") == once
+    assert once.index("paper/results/paper/cifar10/curves-rounds.png") < once.index("docs/images/")  # the first picture
     assert once.index("| verdict |") == once.index("\n| ") + 1  # the first table
-    with pytest.raises(ValueError, match="no place for the reproduction"):
-        readme.filled("# A", results, "results")
+    with pytest.raises(ValueError, match="has no generated part"):
+        fill_readme("# A", Results(results), "results")
 
 
 def test_the_pages_of_this_checkout_are_up_to_date():
     """To write them anew: fedda reproduce --docs"""
-    results = ROOT / "results"
-    assert (ROOT / "docs" / "reproduction.md").read_text() == page(results, "../results")
+    results = ROOT / "paper" / "results"
+    assert (ROOT / "docs" / "reproduction.md").read_text() == page(results, "../paper/results")
     text = (ROOT / "README.md").read_text()
-    assert text == readme.filled(text, results, "results")
+    assert text == fill_readme(text, Results(results), "paper/results")
     assert sum(p.stat().st_size for p in results.rglob("*") if p.is_file()) < 15 * 2**20
 
 
@@ -719,7 +734,7 @@ def test_the_command_runs_packs_and_writes(tmp_path, capsys, monkeypatch):
     code, out, _ = inside(capsys, monkeypatch, "reproduce", *how, "--plan")
     assert code == 0 and "main" in out and not Path("w").exists()
     code, out, _ = inside(capsys, monkeypatch, "reproduce", "main", *how, "--minutes", "1e-9")
-    assert code == 0 and "the same command goes on" in out and not Path("r").exists()
+    assert code == 0 and "the same command resumes" in out and not Path("r").exists()
     code, out, _ = inside(capsys, monkeypatch, "reproduce", "main", *how, "--minutes", "5", "--commit", "abc")
     assert code == 0 and "kept: r/paper/cifar10-variants" in out
     assert json.loads(Path("r/paper/cifar10-variants/environment.json").read_text())["commits"] == ["abc"]
@@ -729,7 +744,7 @@ def test_the_command_runs_packs_and_writes(tmp_path, capsys, monkeypatch):
     assert code == 0 and "fedda-2-2" in out
     is_one_line(inside(capsys, monkeypatch, "reproduce", "--docs", "--out", "r")[2], "run it in a checkout")
     Path("docs").mkdir()
-    Path("README.md").write_text(f"# A\n\n{readme.BEGIN}\n{readme.END}\n")
+    Path("README.md").write_text(f"# A\n\n{BEGIN}\n{END}\n")
     assert inside(capsys, monkeypatch, "reproduce", "--docs", "--out", "r")[0] == 0
     assert Path("docs/reproduction.md").read_text() == page(Path("r"), "../r")
 
@@ -737,12 +752,12 @@ def test_the_command_runs_packs_and_writes(tmp_path, capsys, monkeypatch):
 def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("broken.toml").write_text("parts = 3")
-    PARTS = ", ".join(part.name for part in plan().parts)
+    PARTS = ", ".join(part.name for part in read_plan().parts)
     for words, said in (
         (["cifar"], "unknown part 'cifar'; the parts are " + PARTS),
         (["digits"], "unknown part 'digits'; the parts are " + PARTS),
         (["--parts", "none.toml"], "none.toml: cannot be read"),
-        (["--parts", "broken.toml"], "is no plan of a reproduction"),
+        (["--parts", "broken.toml"], "is not a plan of a reproduction"),
         (["--minutes", "0"], "--minutes must be a number > 0"),
         (["--docs", "--smoke"], "exclude each other"),
         (["--smoke"], "--smoke needs a figure: cifar10"),
@@ -755,4 +770,4 @@ def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
 
 
 def test_commit_here_is_that_of_the_checkout():
-    assert re.fullmatch(r"[0-9a-f]{40}( with changes)?|unknown", work.commit_here())
+    assert re.fullmatch(r"[0-9a-f]{40}( with changes)?|unknown", runner.current_commit())

@@ -1,4 +1,4 @@
-"""Figures repeated in small: kept curves are met again, and a changed rule is seen."""
+"""Small forms of figures: their curves agree with the kept ones, and a changed rule is detected."""
 
 import math
 import shutil
@@ -12,19 +12,20 @@ from commands import Quiet, inside, is_one_line
 from fedda.algorithms.fedda import FedDA
 from fedda.algorithms.fedopt import FedAdam
 from fedda.data import open_dataset
-from fedda.experiments.reproduce import plan, shrink, smoke
 from fedda.rules.estimators import Mvr
 from fedda.rules.preconditioners import Diagonal
+from fedda_paper import smoke
+from fedda_paper.parts import read_plan
 
-KEPT = smoke.resources.files("fedda.experiments.reproduce") / "kept"
+KEPT = smoke.resources.files("fedda_paper") / "smoke_curves"
 
 
 def test_every_figure_has_kept_curves_of_a_tenth_of_its_length_or_less():
     assert {p.name.removesuffix(".json.gz") for p in KEPT.iterdir()} == set(smoke.names())
     for name in smoke.names():
         kept = smoke.kept_curves(name)
-        (part, *_) = (part for part, figure in plan().figures() if figure == name)
-        full = plan().figure(part, name)
+        (part, *_) = (part for part, figure in read_plan().figures() if figure == name)
+        full = read_plan().figure(part, name)
         assert list(kept["curves"]) == list(full.algorithms) and 10 * kept["rounds"] <= full.rounds
         assert kept["seeds"] == [0, 1, 2] and kept["rounds"] >= 100
         trained = [own["train_loss"] for own in kept["curves"].values()]
@@ -40,7 +41,7 @@ def digits(monkeypatch):
 
 
 def small(name):
-    return smoke.smoke(name, Quiet())
+    return smoke.run_small(name, Quiet())
 
 
 def far(before, after):
@@ -105,7 +106,7 @@ def test_rounding_is_far_inside_the_tolerance(digits, monkeypatch):
 
 def test_the_tolerance_is_the_standard_error_or_a_share_of_the_value():
     values = [0.4, 0.5, 0.63], [0.7, 0.71, 0.75]
-    curve = [[0.1, 9.0], *(smoke._spread(v) for v in values)]
+    curve = [[0.1, 9.0], *(smoke.mean_and_std(v) for v in values)]
     pooled = np.sqrt(np.mean([np.var(v, ddof=1) for v in values]))
     assert smoke.tolerance(curve, 0.5) == pytest.approx(2 * math.sqrt(2 / 3) * pooled, rel=1e-6)
     assert (
@@ -123,13 +124,13 @@ def test_the_tolerance_is_the_standard_error_or_a_share_of_the_value():
     assert not lives.agrees and lives.times == math.inf
     with pytest.raises(ValueError, match="another copy"):
         smoke.deviations(kept, kept | {"data": 2})
-    with pytest.raises(ValueError, match="keep its curves anew"):
+    with pytest.raises(ValueError, match="write its curves with --keep"):
         smoke.deviations(kept, kept | {"rounds": 4})
 
 
 def test_images_are_averaged_over_squares():
     x = np.random.default_rng(0).integers(0, 256, (2, 3, 27, 27), dtype=np.uint8)
-    got = shrink.pooled(x)
+    got = smoke.average_squares(x)
     assert got.shape == (2, 3, 9, 9) and got.dtype == np.uint8
     assert got[1, 2, 4, 5] == round(float(x[1, 2, 12:15, 15:18].mean()))
 

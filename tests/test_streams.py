@@ -33,7 +33,7 @@ def on(stream):
 
 
 def storages(values):
-    return {graphs._place(v) for v in tree_leaves(values) if isinstance(v, torch.Tensor)}
+    return {graphs._storage(v) for v in tree_leaves(values) if isinstance(v, torch.Tensor)}
 
 
 class Watch(TorchDispatchMode):

@@ -3,7 +3,9 @@
 import json
 import math
 import signal
+import time
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +14,12 @@ import torch
 import fedda
 from commands import Quiet, begin, is_one_line, tiny, write
 from commands import fedda as run_fedda
-from conftest import NAMES, STABLE, quadratic
+from conftest import NAMES, example, quadratic
 from fedda import checks, registry
 from fedda.experiments.config import checked, find
-from fedda.experiments.grid import placed, points
+from fedda.experiments.grid import apply_point, points
 from fedda.experiments.overrides import choose
-from fedda.experiments.sweep import Program, Sweep, judged, search
+from fedda.experiments.sweep import Stack, Sweep, judge_points, search
 
 
 def experiment(**changes):
@@ -37,7 +39,7 @@ def test_a_label_with_a_dot_and_a_word_with_one():
     tables = {"a.b": {"name": "fedda-mvr", "prox": {"kind": "l1", "gamma": 0.1}}}
     found = points(experiment(algorithms=tables), ["a.b.prox.gamma=0.1,0.2"], None)
     assert found == {"a.b": [{"prox.gamma": 0.1}, {"prox.gamma": 0.2}]}
-    assert placed({"prox": {"kind": "l1", "gamma": 0.1}}, found["a.b"][1])["prox"] == {"kind": "l1", "gamma": 0.2}
+    assert apply_point({"prox": {"kind": "l1", "gamma": 0.1}}, found["a.b"][1])["prox"] == {"kind": "l1", "gamma": 0.2}
 
 
 def test_multiples_of_a_whole_number_are_whole():
@@ -56,20 +58,20 @@ def test_a_budget_thins_a_grid_and_draws_from_a_range():
 
 
 @pytest.mark.parametrize("grids,budget,line", [
-    (["fedavg.lr"], None, "--grid must be LABEL.WORD=VALUES"),
+    (["fedavg.lr"], None, "--grid must be LABEL.NAME=VALUES"),
     (["nobody.lr=1"], None, "with LABEL \\* or one of fedavg, fedda-mvr, got 'nobody.lr=1'"),
-    (["fedavg.rl=1"], None, "fedavg has no word 'rl'; did you mean 'lr'\\?"),
-    (["*.rl=1"], None, "\\* has no word 'rl'"),
+    (["fedavg.rl=1"], None, "fedavg has no hyper-parameter 'rl'; did you mean 'lr'\\?"),
+    (["*.rl=1"], None, "\\* has no hyper-parameter 'rl'"),
     (["fedavg.lr=1,1.0"], None, "must be distinct values by comma"),
     (["fedavg.lr=xa"], None, "must be numbers, got 'xa'"),
     (["fedavg.lr=xnan"], None, "must be finite"),
     (["fedda-mvr.mu0=x2"], None, "is a multiple, but the experiment gives no number: 'zero'"),
     (["fedavg.lr=1", "*.lr=2"], None, "fedavg.lr is given twice"),
-    (["fedavg.lr=1,2", "fedda-mvr.lr=1"], None, "fedda-mvr has 1 points but fedavg has 2: every algorithm gets as many"),
+    (["fedavg.lr=1,2", "fedda-mvr.lr=1"], None, "fedda-mvr has 1 points but fedavg has 2: every algorithm needs the same number"),
     (["fedavg.lr=1,2", "fedda-mvr.lr=1,2,3"], 3, "fedavg has 2 points but the budget is 3"),
-    (["fedavg.steps=x0.5"], None, "'x0.5' of 5 is no whole number"),
+    (["fedavg.steps=x0.5"], None, "'x0.5' of 5 is not a whole number"),
     (["*.lr=1,2"], 3, "fedavg has 2 points but the budget is 3"),
-    (["fedavg.lr=0.1..1"], None, "is a range to draw from: say how often with --budget"),
+    (["fedavg.lr=0.1..1"], None, "is a range to draw from: give the number of points with --budget"),
     (["fedavg.lr=1..0.1"], 3, "a range must be LOW..HIGH with 0 < LOW < HIGH"),
     ([], None, "--grid must be given"),
 ])  # fmt: skip
@@ -81,7 +83,7 @@ def test_bad_grids_are_refused(grids, budget, line):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_of_every_algorithm_may_be_a_replica(name):
     """A grid over any word gives what separate runs give."""
-    problem, words = quadratic(), STABLE.get(name, {})
+    problem, words = quadratic(), example(name)
     for word, default in registry.algorithms.find(name).defaults.items():
         value = 50.0 if word == "c" else words.get(word, default)
         if word not in checks.BOUNDS or isinstance(value, bool) or not isinstance(value, int | float):
@@ -148,7 +150,7 @@ def test_points_without_all_their_rows_have_no_value(tmp_path):
     """A seed is missing, another ended early, a third is whole, a fourth ran out of memory, a fifth was refused."""
     wanted = experiment(rounds=20, every=1, seeds=[0, 1]).completed()
     lr = [{"lr": 0.1 * i} for i in range(1, 6)]
-    parts = [Program("fedavg", "a", lr[:3] + lr[4:], [0, 1, 2, 4]), Program("fedavg", "b", lr[3:4], [3])]
+    parts = [Stack("fedavg", "a", lr[:3] + lr[4:], [0, 1, 2, 4]), Stack("fedavg", "b", lr[3:4], [3])]
     rows = [
         ("a", 0, 0, 20),
         ("a", 1, 0, 20),
@@ -164,7 +166,7 @@ def test_points_without_all_their_rows_have_no_value(tmp_path):
         for r in range(end + 1)
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n\n\n")
-    found = judged(Sweep(wanted, []), wanted, parts, tmp_path, {"a": {4}}, {"b": "out of memory (8 bytes)"})
+    found = judge_points(Sweep(wanted, []), wanted, parts, tmp_path, {"a": {4}}, {"b": "out of memory (8 bytes)"})
     table = {json.dumps(p["values"]): (p["value"], p["note"]) for p in found["algorithms"]["fedavg"]["points"]}
     assert list(table.values()) == [
         (None, "diverged"), (None, "diverged"), (0.5, None), (None, "refused: its first rate is absurd"), (None, "out of memory"),
@@ -225,9 +227,9 @@ def test_a_killed_sweep_goes_on_to_the_same_rows(tmp_path):
     whole = run_fedda(*words, "--out", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     process = begin(*words, "--out", tmp_path / "cut")
-    for line in process.stderr:
-        if line.startswith("fedda-mvr: round 0"):
-            break
+    while "\nfedda-mvr: round 0" not in Path(process.files[1]).read_text():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "cut" / "sweep.json").exists()
@@ -237,7 +239,7 @@ def test_a_killed_sweep_goes_on_to_the_same_rows(tmp_path):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     other = run_fedda(*words[:3], "*.lr=x0.1", "--out", tmp_path / "cut", "--resume")
     assert other.returncode == 2
-    is_one_line(other.stderr, "was begun with another")
+    is_one_line(other.stderr, "was started with another")
 
 
 @pytest.mark.parametrize("words,line", [
@@ -248,7 +250,7 @@ def test_a_killed_sweep_goes_on_to_the_same_rows(tmp_path):
     (("--grid", "*.lr=1", "--save-seconds", "nan"), "--save-seconds must be >= 0"),
     (("--grid", "fedavg.steps=2.5"), "steps must be a whole number >= 1, got 2.5"),
     (("--grid", "fedda-mvr.mu0=three"), "mu0 must be one of"),
-    (("--grid", "*.lr=1", "--resume"), "holds no sweep to go on with"),
+    (("--grid", "*.lr=1", "--resume"), "holds no sweep to resume"),
     ((), "grid"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path, words, line):

@@ -82,5 +82,5 @@ def test_identifiers_are_not_features_or_classes(tmp_path):
     path = table(tmp_path / "a.csv", rows=200, name=[f"n{i}" for i in many], number=many)
     with pytest.raises(BadFile, match="the column 'name' has 200 different texts"):
         read_table(path, "price")
-    with pytest.raises(BadFile, match="number has 200 different values in 200 rows; regression needs"):
+    with pytest.raises(BadFile, match="number has 200 different values in 200 rows; for regression write"):
         read_table(path, "number")

@@ -57,8 +57,8 @@ MISTAKES = {
     "a product with a mask": (variant(lambda s, c, x, t, i, lr, g: x - (c.samples > i) * 0.1 * lr(t + i) * g), "a float64 run is rounded to float32"),
     "a dtype by name": (variant(lambda s, c, x, t, i, lr, g: (x - lr(t + i) * g).double()), "in a torch.float32 run"),
     "state on self": (variant(sgd, round=stale), "a resumed run differs"),
-    "weights ignored": (variant(sgd, round=peek), "a client that fails"),
-    "no mark": (variant(sgd, mark=()), r"local replies a moved copy of the model at \(0,\), marked is \(\)"),
+    "weights ignored": (variant(sgd, round=peek), "a failed client"),
+    "no mark": (variant(sgd, mark=()), r"local replies an updated model at \(0,\), but marks \(\)"),
 }  # fmt: skip
 
 

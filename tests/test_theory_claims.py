@@ -17,17 +17,14 @@ from fedda.rules.estimators import Mvr, Plain
 from fedda.rules.preconditioners import Diagonal
 from fedda.rules.schedules import Constant
 from fedda.theory import Practical, Theorem1, advise
-from fedda.theory.averaging import SETS, Averaging, ablation, averaging
-from fedda.theory.complexity import Complexity
-from fedda.theory.consensus import Consensus, consensus
-from fedda.theory.constants import curvature_in
-from fedda.theory.decay import Decay
+from fedda.theory.advice import analysed, trial
+from fedda.theory.estimates import curvature_in
 from fedda.theory.findings import Ablation, Findings
-from fedda.theory.moments import Moments, moments
+from fedda.theory.lemmas import Consensus, consensus
 from fedda.theory.pictures import PICTURES, draw
-from fedda.theory.smoothness import Smoothness, smoothness
+from fedda.theory.rates import Complexity, Decay
+from fedda.theory.remarks import SETS, Averaging, Moments, Smoothness, ablation, averaging, moments, smoothness
 from fedda.theory.synthetic import Synthetic, centred, spectrum
-from fedda.theory.trial import analysed, trial
 from fedda.theory.verdicts import at, less, verdicts
 
 DOCS = Path(__file__).parents[1] / "docs" / "theory"
@@ -83,7 +80,7 @@ def test_second_moments_by_formula():
     for j, k in enumerate(K):
         b = centred(k, d, seed=k)
         problem = Synthetic(spectrum(d), b / b.std(dim=0, correction=0), noise=1.0)
-        each = problem.each(torch.ones(1, d, dtype=torch.float64)).numpy()
+        each = problem.full_gradients(torch.ones(1, d, dtype=torch.float64)).numpy()
         g = each.mean(axis=0)
         assert found.bias["FedDA"].mean(axis=0)[j] == pytest.approx((q / k) ** 2, rel=0.15, abs=2e-3)
         assert found.variance["FedDA"].mean(axis=0)[j] == pytest.approx(
@@ -142,7 +139,7 @@ def fabricated(**changes):
     falls, stays = np.stack([s / K for s in (1, 1.1, 0.9)]), np.full((3, 4), 2.0)
     values = {way: {"nonzero": [low, low + 0.01, low + 0.02]} for way, low in (("dual", 0.3), ("primal", 0.9))}
     found = Findings(
-        decay=curve(), plain=curve(0.0, -1.0), own=curve(),
+        decay=curve(), plain=curve(0.0, -1.0), different=curve(),
         complexity=Complexity(1.5, 1.25, 2.0, 1.45),
         consensus=Consensus(*(np.arange(1.0, 5.0 - short) for short in (0, 0, 1, 0))),
         averaging={"no constraint": Averaging(path, point), "box": Averaging(apart, point), "L1 ball": Averaging(apart, point)},
@@ -280,15 +277,15 @@ def test_the_advice_for_a_quadratic_by_hand():
     assert (found.proposed.lr, found.proposed.w, found.proposed.c) == pytest.approx(
         (schedule.lr, schedule.w, schedule.c), rel=2e-3
     )
-    assert found.own.eta == pytest.approx(0.05) and found.own.alpha == pytest.approx(3 * 0.05**2)
-    assert found.own.stable == pytest.approx(0.05 * 2 * 8, rel=1e-3)
+    assert found.current.eta == pytest.approx(0.05) and found.current.alpha == pytest.approx(3 * 0.05**2)
+    assert found.current.stable == pytest.approx(0.05 * 2 * 8, rel=1e-3)
     p = Theorem1(2.0, 0.25, 4, 3, 2.0)
     assert found.literal.eta == pytest.approx(p.eta(0), rel=1e-3) and found.literal.broken == ()
-    assert found.own.ratio == pytest.approx(0.05 / p.eta(0), rel=1e-3)
-    assert "eta <= rho / (48 lambda L I^2)" in found.own.broken
+    assert found.current.ratio == pytest.approx(0.05 / p.eta(0), rel=1e-3)
+    assert "eta <= rho / (48 lambda L I^2)" in found.current.broken
     gap = 0.5 * (0.5 * 0.25 + 2 * 0.25)  # from x_0 = 0 to the minimum (1/2, 1/2)
     g = torch.tensor([[0.0, -2.0], [-0.5, 0.0]])
-    assert found.bound == pytest.approx(p.bound(150, gap, found.found.sigma, float((g[0] - g[1]).norm())), rel=1e-2)
+    assert found.bound == pytest.approx(p.bound(150, gap, found.constants.sigma, float((g[0] - g[1]).norm())), rel=1e-2)
     assert not found.penalised and advise(replace(algorithm, prox=fedda.prox.L1(0.1)), problem, rounds=1).penalised
     assert not advise(replace(algorithm, prox=fedda.prox.L1Ball(0.1)), problem, rounds=1).penalised
     made = found.algorithm(algorithm)
@@ -302,7 +299,7 @@ def test_conditions_are_looked_at_over_a_whole_round():
     problem = fedda.Quadratic(A=[[1.0]] * 4, b=[[0.0], [1.0]] * 2)
     for steps in (2, 20):
         found = advise(fedda.make("fedda-mvr", lr=1e-6, w=1.0, c=1.0, eps=1.0, steps=steps), problem, rounds=2)
-        assert ("eta at most halves in a round" in found.own.broken) == (steps == 20)
+        assert ("eta at most halves in a round" in found.current.broken) == (steps == 20)
 
 
 def test_other_methods_get_no_advice():
@@ -320,8 +317,8 @@ def test_the_proposal_is_near_the_tuned_rate_and_trains(name):
     experiment = find(name).completed()
     problem, algorithm = experiment.problem.build(), experiment.build("fedda-mvr")
     found = advise(algorithm, problem, experiment.rounds)
-    assert 1 / 3 < found.proposed.eta / found.own.eta <= 1
-    assert found.own.ratio > 100 and found.bound > found.now
+    assert 1 / 3 < found.proposed.eta / found.current.eta <= 1
+    assert found.current.ratio > 100 and found.bound > found.now
     short = experiment.model_copy(update={"rounds": 60, "seeds": [0]})
     ends = trial(short, algorithm, found, problem)
     assert ends["proposed"]["test_accuracy"] > 0.85
@@ -329,10 +326,10 @@ def test_the_proposal_is_near_the_tuned_rate_and_trains(name):
         run = fedda.Run(algorithm, problem)
         for _ in range(10):
             run.advance()
-        assert 2.5 < curvature_in(problem, run.server.x[0], torch.ones(1)) / found.found.L < 3.5
+        assert 2.5 < curvature_in(problem, run.server.x[0], torch.ones(1)) / found.constants.L < 3.5
     recorded = json.loads((DOCS / f"{name}.json").read_text())
     assert recorded["choices"]["proposed"]["lr"] == pytest.approx(found.proposed.lr, rel=0.01)
-    assert recorded["constants"]["L"] == pytest.approx(found.found.L, rel=0.01)
+    assert recorded["constants"]["L"] == pytest.approx(found.constants.L, rel=0.01)
 
 
 # ------------------------------------------------------------------------------------------------------ the command

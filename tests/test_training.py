@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from fedda.aggregation.foreseen import foreseen
 
 import fedda
 from conftest import NAMES, digits, last, quadratic, stable
@@ -14,61 +15,50 @@ from fedda import registry
 from fedda.engines import Vectorised
 from fedda.run import PATIENCE
 
-# What each method costs by its paper: vectors down and up a client and round, gradient evaluations with I steps, full
-# passes; then what the start costs every client (vectors up), and bytes of scalars down (besides the step counter) and up.
-TRAFFIC = {
-    "fedavg": (1, 1, lambda I: I, 0, 0, 0, 0),
-    "fedavg-subgradient": (1, 1, lambda I: I, 0, 0, 0, 0),
-    "fedavgm": (1, 1, lambda I: I, 0, 0, 0, 0),
-    "feddualavg": (1, 1, lambda I: I, 0, 0, 4, 0),
-    "fedmid": (1, 1, lambda I: I, 0, 0, 0, 0),
-    "fedprox": (1, 1, lambda I: I, 0, 0, 0, 0),
-    "fedadam": (1, 1, lambda I: I, 0, 0, 0, 0),
-    "fedyogi": (1, 1, lambda I: I, 0, 0, 0, 0),
-    "fedadagrad": (1, 1, lambda I: I, 0, 0, 0, 0),
-    "fedams": (1, 1, lambda I: I, 0, 0, 0, 0),
-    "fedcm": (2, 1, lambda I: I, 0, 0, 0, 0),
-    "stem": (2, 2, lambda I: 2 * I, 0, 1, 0, 0),
-    "scaffold": (2, 2, lambda I: I, 0, 0, 0, 0),
-    "fedglomo": (2, 2, lambda I: 4 * I - 2, 0, 0, 0, 0),
-    "mime": (3, 2, lambda I: 2 * I, 1, 0, 0, 0),
-    "mimelite": (2, 2, lambda I: I, 1, 0, 0, 0),
-    "mime-mvr": (3, 2, lambda I: 2 * I + 2, 0, 0, 0, 0),
-    "mimelite-mvr": (3, 2, lambda I: 2 * I + 2, 0, 0, 0, 0),
-    "local-adapt": (1, 2, lambda I: I, 0, 0, 0, 0),  # two up for the joint correction
-    "local-amsgrad": (2, 2, lambda I: I, 0, 1, 0, 0),
-    "fafed": (3, 3, lambda I: 2 * I, 0, 2, 0, 0),
-    "feddyn": (1, 1, lambda I: I, 0, 0, 0, 0),
-    "fedexp": (1, 1, lambda I: I, 0, 0, 0, 4),
-    "fednova": (1, 1, lambda I: I, 0, 0, 4, 4),
-    "fedda-mvr": (3, 2, lambda I: 2 * I, 0, 1, 0, 0),
-    "fedda-1-2": (2, 2, lambda I: 2 * I, 0, 1, 4, 0),
-    "fedda-2-1": (3, 2, lambda I: I, 0, 1, 0, 0),
-    "fedda-2-2": (2, 2, lambda I: I, 0, 1, 4, 0),
-    "fedda-cv": (4, 3, lambda I: I, 0, 1, 0, 0),
-    "fedda-cv-mvr": (4, 3, lambda I: 2 * I, 0, 1, 0, 0),
-}
+
+class Watched(fedda.Quadratic):
+    """Counts the gradients and the full passes that it is asked for."""
+
+    taken = passes = 0
+
+    def gradients(self, x, batch):
+        self.taken += x.numel() // self.d
+        return super().gradients(x, batch)
+
+    def everything(self, client):
+        self.passes += 1
+        return super().everything(client)
 
 
-def test_traffic_is_as_specified(name):
-    if name not in TRAFFIC and not type(stable(name)).__module__.startswith("fedda.algorithms"):
-        pytest.skip("a plugin has no row in the table")
-    down, up, gradients, full, once, scalars_down, scalars_up = TRAFFIC[name]
-    problem, d, clients, cohort, steps = digits(dtype=torch.float32), digits().d, 10, 4, 3
+def messages(algorithm, d):
+    """Bytes down and up, for one client, at the start and in a round: of the tensors that one client sees."""
+    seen = []
+    start, _ = foreseen(algorithm, torch.zeros(1, d), lambda task, down, replies: seen.append((down, replies)))
+    for part in (seen[: len(start)], seen[len(start) :]):
+        sent = {id(v): v for down, _ in part for v in down}  # a client keeps what it got in the round
+        yield sum(4 * v.shape[-1] for v in sent.values()), sum(4 * v.shape[-1] for _, up in part for v in up)
+
+
+def test_rows_count_what_travels_and_what_is_computed(name):
+    """What each method costs by its paper stands in docs/algorithms/README.md, which test_docs.py holds against the counts."""
+    base, clients, cohort = quadratic(clients=10), 10, 4
+    problem = Watched(base.A, base.b, noise=0.1).to(dtype=torch.float32)
     options = {"work": "equal"} if "work" in registry.algorithms.find(name).defaults else {}
-    algorithm = stable(name, steps=steps, **options)
-    start, first, second = fedda.train(algorithm, problem, rounds=2, cohort=cohort, every=1).history
-    assert second["gradients"] - first["gradients"] == cohort * gradients(steps)
-    assert second["full_gradients"] - first["full_gradients"] == cohort * full
-    assert second["bytes_up"] - first["bytes_up"] == cohort * (4 * up * d + scalars_up)
-    # and the step counter
-    assert second["bytes_down"] - first["bytes_down"] == cohort * (4 * down * d + scalars_down + 4)
-    asked = clients * bool(once)  # nu_0: every client, x down and one or two vectors up
-    assert (start["gradients"], start["bytes_up"], start["bytes_down"]) == (
-        asked,
-        clients * once * 4 * d,
-        asked * 4 * d,
-    )
+    algorithm = stable(name, steps=3, **options)
+    run = fedda.Run(algorithm, problem, cohort=cohort)
+    at_start, in_a_round = messages(algorithm, problem.d)
+    taken = [(problem.taken, problem.passes)]
+    rows = run.evaluate()
+    for _ in range(2):
+        run.step()
+        rows += run.evaluate()
+        taken.append((problem.taken, problem.passes))
+    assert [(row["gradients"], row["full_gradients"]) for row in rows] == taken
+    assert (rows[0]["bytes_down"], rows[0]["bytes_up"]) == tuple(clients * n for n in at_start)
+    for before, after in pairwise(rows):
+        travelled = tuple(after[key] - before[key] for key in ("bytes_down", "bytes_up"))
+        assert travelled == tuple(cohort * n for n in in_a_round)
+    assert taken[2][0] + taken[2][1] > taken[1][0] + taken[1][1] and in_a_round[1] >= 4 * problem.d
 
 
 def test_history_rows():

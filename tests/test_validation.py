@@ -13,7 +13,7 @@ from commands import Quiet, tiny
 from conftest import stable
 from fedda.data import open_dataset
 from fedda.data.datasets import moments
-from fedda.data.validation import held_out_for_validation
+from fedda.data.holdout import validation_mask
 from fedda.experiments import Experiment, config, run
 from fedda.experiments.overrides import choose
 from fedda.experiments.sweep import Sweep, search
@@ -36,8 +36,8 @@ def make(**more):
 )
 def test_each_client_gives_its_share_in_proportion_to_its_classes(samples, share):
     owner, y = (np.array(column) for column in zip(*samples, strict=True))
-    held = held_out_for_validation(owner, y, share)
-    assert np.array_equal(held, held_out_for_validation(owner, y, share))
+    held = validation_mask(owner, y, share)
+    assert np.array_equal(held, validation_mask(owner, y, share))
     assert not held[owner < 0].any()
     for client in np.unique(owner[owner >= 0]):
         own = owner == client
@@ -49,15 +49,15 @@ def test_each_client_gives_its_share_in_proportion_to_its_classes(samples, share
 
 
 def test_which_of_a_class_are_held_out_is_random():
-    held = held_out_for_validation(np.zeros(4000, int), np.arange(4000) % 2, 0.25)
+    held = validation_mask(np.zeros(4000, int), np.arange(4000) % 2, 0.25)
     assert abs(np.flatnonzero(held).mean() - 2000) < 100  # neither the first nor the last ones
     gaps = np.diff(np.flatnonzero(held))
     assert len(np.unique(gaps)) > 8  # nor every fourth
 
 
 def test_numbers_to_predict_are_no_classes():
-    assert held_out_for_validation(np.zeros(20, int), np.linspace(0, 1, 20), 0.25).sum() == 5
-    assert held_out_for_validation(np.zeros(20, int), np.zeros((20, 3), int), 0.25).sum() == 5
+    assert validation_mask(np.zeros(20, int), np.linspace(0, 1, 20), 0.25).sum() == 5
+    assert validation_mask(np.zeros(20, int), np.zeros((20, 3), int), 0.25).sum() == 5
 
 
 def test_held_out_samples_are_not_trained_on_and_are_evaluated():
@@ -170,7 +170,7 @@ def test_it_is_a_word_of_the_file(tmp_path):
     experiment = Experiment.model_validate(table)
     full = experiment.completed()
     assert "validation = 0.2" in full.toml() and config.parse(full.toml(), "x") == full == full.completed()
-    assert choose(Experiment.model_validate(tiny()), words=["problem.validation=0.2"]).problem.validation == 0.2
+    assert choose(Experiment.model_validate(tiny()), settings=["problem.validation=0.2"]).problem.validation == 0.2
     assert "validation" not in Experiment.model_validate(tiny()).completed().problem.model_dump()
     folder = run(experiment, tmp_path / "run", Quiet())
     rows = (folder.path / "metrics.jsonl").read_text().splitlines()

@@ -4,15 +4,23 @@ A forked process has its own number, working directory, environment, streams and
 has not is four seconds of imports. The process that forks has one thread and never runs anything itself, so that forking
 is safe and no command sees what another has left.
 
-    python warm.py    reads requests from stdin, a line of JSON each, and answers each with a line on stdout
+A program that starts others itself (torchrun, Flower's) gets a forking process of its own before it begins, since it has
+threads later. What it starts is forked there.
+
+    python warm.py MODULE ...                      imports them, reads requests from stdin, answers each with a line
+    python warm.py MODULE ... -- PROGRAM WORD ...  imports them and runs a program that starts others, once
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
+import runpy
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,60 +28,157 @@ import threading
 import time
 import traceback
 import types
+import weakref
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).parent
+PREPARE = "FEDDA_TEST_PREPARE"  # a variable that names a module for forked commands to import first
+STARTERS = {"torch.distributed.run", "flower-superlink", "flower-supernode", "flower-superexec"}
+FORKED = {"fedda", "flwr", "flwr-clientapp", "flwr-serverapp", *STARTERS}
 
 
-class Warm:
-    """The one who asks. `run` is like subprocess.run with captured text."""
+class Forker:
+    """The side that asks; `reader` and `writer` lead to the process that forks."""
 
-    def __init__(self, environment: dict[str, str]):
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+
+    def ask(self, **request):
+        self.writer.write(json.dumps(request) + "\n")
+        self.writer.flush()
+        return json.loads(self.reader.readline())
+
+    def fork(self, command, env=None, cwd=None, out=None, err=None, start_new_session=False):
+        """Start a command: `fedda`, one of Flower's programs, or Python's path with `-c`, `-m` or a file."""
+        how = {"env": dict(os.environ if env is None else env), "cwd": str(cwd or os.getcwd()), "out": out, "err": err}
+        pid = self.ask(command=list(map(str, command)), session=start_new_session, **how)
+        return Forked(self, command, pid, out, err)
+
+
+class Warm(Forker):
+    """A process of its own that has imported `modules`; `prefix` is what starts it, in another network for example."""
+
+    def __init__(self, environment: dict[str, str], *modules: str, prefix=()):
         self.environment, self.process = environment, None
+        self.command = [*prefix, sys.executable, str(HERE / "warm.py"), *modules]
 
-    def run(self, words, code=None, cwd=None, env=None, timeout=600):
-        """`fedda WORDS`, or the program `code`, to its end."""
+    def ask(self, **request):
         if self.process is None or self.process.poll() is not None:
             pipe = subprocess.PIPE
-            command = [sys.executable, str(HERE / "warm.py")]
-            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=self.environment)
+            self.process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, text=True, env=self.environment)
+            self.reader, self.writer = self.process.stdout, self.process.stdin
             atexit.register(self.process.kill)
-        with tempfile.TemporaryDirectory() as place:
-            asked = {"words": list(map(str, words)), "code": code, "cwd": str(cwd or os.getcwd()), "place": place}
-            asked |= {"env": dict(env or self.environment), "timeout": timeout}
-            self.process.stdin.write(json.dumps(asked) + "\n")
-            self.process.stdin.flush()
-            status = json.loads(self.process.stdout.readline())
-            out, err = ((Path(place) / name).read_text() for name in ("out", "err"))
-        if status is None:
-            raise subprocess.TimeoutExpired(["fedda", *words], timeout, out, err)
-        return subprocess.CompletedProcess(["fedda", *words], status, out, err)
+        return super().ask(**request)
+
+    def start(self, command, env=None, **how):
+        """Like subprocess.Popen with captured text."""
+        folder = tempfile.mkdtemp()
+        out, err = (f"{folder}/{name}" for name in ("out", "err"))
+        how = {"out": out, "err": err} | how
+        for file in (how["out"], how["err"]):
+            Path(file).touch()
+        process = self.fork(command, env or self.environment, **how)
+        weakref.finalize(process, shutil.rmtree, folder, ignore_errors=True)
+        return process
+
+    def run(self, command, timeout=600, **how):
+        """Like subprocess.run with captured text."""
+        process = self.start(command, **how)
+        try:
+            out, err = process.communicate(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def close(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
 
 
-def child(asked) -> int:
+class Forked:
+    """What subprocess.Popen has, for a process that another process has forked."""
+
+    def __init__(self, forker: Forker, command, pid: int, out, err):
+        self.forker, self.args, self.pid, self.files, self.returncode = forker, command, pid, (out, err), None
+
+    def poll(self):
+        if self.returncode is None:
+            self.returncode = self.forker.ask(pid=self.pid)
+        return self.returncode
+
+    def wait(self, timeout=float("inf")):
+        deadline, pause = time.monotonic() + timeout, 0.005
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(pause)
+            pause = min(0.05, pause * 1.5)
+        return self.returncode
+
+    def communicate(self, timeout=float("inf")):
+        self.wait(timeout)
+        return tuple(Path(file).read_text() for file in self.files)
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+# -- the side that forks ------------------------------------------------------------------------------------------------
+def serve(reader, writer) -> None:
+    """Fork for each request, until nobody can ask any more."""
+    ended: dict[int, int] = {}
+    for line in reader:
+        request = json.loads(line)
+        with suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+        if "pid" in request:
+            answer = ended.get(request["pid"])
+        elif not (answer := os.fork()):
+            code = 70
+            try:
+                reader.close()
+                writer.close()
+                code = child(request)
+            finally:
+                os._exit(code)
+        writer.write(json.dumps(answer) + "\n")
+        writer.flush()
+
+
+def child(request) -> int:
     """Run the command in this process, which was forked for it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    if request["session"]:
+        os.setsid()
     os.environ.clear()
-    os.environ.update(asked["env"])
-    os.chdir(asked["cwd"])
-    sys.path[0] = ""  # where `python -m` and `python -c` look first
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
     sys.stdin = open(os.devnull)  # noqa: SIM115
     for name, number in (("out", 1), ("err", 2)):
-        file = os.open(f"{asked['place']}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(file, number)
+        if request[name]:
+            os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    if STARTERS & set(request["command"][:3]):
+        nested()
+    elif PREPARE in os.environ:
+        importlib.import_module(os.environ[PREPARE])
     try:
-        if asked["code"] is None:
-            from fedda.cli import main as fedda
-
-            sys.argv = ["fedda", *asked["words"]]
-            fedda()
-        else:
-            sys.argv = ["-c"]
-            exec(compile(asked["code"], "<string>", "exec"), main.__dict__)
+        execute(*request["command"])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -89,44 +194,72 @@ def child(asked) -> int:
     return code
 
 
-def ended(pid: int, seconds: float) -> int | None:
-    """The exit status of a child; None for one that has not ended in time."""
-    deadline, pause = time.monotonic() + seconds, 0.005
-    while time.monotonic() < deadline:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(pause)
-        pause = min(0.05, pause * 1.5)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return None
+def execute(program, *words) -> None:
+    """What Python does with these words."""
+    if program != sys.executable:
+        sys.argv = [program, *words]
+        if program == "fedda":
+            from fedda.cli import main
+        else:
+            (entry,) = metadata.entry_points(group="console_scripts", name=program)
+            main = entry.load()
+        main()
+        return
+    words = [word for word in words if word != "-u"]
+    sys.path[0] = ""  # where `python -m` and `python -c` look first
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), sys.modules["__main__"].__dict__)
+    elif words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
 
 
-def serve() -> None:
-    import matplotlib.pyplot  # noqa: F401
-    import sklearn.datasets  # noqa: F401
+def nested() -> None:
+    """Fork what this program starts too, from a process that is as this one is now."""
+    here, there = socket.socketpair()
+    if os.fork() == 0:
+        here.close()
+        try:
+            with there.makefile("r") as reader, there.makefile("w") as writer:
+                serve(reader, writer)
+        finally:
+            os._exit(0)
+    there.close()
+    forker, popen = Forker(here.makefile("r"), here.makefile("w")), subprocess.Popen
+
+    def started(args, *, env=None, start_new_session=False, stdout=None, stderr=None, **how):
+        if how or args[0] not in FORKED | {sys.executable}:
+            how |= {"env": env, "start_new_session": start_new_session, "stdout": stdout, "stderr": stderr}
+            return popen(args, **how)
+        out, err = (os.devnull if stream == subprocess.DEVNULL else None for stream in (stdout, stderr))
+        return forker.fork(args, env, None, out, err, start_new_session)
+
+    for module in list(sys.modules.values()):
+        if vars(module).get("Popen") is popen:
+            module.Popen = started
+
+
+def main(words: list[str]) -> None:
     import torch
 
-    import fedda.cli  # noqa: F401
-
+    cut = words.index("--") if "--" in words else len(words)
+    for module in words[:cut]:
+        importlib.import_module(module)
     torch.set_num_threads(1)
+    if program := words[cut + 1 :]:
+        nested()
+        execute(*program)
+        return
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing else is to be read as an answer
     # Nothing of this process runs at the end of a child.
     atexit._clear()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            code = 70
-            try:
-                code = child(asked)
-            finally:
-                os._exit(code)
-        answers.write(json.dumps(ended(pid, asked["timeout"])) + "\n")
-        answers.flush()
+    serve(sys.stdin, answers)
 
 
 if __name__ == "__main__":
-    serve()
+    main(sys.argv[1:])

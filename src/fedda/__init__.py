@@ -13,30 +13,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
-    "Algorithm",
-    "Client",
-    "Cohort",
-    "Diverged",
-    "History",
-    "Problem",
-    "Quadratic",
-    "Result",
-    "Run",
-    "aggregation",
-    "algorithms",
-    "engines",
-    "estimators",
-    "load",
-    "make",
-    "on_client",
-    "preconditioners",
-    "problem",
-    "prox",
-    "rounds",
-    "schedules",
-    "step_counter",
-    "train",
-]
+    "Algorithm", "Client", "Cohort", "Diverged", "History", "Problem", "Quadratic", "Result", "Run", "aggregation",
+    "algorithms", "engines", "estimators", "load", "make", "on_client", "preconditioners", "problem", "prox",
+    "rounds", "schedules", "step_counter", "train",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from . import aggregation, algorithms, engines

@@ -1,6 +1,6 @@
-"""Checks of what users give: one message form, ``Owner: name must be ..., got ...``.
+"""Checks of values from users. All messages have one form: ``Owner: name must be ..., got ...``.
 
-A word means the same thing everywhere in fedda, so its bounds stand once, in `BOUNDS`.
+A hyper-parameter's name means the same in every algorithm, so its bounds are in one table, `BOUNDS`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 
 class Bound(NamedTuple):
-    """What a number must satisfy, in words and as a test that also takes tensors."""
+    """A condition on a number: its text, and a test that also takes tensors."""
 
-    words: str
+    text: str
     holds: Callable[[Any], Any]
 
 
@@ -51,14 +51,14 @@ BOUNDS: dict[str, Bound] = {
     "local_momentum": FRACTION,
     "server_beta": FRACTION,
 }
-PER_COORDINATE = frozenset({"gamma", "gamma1", "gamma2"})  # a tensor may also hold one number for each coordinate
+PER_COORDINATE = frozenset({"gamma", "gamma1", "gamma2"})  # may be a vector: one number for each coordinate
 COUNTS = frozenset(
     {"steps", "rounds", "cohort", "clients", "batch", "every", "chunk", "filters", "layers", "shards", "labels"}
 )
 
 
 def check(owner: str, **values: Any) -> None:
-    """Refuse a value outside the bounds of its word; objects that check themselves (schedules) pass.
+    """Refuse a value outside the bounds of its name. Functions (schedules) pass: they check themselves.
 
     >>> check("FedAvg", lr=0.1, steps=5)
     >>> check("FedAvg", lr=-0.1)
@@ -70,16 +70,16 @@ def check(owner: str, **values: Any) -> None:
             count(owner, name, value)
         elif name in BOUNDS and not callable(value):
             number(owner, name, value, BOUNDS[name])
-            # A tensor of another shape would broadcast along the model and mean something else.
-            one_each = isinstance(value, torch.Tensor) and value.dim() > 0 and name not in PER_COORDINATE
-            if one_each and value.shape[1:] != (1, 1):
+            # A tensor of another shape would broadcast along the model.
+            per_replica = isinstance(value, torch.Tensor) and value.dim() > 0 and name not in PER_COORDINATE
+            if per_replica and value.shape[1:] != (1, 1):
                 shape = list(value.shape)
                 raise ValueError(f"{owner}: {name} must be a number or a tensor [replicas, 1, 1], got shape {shape}")
 
 
 def number(owner: str, name: str, value: Any, bound: Bound) -> None:
-    """Refuse what is not a finite number (or a tensor of them) within `bound`."""
-    if name in PER_COORDINATE and isinstance(value, list) and value:  # as TOML gives a weight for each coordinate
+    """Refuse a value that is not a finite number (or a tensor of such numbers) within `bound`."""
+    if name in PER_COORDINATE and isinstance(value, list) and value:  # from TOML: a weight for each coordinate
         for entry in value:
             number(owner, name, entry, bound)
         return
@@ -89,19 +89,19 @@ def number(owner: str, name: str, value: Any, bound: Bound) -> None:
         real = isinstance(value, Real) and not isinstance(value, bool)
         good = real and math.isfinite(value) and bool(bound.holds(value))
     if not good:
-        raise ValueError(f"{owner}: {name} must be {bound.words}, got {shown(value)}")
+        raise ValueError(f"{owner}: {name} must be {bound.text}, got {shown(value)}")
 
 
 def count(owner: str, name: str, value: Any, at_most: int | None = None) -> None:
-    """Refuse what is not a whole number from 1 (to `at_most`)."""
+    """Refuse a value that is not a whole number from 1 (to `at_most`)."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or not 1 <= value <= (10**12 if at_most is None else at_most):
-        words = "a whole number >= 1" if at_most is None else f"a whole number from 1 to {at_most}"
-        raise ValueError(f"{owner}: {name} must be {words}, got {shown(value)}")
+        wanted = "a whole number >= 1" if at_most is None else f"a whole number from 1 to {at_most}"
+        raise ValueError(f"{owner}: {name} must be {wanted}, got {shown(value)}")
 
 
 def one_of(owner: str, name: str, value: Any, choices: Iterable[Any]) -> None:
-    """Refuse what is not among `choices`.
+    """Refuse a value that is not among `choices`.
 
     >>> one_of("FedDA", "mu0", "nu", ("zero", "nu0"))
     Traceback (most recent call last):
@@ -112,19 +112,19 @@ def one_of(owner: str, name: str, value: Any, choices: Iterable[Any]) -> None:
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The tail of a message about an unknown word: the nearest known one, or all of them."""
+def nearest(unknown: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest known name, or all of them."""
     known = sorted(known)
-    begins = [name for name in known if len(word) > 2 and name.startswith(word)]
-    close = begins or difflib.get_close_matches(word, known, n=1, cutoff=0.5)  # 0.5: 'rl' is near 'lr'
+    begins = [name for name in known if len(unknown) > 2 and name.startswith(unknown)]
+    close = begins or difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)  # 0.5: 'rl' is near 'lr'
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 def one_line(why: object, most: int = 200) -> str:
-    """The first line of somebody else's message, or what kind of error it is where it says nothing.
+    """The first line of an error's message, or the error's type if the message is empty.
 
-    >>> one_line(ValueError("so\\nand so")), one_line(MemoryError())
-    ('so', 'MemoryError')
+    >>> one_line(ValueError("first\\nsecond")), one_line(MemoryError())
+    ('first', 'MemoryError')
     """
     return (str(why).strip().splitlines() or [type(why).__name__])[0][:most]
 

@@ -1,4 +1,4 @@
-"""Triton's kernels compiled side by side, ahead of their first launch."""
+"""Compiles Triton kernels in parallel, before their first launch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def side_by_side() -> Iterator[None]:
-    """What is warmed up in this block is compiled by several threads, and is there at its end.
+    """Kernels that are warmed up in this block are compiled by several threads, and ready at its end.
 
-    A compilation is mostly LLVM's and ptxas's time, during which Python is free. Older Tritons do one after the other.
-    One that fails is tried again by its launch, which says why.
+    A compilation is mostly the time of LLVM and ptxas, during which Python is free. Older versions of Triton compile
+    one kernel at a time. If a compilation fails, the launch tries again and shows the error.
     """
     import triton
 
@@ -27,4 +27,4 @@ def side_by_side() -> Iterator[None]:
             with triton.AsyncCompileMode(pool, ignore_errors=True):
                 yield
         finally:
-            active_mode.set(None)  # which Triton leaves to the next one, if it is interrupted
+            active_mode.set(None)  # Triton does not reset it after an interrupt

@@ -1,16 +1,19 @@
-"""The three nouns: a Client holds data and memory, an Algorithm rules; a Cohort runs rules on clients and averages.
+"""The nouns: a Client holds data and memory, an Algorithm holds rules, a Cohort runs the rules on clients and averages.
+A Problem says what a gradient is.
 
-Axes: the last is the model (a flat vector, the paper's x in R^d), the one before it the clients; a third in front,
-the replicas, is optional. Server tensors are [1, d] or [replicas, 1, d], those of clients [clients, d] or
+Axes: the last axis is the model (a flat vector, the paper's x in R^d), the one before it is the clients. A third axis
+in front, the replicas, is optional. Server tensors are [1, d] or [replicas, 1, d], client tensors [clients, d] or
 [replicas, clients, d], so that everything broadcasts. Numbers such as step counters are [..., 1, 1].
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeVar, overload
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -27,7 +30,7 @@ class Number(str):
 
 
 class Client(Protocol):
-    """One client, or a stack of them: what a task may use."""
+    """One client, or a stack of them, as a task sees it."""
 
     @property
     def memory(self) -> dict[str, Tensor]:
@@ -56,7 +59,7 @@ class Client(Protocol):
 
 
 class ClientWrapper:
-    """A client that passes everything on to another. A subclass changes one thing."""
+    """A client that passes every call on to another client. A subclass changes one of them."""
 
     def __init__(self, client: Client):
         self.client = client
@@ -88,27 +91,27 @@ class Cohort(Protocol):
 
     @property
     def size(self) -> int:
-        """How many take part."""
+        """How many clients take part."""
 
     @property
     def population(self) -> int:
-        """How many there are."""
+        """How many clients exist."""
 
     @property
     def share(self) -> Tensor:
-        """The weight of those whose replies are in the means of this round, of everyone's: r / K if nobody fails."""
+        """The weight of the clients in this round's means over the weight of all clients: r / K if no client fails."""
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
-        """Send the tensors down, run the task on every client, give back the mean of the replies."""
+        """Send the tensors down, run the task on every client, return the means of the replies."""
 
     def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The replies themselves, each [..., clients, m], and the weights [..., clients, 1], 0 for who is not heard:
-        for wrappers that put something else in the place of the mean."""
+        """The replies, each [..., clients, m], and the weights [..., clients, 1]: 0 for a client without a valid reply.
+        For wrappers that replace the mean."""
 
 
 @dataclasses.dataclass
 class CohortWrapper:
-    """What every wrapper round a Cohort passes on as it is; a subclass does something to `average` and `replies`."""
+    """A Cohort around another one. A subclass changes `average` and `replies`."""
 
     cohort: Cohort
 
@@ -125,38 +128,111 @@ class CohortWrapper:
         return self.cohort.share
 
 
-class Problem(Protocol):
-    """What a gradient is. `ids` are client numbers [..., c], `key` their random keys, of the same shape."""
+class Problem:
+    """Data over clients, and what a gradient is. Subclass it and write the methods of the first part.
+
+    `ids` are client numbers [..., c], `key` their random keys, of the same shape. A batch may be any object.
+    """
 
     clients: int
     d: int
     sizes: Tensor  # samples of each client, [clients]
-    max_rate: float  # the largest first effective rate that is let through
+    max_rate: float = math.inf  # a larger first effective rate is refused
+    gradient_paths: Any = None  # for networks: the way in which the gradients of a stack are computed
 
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> Layout:
+        raise NotImplementedError
+
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        raise NotImplementedError
+
     @property
-    def dtype(self) -> torch.dtype: ...
-    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Problem: ...
-    def start(self, seed: int) -> Tensor: ...
-    def batch(self, ids: Tensor, key: Tensor) -> Any: ...
-    def everything(self, client: int) -> Any: ...
+    def dtype(self) -> torch.dtype:
+        raise NotImplementedError
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Problem:
+        raise NotImplementedError
+
+    def start(self, seed: int) -> Tensor:
+        """The first model, [d]."""
+        raise NotImplementedError
+
+    def batch(self, ids: Tensor, key: Tensor) -> Any:
+        """One mini-batch for each of these clients."""
+        raise NotImplementedError
+
+    def everything(self, client: int) -> Any:
+        """All samples of one client, as one batch."""
+        raise NotImplementedError
+
+    def pick(self, batch: Any, index: tuple[int, ...]) -> Any:
+        """The batch of one client out of a stack."""
+        raise NotImplementedError
+
     def gradient(self, x: Tensor, batch: Any) -> Tensor:
-        """One client's gradient, [d] from [d], in plain PyTorch: the truth."""
+        """The gradient of one client, [d] from [d], in plain PyTorch. Every faster way must equal it."""
+        raise NotImplementedError
 
     def gradients(self, x: Tensor, batch: Any) -> Tensor:
-        """The gradients of all clients at once, [..., c, d] from the same."""
+        """The gradients of all clients at once, [..., c, d] from the same shape."""
+        raise NotImplementedError
 
-    def pick(self, batch: Any, index: tuple[int, ...]) -> Any: ...
-    def bytes_per_client(self) -> int: ...
+    def bytes_per_client(self) -> int:
+        """Memory for one client's step: it decides how many clients run at once."""
+        raise NotImplementedError
+
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """Metrics of models [..., d], each [...], with the clients weighted as in the run."""
+        raise NotImplementedError
+
+    # -- optional: each of these has a default ------------------------------------------------------------------------
+    @property
+    def noiseless(self) -> bool:
+        """Whether every mini-batch gradient is the full gradient."""
+        return False
+
+    def batches(self, ids: Tensor, keys: Tensor) -> Iterator[Any]:
+        """A batch for each of keys [draws, ..., c]."""
+        return (self.batch(ids, key) for key in keys)
+
+    def subset(self, client: int, index: Tensor) -> Any:
+        """Some samples of one client, as one batch: all of them if a problem has no single samples."""
+        return self.everything(client)
+
+    def batch_loss(self, x: Tensor, batch: Any) -> Tensor | None:
+        """The loss of one client's batch at x [d], differentiable; None if the problem has gradients only."""
+        return None
+
+    def full_gradients(self, x: Tensor) -> Tensor:
+        """The full gradient of every client at points [..., 1, d]: [..., clients, d]."""
+        points = x.reshape(-1, x.shape[-1])
+        rows = [torch.stack([self.gradient(p, self.everything(k)) for k in range(self.clients)]) for p in points]
+        return torch.stack(rows).view(*x.shape[:-2], self.clients, x.shape[-1])
+
+    def with_path(self, path: str, precision: str, clients: int) -> Problem:
+        """The same problem, its gradients computed by this path in this precision, for stacks of `clients` clients."""
+        if (path, precision) != ("auto", "auto"):
+            raise ValueError(f"Vectorised: path and precision are for networks, a {type(self).__name__} has neither")
+        return self
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """The settings of PyTorch that a recorded round must run under."""
+        return nullcontext()
+
+    def totals(
+        self, x: Tensor, weights: Tensor, mine: Callable[[int], slice], add: Callable[[Sequence[Tensor]], list[Tensor]]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """For each metric, a weighted sum and the weight, over this process's part of the data: `mine` says which of n
+        items those are, `add` sums over all processes. By default one process evaluates for all."""
+        here = mine(1)
+        weight = torch.tensor(float(here.stop - here.start), device=x.device)
+        return {name: (torch.where(weight > 0, v, 0.0), weight) for name, v in self.evaluate(x, weights).items()}
 
 
 class Algorithm(ABC):
-    """Rules with frozen hyper-parameters; knows no device, process or network.
+    """Rules with frozen hyper-parameters. It knows no device, process or network.
 
     A subclass is a frozen dataclass with a NamedTuple `Server` whose first field is `x`, the model that is evaluated.
     Tensors among the hyper-parameters ([replicas, 1, 1], or bounds of a constraint) are moved with the problem.
@@ -164,40 +240,40 @@ class Algorithm(ABC):
 
     Server: ClassVar[type]
     memory: ClassVar[tuple[str, ...]] = ()  # what clients keep, zero at first (a property where options decide)
-    choices: ClassVar[dict[str, tuple[Any, ...]]] = {}  # the values that a word may take, where they are few
+    choices: ClassVar[dict[str, tuple[Any, ...]]] = {}  # the allowed values of a hyper-parameter
     variants: ClassVar[tuple[dict[str, Any], ...]] = ()  # options that change what is sent, kept or drawn, for tests
     one_rate_per_round: ClassVar[bool] = False  # whether all steps of a round take lr(t), and not lr(t + i)
     means_of_memory: ClassVar[dict[str, str]] = {}  # server fields that stay the mean of a memory over ALL clients
     steps: int
 
     def __post_init__(self) -> None:
-        """Refuse bad hyper-parameters by name; a word's bounds are the same everywhere."""
-        name, words = type(self).__name__, {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        checks.check(name, **{word: value for word, value in words.items() if value is not None})
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            if isinstance(field.default, bool):
-                checks.one_of(name, field.name, words[field.name], (True, False))
-        for word, values in self.choices.items():
-            checks.one_of(name, word, words[word], values)
+        """Refuse bad hyper-parameters by name. A name has the same bounds in every algorithm."""
+        owner, fields = type(self).__name__, dataclasses.fields(self)  # type: ignore[arg-type]
+        params = {field.name: getattr(self, field.name) for field in fields}
+        checks.check(owner, **{name: value for name, value in params.items() if value is not None})
+        switches = {field.name: (True, False) for field in fields if isinstance(field.default, bool)}
+        for name, values in (switches | self.choices).items():
+            checks.one_of(owner, name, params[name], values)
 
     @abstractmethod
     def init(self, x: Tensor, clients: Cohort) -> Any:
-        """The first server state from the starting point, with all clients at hand."""
+        """The first server state, from the starting point; `clients` are all clients."""
 
     @abstractmethod
     def round(self, server: Any, cohort: Cohort) -> Any:
         """One round: the next server state."""
 
     def first_rate(self, server: Any) -> Tensor | None:
-        """The largest effective step size of the first step, where a preconditioner can make it absurd."""
+        """The largest effective step size of the first step, or None. A preconditioner can make it far too large."""
         return None
 
     def mapping(self, server: Any, gradient: Tensor) -> Tensor | None:
-        """How far a whole round along the full gradient would move x, for its length: 0 at a constrained optimum."""
+        """The gradient mapping: how far one round along the full gradient moves x, per unit of step size. It is 0 at a
+        constrained optimum."""
         return None
 
     def monitor(self, server: Any) -> dict[str, Tensor]:
-        """Numbers worth watching besides the metrics, each [..., 1, 1]."""
+        """Numbers to report besides the metrics, each [..., 1, 1]."""
         return {}
 
 
@@ -206,11 +282,11 @@ def on_client(task: A) -> A: ...
 @overload
 def on_client(*, model_replies: tuple[int, ...]) -> Callable[[A], A]: ...
 def on_client(task: Any = None, *, model_replies: tuple[int, ...] = ()) -> Any:
-    """Mark a method as a task for clients: an engine runs no other.
+    """Mark a method as a task for clients. Engines run no other method.
 
-    `model_replies` names the replies that are moved copies of the model that was sent, which is the task's first
-    tensor. FedAvg's reply is one. FedDA's z is not: it begins at zero. Clipping, noise and compression work on the
-    change of such a reply.
+    `model_replies` lists the replies that are updated models, by position: the model that was sent (the task's first
+    tensor) plus a change. FedAvg's reply is one. FedDA's z is not: it starts at zero. Clipping, noise and compression
+    work on the change of such a reply.
 
     >>> @on_client(model_replies=(0,))
     ... def local(self, client, x, t):
@@ -227,7 +303,7 @@ def on_client(task: Any = None, *, model_replies: tuple[int, ...] = ()) -> Any:
 
 
 def check_replies(task: Any, replies: Any, lead: tuple[int, ...]) -> None:
-    """Refuse replies that are not a tuple of tensors [..., clients, m]; `lead` is [..., clients] of who replied.
+    """Refuse replies that are not a tuple of tensors [..., clients, m]; `lead` is [..., clients].
 
     >>> check_replies("Mine.local", torch.zeros(3, 4), (3,))
     Traceback (most recent call last):
@@ -263,14 +339,13 @@ def step_counter(like: Tensor) -> Tensor:
 
 
 def bind_to_problem(thing: A, like: Tensor, layout: Layout) -> A:
-    """`thing` made ready for a problem: every tensor in its (nested) dataclass fields on the device and in the dtype of
-    `like`, every map that speaks of parameters by name bound to where they stand in the flat vector."""
+    """`thing` for one problem: tensors in its (nested) dataclass fields get the device and dtype of `like`, and maps
+    that name parameters learn their positions in the flat vector."""
     if hasattr(thing, "bind"):
         thing = thing.bind(layout)
     if isinstance(thing, Tensor):
         dtype = like.dtype if thing.is_floating_point() else thing.dtype
-        moved: Any = thing.to(device=like.device, dtype=dtype)
-        return moved
+        return cast(A, thing.to(device=like.device, dtype=dtype))
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         old = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
         new = {name: bind_to_problem(value, like, layout) for name, value in old.items()}

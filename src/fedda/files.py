@@ -1,4 +1,4 @@
-"""Files of runs: written as a whole, locked by one process at a time, rows in them as lines of JSON."""
+"""Files: written atomically, locked by one process at a time, rows as lines of JSON."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 
 def taken(handle: int, wait: bool = False) -> bool:
-    """Take an open file or folder for this process until it is closed, or the process ends, however it ends.
+    """Lock an open file or folder until it is closed or this process ends, and return whether it worked.
 
-    The answer is False where another process has it; with `wait`, the answer comes when that process has let go of it.
-    Where a file system has no locks, everyone has it.
+    False means that another process has the lock; with `wait`, wait for that process to release it. On a file system
+    without locks the answer is always True.
     """
     from filelock import lock_descriptor
 
@@ -26,13 +26,13 @@ def taken(handle: int, wait: bool = False) -> bool:
 
 
 def open_folder(path: Path) -> int | None:
-    """A handle of a folder, to lock it or to write it to the disk; None on Windows, which has no such handles."""
+    """A handle of a folder, to lock or to sync it; None on Windows, which has no such handles."""
     return None if os.name == "nt" else os.open(path, os.O_RDONLY)
 
 
 @contextmanager
 def alone(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Whether this process has the file `path`, which is made if it is not there, until the end of the block.
+    """Lock the file `path`, which is created if missing, for the block; gives whether it worked.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "one"
@@ -48,14 +48,14 @@ def alone(path: Path, wait: bool = False) -> Iterator[bool]:
         os.close(handle)
 
 
-PRIVATE = 0o600  # the mode of a file that holds a secret, whatever the umask
+PRIVATE = 0o600  # the mode of a file that holds a secret
 
 
 def write_whole(path: Path, content: str | bytes, mode: int | None = None) -> Path:
-    """Write a file so that it is whole, or still the old one, at any moment, and on the disk before it gets its name.
+    """Write a file atomically: at any moment it is complete or still the old one, and it is synced before its rename.
 
-    With `mode` it has that mode from its first byte on, whatever the umask.
-    An error of the system names the file, and nothing is left of the attempt.
+    With `mode` it has that mode from its first byte on, for any umask. An OSError names the file, and a failed attempt
+    leaves nothing behind.
 
     >>> import tempfile
     >>> write_whole(Path(tempfile.mkdtemp()) / "a.txt", "ö").read_bytes()
@@ -75,7 +75,7 @@ def write_whole(path: Path, content: str | bytes, mode: int | None = None) -> Pa
             os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)  # on a full disk its space is needed
+            temporary.unlink(missing_ok=True)  # free its space on a full disk
         raise
     folder = open_folder(path.parent)
     if folder is not None:
@@ -87,7 +87,7 @@ def write_whole(path: Path, content: str | bytes, mode: int | None = None) -> Pa
 
 
 def unfinished(folder: Path, names: Iterable[str]) -> list[Path]:
-    """What writers that were killed left of these files; the names may be patterns.
+    """Temporary files that killed writers left for these names, which may be patterns.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -101,7 +101,7 @@ def unfinished(folder: Path, names: Iterable[str]) -> list[Path]:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """An error of the system inside the block names this file: a failed write does not do so by itself."""
+    """An OSError inside the block names this file; that of a failed write does not by itself."""
     try:
         yield
     except OSError as why:
@@ -111,13 +111,13 @@ def named(path: Path) -> Iterator[None]:
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Rows as they are kept; JSON has no word for what is not finite.
+    """Rows as lines of JSON; NaN and infinity become null.
 
     >>> json_lines([{"round": 1, "train_loss": math.nan}])
     b'{"round": 1, "train_loss": null}\\n'
     """
 
-    def known(value: Any) -> Any:
+    def finite(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return "".join(json.dumps({k: known(v) for k, v in row.items()}) + "\n" for row in rows).encode()
+    return "".join(json.dumps({k: finite(v) for k, v in row.items()}) + "\n" for row in rows).encode()

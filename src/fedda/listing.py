@@ -1,15 +1,17 @@
-"""What there is, as tables: for `fedda list` and for the documentation."""
+"""The tables of `fedda list` and of the documentation: registered names, hyper-parameters, and measured costs."""
 
 from __future__ import annotations
 
 from inspect import Parameter
+from typing import NamedTuple
 
-from . import registry
+import torch
+
+from . import presets, registry
 from .aggregation import aggregations
-from .costs import Cost, cost
 from .experiments import builtin, find
-from .presets import PRESETS
-from .problems import options_of
+from .problems import Quadratic, options_of
+from .run import Run
 
 REGISTRIES = {
     "algorithms": registry.algorithms,
@@ -20,41 +22,31 @@ REGISTRIES = {
     "engines": registry.engines,
     "aggregation": aggregations,
 }
-KINDS = ("experiments", "algorithms", "words", "presets", *list(REGISTRIES)[1:])
-# How the parts of a cost are headed, for one client and one round of I local steps.
-COSTS = {
-    "down": "vectors down",
-    "up": "up",
-    "gradients": "gradients",
-    "start": "up at the start",
-    "memory": "client keeps",
-}
-assert tuple(COSTS) == Cost._fields
-
+KINDS = ("experiments", "algorithms", "params", "presets", *list(REGISTRIES)[1:])
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 def rows(kind: str) -> Table:
-    """The heads and the rows of one kind.
+    """The column heads and the rows of one table.
 
     >>> sorted(row[0] for row in rows("engines")[1])
     ['distributed', 'sequential', 'vectorised']
     """
+    entries = [entry for entry in registry.algorithms if not entry.alias_of]
     if kind == "experiments":
-        found = {name: find(name) for name in builtin()}
-        return ("experiment", "title", "algorithms"), [(n, e.title, ", ".join(e.algorithms)) for n, e in found.items()]
+        experiments = {name: find(name) for name in builtin()}
+        return ("experiment", "title", "algorithms"), [
+            (name, e.title, ", ".join(e.algorithms)) for name, e in experiments.items()
+        ]
     if kind == "presets":
-        return ("preset", "algorithm", "words"), [
-            (which, name, _words(words)) for which, table in PRESETS.items() for name, words in table.items()
+        return ("preset", "algorithm", "hyper-parameters"), [
+            (which, name, _text(values)) for which, table in presets.builtin().items() for name, values in table.items()
         ]
     if kind == "algorithms":
-        heads = ("name", "what it is", *COSTS.values())
-        return heads, [(names(e), e.summary, *cost(e.name)) for e in registry.algorithms if not e.alias_of]
-    if kind == "words":
-        return ("algorithm", "its words and their defaults"), [
-            (names(e), words(e)) for e in registry.algorithms if not e.alias_of
-        ]
-    return ("name", "what it is", "words and defaults"), [(e.name, e.summary, words(e)) for e in REGISTRIES[kind]]
+        return ("name", "what it is", *COSTS.values()), [(names(e), e.summary, *cost(e.name)) for e in entries]
+    if kind == "params":
+        return ("algorithm", "hyper-parameters and defaults"), [(names(e), params(e)) for e in entries]
+    return ("name", "what it is", "parameters and defaults"), [(e.name, e.summary, params(e)) for e in REGISTRIES[kind]]
 
 
 def names(entry: registry.Entry) -> str:
@@ -62,11 +54,64 @@ def names(entry: registry.Entry) -> str:
     return ", ".join([entry.name, *(e.name for e in registry.algorithms if e.alias_of == entry.name)])
 
 
-def words(entry: registry.Entry) -> str:
-    """The words that a user gives, with their defaults; what `fedda.load` takes from the data is none of them."""
+def params(entry: registry.Entry) -> str:
+    """The parameters that a user sets, with their defaults, without those that `fedda.load` takes from the data."""
     loaded = entry in (*registry.partitions, *registry.models)
-    return _words(options_of(entry) if loaded else entry.defaults)
+    return _text(options_of(entry) if loaded else entry.defaults)
 
 
-def _words(values: dict[str, object]) -> str:
+def _text(values: dict[str, object]) -> str:
     return ", ".join(k if v is Parameter.empty else f"{k}={v}" for k, v in values.items())
+
+
+# -- costs, measured by running an algorithm ----------------------------------------------------------------------
+D = 512  # larger than the count of single numbers that any algorithm sends, so that vectors and numbers differ
+
+
+class Cost(NamedTuple):
+    """For one client and one round of I local steps; `start` is what every client sends once, before round one."""
+
+    down: str
+    up: str
+    gradients: str
+    start: str
+    memory: str
+
+
+# The column heads of the costs.
+COSTS = dict(zip(Cost._fields, ("vectors down", "up", "gradients", "up at the start", "client keeps"), strict=True))
+
+
+def cost(name: str) -> Cost:
+    """The costs of an algorithm with its defaults, measured on a small quadratic.
+
+    >>> cost("fedda-mvr")
+    Cost(down='3 + 1 number', up='2', gradients='2I', start='1', memory='none')
+    """
+    (two, start, memory), (three, _, _) = (_measure(name, steps) for steps in (2, 3))
+    slope = three["gradients"] - two["gradients"]
+    rest = two["gradients"] - 2 * slope
+    gradients = f"{slope if slope != 1 else ''}I" + (f" {'+' if rest > 0 else '-'} {abs(rest)}" if rest else "")
+    return Cost(
+        down=_vectors(two["bytes_down"]),
+        up=_vectors(two["bytes_up"]),
+        gradients=gradients + (" + full pass" if two["full_gradients"] else ""),
+        start=_vectors(start["bytes_up"]),
+        memory=", ".join(memory) or "none",
+    )
+
+
+def _measure(name: str, steps: int) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
+    """The counts of the second round, those of the start, and the names of the client memory."""
+    ones = torch.ones(1, D, dtype=torch.float64)
+    run = Run(registry.algorithms.find(name)(steps=steps), Quadratic(ones, ones))
+    start = dict(vars(run.counts))
+    run.step()
+    first = dict(vars(run.counts))
+    run.step()
+    return {key: value - first[key] for key, value in vars(run.counts).items()}, start, run.algorithm.memory
+
+
+def _vectors(count: int) -> str:
+    vectors, numbers = divmod(count // 8, D)
+    return f"{vectors}" + (f" + {numbers} number{'s' if numbers > 1 else ''}" if numbers else "")

@@ -1,4 +1,4 @@
-"""What a process knows of itself before torch is imported: who started it, and how it may end early."""
+"""Facts about this process that need no torch: whether torchrun started it, and the errors with which it may end."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ class Lost(RuntimeError):
 
 
 class Stopped(Exception):
-    """Somebody stopped the run (Ctrl-C, SIGTERM, a closed terminal); it can go on from its checkpoint."""
+    """The run was stopped (Ctrl-C, SIGTERM, a closed terminal). It can be resumed from its checkpoint."""
 
-    def __init__(self, signal_number: int, words: str):
-        super().__init__(f"stopped by {signal.Signals(signal_number).name}, {words}")
+    def __init__(self, signal_number: int, message: str):
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}, {message}")
         self.signal = signal_number
 
 
 def started_by_torchrun() -> bool:
-    """Whether this is one of several processes."""
+    """Whether this process is one of several that torchrun started."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 

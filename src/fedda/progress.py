@@ -1,4 +1,4 @@
-"""What a terminal shows: bars while a run goes on (plain lines elsewhere), and tables."""
+"""What a terminal shows: bars during a run (plain lines without a terminal), and tables."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ SHOWN = {
 
 
 def watcher(labels: list[str]) -> Bars | Lines:
-    """A live display where there is a terminal that can move its cursor, else lines."""
+    """Bars if the terminal can move its cursor, else lines."""
     console = Console(stderr=True)
     live = sys.stderr.isatty() and not console.is_dumb_terminal
     return Bars(labels, console) if live else Lines()
 
 
 def headline(rows: list[dict[str, Any]]) -> str:
-    """Loss and accuracy, means over the seeds; those of the test set where there is one."""
-    words: dict[str, str] = {}
-    for key, word in SHOWN.items():
+    """Loss and accuracy, means over the seeds; on the test set if there is one."""
+    texts: dict[str, str] = {}
+    for key, name in SHOWN.items():
         values = [row[key] for row in rows if row.get(key) is not None]
-        if values and word not in words:
+        if values and name not in texts:
             mean = sum(values) / len(values)
-            words[word] = f"{word} {mean:.1%}" if word == "accuracy" else f"{word} {mean:#.4g}"
-    return "  ".join(words.values())
+            texts[name] = f"{name} {mean:.1%}" if name == "accuracy" else f"{name} {mean:#.4g}"
+    return "  ".join(texts.values())
 
 
 class Silence:
-    """Nobody watches."""
+    """Shows nothing."""
 
     def __enter__(self) -> Silence:
         return self
@@ -50,11 +50,11 @@ class Silence:
     def __exit__(self, *_: Any) -> None: ...
     def begin(self, label: str, done: int, rounds: int) -> None: ...
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None: ...
-    def end(self, label: str, word: str) -> None: ...
+    def end(self, label: str, state: str) -> None: ...
 
 
 class Lines:
-    """One line when an algorithm begins and ends, and one every few seconds between."""
+    """One line when an algorithm starts and ends, and one every few seconds in between."""
 
     seconds_between = 5.0
 
@@ -66,30 +66,30 @@ class Lines:
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         self.first, self.rounds, self.began = done, rounds, time.monotonic()
-        self.said, self.words = self.began, ""
+        self.printed, self.headline = self.began, ""
         self.say(f"{label}: round {done} of {rounds}" + (" (resumed)" if done else ""))
 
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None:
-        self.words = headline(rows) if rows else self.words
+        self.headline = headline(rows) if rows else self.headline
         now = time.monotonic()
-        if now - self.said >= self.seconds_between:
+        if now - self.printed >= self.seconds_between:
             rate = (done - self.first) / (now - self.began)
             left = (self.rounds - done) / rate if rate else 0.0
-            self.said = now
+            self.printed = now
             speed = f"{rate:.3g} rounds/s  {left:.0f} s left"
-            self.say(f"{label}: round {done} of {self.rounds}  {self.words}  {speed}")
+            self.say(f"{label}: round {done} of {self.rounds}  {self.headline}  {speed}")
 
-    def end(self, label: str, word: str) -> None:
-        done = f" in {time.monotonic() - self.began:.1f} s  {self.words}" if word == "done" else ""
-        self.say(f"{label}: {word}{done}")
+    def end(self, label: str, state: str) -> None:
+        done = f" in {time.monotonic() - self.began:.1f} s  {self.headline}" if state == "done" else ""
+        self.say(f"{label}: {state}{done}")
 
     def say(self, line: str) -> None:
-        with suppress(OSError):  # a reader that went away does not end a run
+        with suppress(OSError):  # a closed terminal must not end a run
             print(line, file=sys.stderr, flush=True)
 
 
 class Left(ProgressColumn):
-    """The time left while an algorithm runs; how it ended after that."""
+    """The time left while an algorithm runs, then how it ended."""
 
     def render(self, task: Task) -> Text:
         if task.fields["ended"]:
@@ -102,23 +102,23 @@ class Left(ProgressColumn):
 
 
 class Rate(ProgressColumn):
-    """Rounds a second, since the algorithm began in this run."""
+    """Rounds per second since the algorithm started or resumed."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.fields['rate']:.3g} rounds/s" if task.fields["rate"] else "")
 
 
 class Bars:
-    """A bar for each algorithm: rounds, loss, accuracy, rounds a second, time left."""
+    """One bar per algorithm: rounds, loss, accuracy, rounds per second, time left."""
 
     def __init__(self, labels: list[str], console: Console):
-        # A narrow terminal shortens the label and the bar; the numbers stay whole.
+        # A narrow terminal shortens the label and the bar, not the numbers.
         short = Column(no_wrap=True, overflow="ellipsis", max_width=24)
         self.progress = Progress(
             TextColumn("{task.description}", markup=False, table_column=short),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
             MofNCompleteColumn(table_column=Column(no_wrap=True, justify="right")),
-            TextColumn("{task.fields[words]}", markup=False, table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[headline]}", markup=False, table_column=Column(no_wrap=True)),
             Rate(table_column=Column(no_wrap=True, justify="right")),
             Left(table_column=Column(no_wrap=True)),
             console=console,
@@ -127,14 +127,14 @@ class Bars:
         self.tasks = {name: self._task(name) for name in labels}
 
     def _task(self, name: str) -> TaskID:
-        return self.progress.add_task(name, total=None, start=False, words="", rate=0.0, ended="")
+        return self.progress.add_task(name, total=None, start=False, headline="", rate=0.0, ended="")
 
     def __enter__(self) -> Bars:
         self.progress.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        with suppress(OSError):  # the terminal may be gone
+        with suppress(OSError):  # the terminal may be closed
             self.progress.stop()
 
     def begin(self, label: str, done: int, rounds: int) -> None:
@@ -148,22 +148,22 @@ class Bars:
         rate = (done - self.first) / max(time.monotonic() - self.began, 1e-9)
         self.progress.update(self.tasks[label], completed=done, rate=rate)
         if rows:
-            self.progress.update(self.tasks[label], words=headline(rows))
+            self.progress.update(self.tasks[label], headline=headline(rows))
 
-    def end(self, label: str, word: str) -> None:
-        state, _, reason = word.partition(": ")
-        self.progress.update(self.tasks[label], ended=state)
+    def end(self, label: str, state: str) -> None:
+        short, _, reason = state.partition(": ")
+        self.progress.update(self.tasks[label], ended=short)
         self.progress.stop_task(self.tasks[label])
         if reason:
-            self.progress.console.print(f"{label}: {word}", markup=False, highlight=False, emoji=False)
+            self.progress.console.print(f"{label}: {state}", markup=False, highlight=False, emoji=False)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """Print a table, the first column whole; as wide as the terminal, in a file wide enough."""
+    """Print a table as wide as the terminal, or 500 columns in a file; the first column is never shortened."""
     shown = Table(title=title, title_justify="left")
     for head in heads:
         shown.add_column(head, no_wrap=head == heads[0])
     for row in rows:
         shown.add_row(*row)
-    # "[b]" in a label is no markup.
+    # "[b]" in a label is not markup.
     Console(width=None if sys.stdout.isatty() else 500, markup=False, emoji=False, highlight=False).print(shown)

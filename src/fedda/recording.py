@@ -1,6 +1,7 @@
-"""A function of tensors run once and written down as plain operations, which are run again on other numbers.
+"""Records a function of tensors as plain operations, which can then run on other numbers.
 
-What make_fx of PyTorch does, for functions that look at no number, without its compiler's seconds to import.
+It does what PyTorch's make_fx does, for functions that read no number of a tensor, without the seconds that importing
+PyTorch's compiler takes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """What is known of an operation's result before it is run again: everything but its numbers."""
+    """Shape, strides, dtype and device of an operation's result."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -29,10 +30,11 @@ class TensorMeta:
 
 
 def recorded(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
-    """The operations of `function(*inputs)`, a tensor or a list of them, as a module of the same arguments.
+    """The operations of `function(*inputs)`, which returns a tensor or a list of tensors, as a module of the same
+    arguments.
 
-    Tensors that it uses and neither gets nor makes are held, not copied: what they hold then, counts. The function must
-    not look at a number of a tensor, since that number would stay.
+    Tensors from outside are held by reference: the module uses the values that they have when it runs. The function
+    must not read a number of a tensor, because that number would be constant in the module.
 
     >>> scale = torch.tensor([2.0])
     >>> module = recorded(lambda x: [x * scale + 1], torch.tensor([1.0]))
@@ -46,7 +48,7 @@ def recorded(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
 
 
 class Mode(TorchDispatchMode):
-    """Sees every operation. Without the first line PyTorch would import its compiler, to keep it out of here."""
+    """A mode that sees every operation. Without this method PyTorch would import its compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -57,13 +59,13 @@ class Recorder(Mode):
     def __init__(self, inputs: Sequence[Tensor]):
         super().__init__()
         self.graph, self.held = Graph(), torch.nn.Module()
-        self.nodes: Any = WeakTensorKeyDictionary()  # a tensor that is gone gives its id to another
+        self.nodes: Any = WeakTensorKeyDictionary()  # not by id: a new tensor may get the id of a deleted one
         for i, v in enumerate(inputs):
             self.nodes[v] = self.known(self.graph.placeholder(f"input{i}"), v)
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.data_dependent_output in op.tags:
-            raise ValueError(f"{op} looks at a number")
+            raise ValueError(f"{op} reads a number")
         kwargs = kwargs or {}
         out = op(*args, **kwargs)
         known = tree_map_only((Tensor, torch.ScriptObject), self.node, (tuple(args), dict(kwargs)))
@@ -71,7 +73,7 @@ class Recorder(Mode):
         return out
 
     def remember(self, node: Node, out: Any) -> None:
-        """The tensors of a result, which may be a list in a list: an all-reduce gives back what it has changed."""
+        """Note the node of every tensor in a result, which may be a nested list (that of an all-reduce is)."""
         if isinstance(out, Tensor):
             self.nodes[out] = self.known(node, out)
         elif isinstance(out, list | tuple):
@@ -80,7 +82,7 @@ class Recorder(Mode):
                     self.remember(self.graph.call_function(getitem, (node, i)), v)
 
     def node(self, v: Any) -> Node:
-        """Where a tensor comes from; one that nothing here has made is held, as is a group of processes."""
+        """The node of a tensor. A tensor from outside is held, and so is a process group."""
         if not isinstance(v, Tensor):
             setattr(self.held, name := f"group{len(self.graph.nodes)}", v)
             return self.graph.get_attr(name)
@@ -88,8 +90,8 @@ class Recorder(Mode):
             name = f"held{len(self.held._buffers)}"
             self.held.register_buffer(name, v)
             self.nodes[v] = self.known(self.graph.get_attr(name), v)
-        found: Node = self.nodes[v]
-        return found
+        node: Node = self.nodes[v]
+        return node
 
     @staticmethod
     def known(node: Node, v: Tensor) -> Node:

@@ -1,4 +1,5 @@
-"""Names to things: the command line, the docs' tables and the shared tests are driven by these registries."""
+"""Registries of algorithms, engines, data sets and so on, by name. The command line, the tables of the documentation
+and the shared tests are driven by them."""
 
 from __future__ import annotations
 
@@ -22,33 +23,33 @@ class Entry:
 
     name: str
     build: Callable[..., Any]
-    owner: str  # how messages call it: the class's name
+    owner: str  # its name in messages
     summary: str  # the first sentence of its docstring
-    defaults: dict[str, Any]  # every word it takes (`inspect.Parameter.empty` where one must be given)
+    defaults: dict[str, Any]  # every hyper-parameter; `inspect.Parameter.empty` if it has no default
     reference: str = ""
     alias_of: str | None = None
+    example: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that suit a small noisy problem, for tests
 
-    def complete(self, given: dict[str, Any]) -> dict[str, Any]:
-        """`given` with the defaults filled in; unknown and missing names are refused."""
-        known = self.defaults
-        for name in given:
-            if name not in known:
-                raise ValueError(f"{self.name}: no parameter {name!r}; {checks.nearest(name, known)}")
-        full = known | given
+    def complete(self, params: dict[str, Any]) -> dict[str, Any]:
+        """`params` with the defaults filled in; unknown and missing names are refused."""
+        for name in params:
+            if name not in self.defaults:
+                raise ValueError(f"{self.name}: no parameter {name!r}; {checks.nearest(name, self.defaults)}")
+        full = self.defaults | params
         for name, value in full.items():
             if value is inspect.Parameter.empty:
                 raise ValueError(f"{self.name}: {name} is missing")
         return full
 
-    def __call__(self, **given: Any) -> Any:
-        full = self.complete(given)
+    def __call__(self, **params: Any) -> Any:
+        full = self.complete(params)
         checks.check(self.owner, **{k: v for k, v in full.items() if v is not None})
         return self.build(**full)
 
 
 @dataclass
 class Registry:
-    """The things of one kind by name; the built-in ones are those that the package `home` registers.
+    """The entries of one kind, by name. The package `home` registers the built-in ones.
 
     >>> Registry("algorithm").find("fedavg")
     Traceback (most recent call last):
@@ -61,48 +62,37 @@ class Registry:
 
     @property
     def entries(self) -> dict[str, Entry]:
-        """All of them. The package is imported on the first use, so that `import fedda` stays fast."""
+        """All entries. `home` is imported on the first use, so that `import fedda` stays fast."""
         if self.home is not None:
             importlib.import_module(self.home)
         return self.known
 
-    def add(
-        self,
-        build: Callable[..., Any],
-        name: str,
-        *aliases: str,
-        owner: str,
-        summary: str,
-        defaults: dict[str, Any],
-        reference: str = "",
-    ) -> None:
-        for label in (name, *aliases):
-            if label in self.entries:
-                raise ValueError(f"{self.kind} {label!r} is registered twice")
-            alias_of = None if label == name else name
-            self.entries[label] = Entry(label, build, owner, summary, defaults, reference, alias_of)
+    def add(self, entry: Entry) -> None:
+        if entry.name in self.entries:
+            raise ValueError(f"{self.kind} {entry.name!r} is registered twice")
+        self.entries[entry.name] = entry
 
-    def register(self, name: str, *aliases: str, reference: str = "", owner: str = "") -> Callable[[T], T]:
-        """Register a class or function as it is: words and defaults from its signature, summary from its docstring.
-        `owner` is how messages call it: by default the class's name, or the name that a function is registered by."""
+    def register(
+        self, name: str, *aliases: str, reference: str = "", owner: str = "", example: dict[str, Any] | None = None
+    ) -> Callable[[T], T]:
+        """Register a class or a function: the hyper-parameters are those of its signature, the summary is the first
+        paragraph of its docstring. `owner` is its name in messages: by default that of the class, or `name` for a
+        function. `example` holds hyper-parameters with which the shared tests run it."""
 
         def decorate(build: T) -> T:
-            self.add(
-                build,
-                name,
-                *aliases,
-                owner=owner or (build.__name__ if inspect.isclass(build) else name),
-                summary=" ".join((inspect.getdoc(build) or "").split("\n\n")[0].split()),
-                defaults={p.name: p.default for p in inspect.signature(build).parameters.values()},
-                reference=reference,
-            )
+            called = owner or (build.__name__ if inspect.isclass(build) else name)
+            summary = " ".join((inspect.getdoc(build) or "").split("\n\n")[0].split())
+            defaults = {p.name: p.default for p in inspect.signature(build).parameters.values()}
+            for label in (name, *aliases):
+                alias_of = None if label == name else name
+                self.add(Entry(label, build, called, summary, defaults, reference, alias_of, example or {}))
             return build
 
         return decorate
 
     def find(self, name: str) -> Entry:
         if name not in self.entries:
-            plugins.discover()  # it may live in an installed package
+            plugins.discover()  # it may be in an installed package
         if name not in self.entries:
             raise ValueError(f"unknown {self.kind} {name!r}; {checks.nearest(str(name), self.entries)}".rstrip())
         return self.entries[name]
@@ -120,7 +110,8 @@ proxes = Registry("prox", "fedda.rules.prox")
 
 
 def make(name: str, *, preset: str | None = None, **hyper: Any) -> Algorithm:
-    """An algorithm by its name, with its hyper-parameters as flat words; `preset` gives the paper's for a data set.
+    """An algorithm by its name, with its hyper-parameters as keywords; `preset` names a data set whose tuned values
+    from the paper are the defaults.
 
     >>> import fedda
     >>> fedda.make("fedavg", lr=0.1, steps=5).steps
@@ -136,7 +127,9 @@ def make(name: str, *, preset: str | None = None, **hyper: Any) -> Algorithm:
     return algorithm
 
 
-def expanded(entry: Entry, given: dict[str, Any]) -> dict[str, Any]:
-    """The words given, and those of the preset that they name for the rest."""
-    own = {word: value for word, value in given.items() if word != "preset"}
-    return presets.preset(entry.alias_of or entry.name, given["preset"]) | own if "preset" in given else own
+def expanded(entry: Entry, params: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters, with those of the preset that they may name as defaults."""
+    explicit = {name: value for name, value in params.items() if name != "preset"}
+    if "preset" not in params:
+        return explicit
+    return presets.preset(entry.alias_of or entry.name, params["preset"]) | explicit

@@ -2,7 +2,7 @@
 
 Every operation is on 64-bit integers, so the same bits come out on CPU and GPU, in any engine, in any order, and
 a resumed run sees what the uninterrupted one saw. A *key* is an int64 tensor; `fold` derives a new key from it
-and a counter. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), one call a fold.
+and a counter. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), one call per fold.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Purposes: one stream for each use of randomness, so that one never shifts another.
+# Purposes: one stream for each use of randomness, so that the streams are independent.
 START, COHORT, BATCH, NOISE, SPLIT, MODEL, STATISTICS, VALIDATION = range(8)
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as a signed 64-bit number
 MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX2 = 0x94D049BB133111EB - (1 << 64)
 MASK = (1 << 64) - 1
-MANY = 4096  # clients: with more, hashing all of them to choose a few would cost more than the choice
+MANY = 4096  # with more clients than this, a small cohort is drawn without hashing all of them
 LOW = (1 << 32) - 1  # the low half of a number
 UNSIGNED = {n: np.uint64(n & MASK) for n in (1, 27, 30, 31, 33, GOLDEN, MIX1, MIX2)}
 
@@ -32,8 +32,7 @@ def key(seed: int | Tensor, purpose: int) -> Tensor:
 
 
 def on_cpu(v: Tensor) -> bool:
-    """Whether numbers lie where NumPy finds them and a look at one costs nothing; elsewhere nothing may be looked at,
-    since a round is replayed as it was recorded."""
+    """Whether NumPy can read the numbers. On a GPU the host must not read them: a round is recorded and replayed."""
     return v.device.type == "cpu"
 
 
@@ -43,7 +42,7 @@ def fold(key: Tensor, counter: int | Tensor) -> Tensor:
     >>> fold(key(0, COHORT), torch.arange(2)).tolist() == [fold(key(0, COHORT), i).item() for i in range(2)]
     True
     """
-    return _fold_near(key, counter) if on_cpu(key) else fold_traced(key, counter)
+    return _fold_on_cpu(key, counter) if on_cpu(key) else fold_traced(key, counter)
 
 
 def fold_traced(key: Tensor, counter: int | Tensor) -> Tensor:
@@ -54,8 +53,8 @@ def fold_traced(key: Tensor, counter: int | Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-def _fold_near(key: Tensor, counter: int | Tensor) -> Tensor:
-    """The same bits in NumPy's unsigned integers: no masks, and a third of the time on the few keys of a round."""
+def _fold_on_cpu(key: Tensor, counter: int | Tensor) -> Tensor:
+    """The same bits in NumPy's unsigned integers: a third of the time for the few keys of a round."""
     if isinstance(counter, Tensor):
         step: Any = np.multiply(np.add(counter.numpy().view(np.uint64), UNSIGNED[1]), UNSIGNED[GOLDEN])
     else:
@@ -71,7 +70,7 @@ def _fold_near(key: Tensor, counter: int | Tensor) -> Tensor:
 
 def integers(key: Tensor, n: Tensor | int) -> Tensor:
     """Uniform integers in [0, n), n < 2^31: 31 bits times n, shifted; the bias is below n / 2^31."""
-    if on_cpu(key):  # as above
+    if on_cpu(key):  # NumPy, as in `fold`
         high: Any = (key.numpy().view(np.uint64) >> UNSIGNED[33]).view(np.int64)
         return torch.from_numpy(np.asarray(high * (n.numpy() if isinstance(n, Tensor) else n) >> 31))
     return (bits(key) * n) >> 31
@@ -94,7 +93,7 @@ def normal(key: Tensor) -> Tensor:
 
 
 def permutation(key: Tensor, n: int) -> Tensor:
-    """A permutation of 0..n-1, as the order of hashed keys."""
+    """A permutation of 0..n-1: the order of hashed keys."""
     return torch.argsort(fold(key, torch.arange(n, device=key.device)), stable=True)
 
 
@@ -111,24 +110,25 @@ def choose(key: Tensor, n: int, r: int) -> Tensor:
 
 
 def _few_of_many(key: Tensor, n: int, r: int) -> Tensor:
-    """The first r different ones among 2 r + 64 draws, in work that n has no part in.
+    """The first r different numbers among 2 r + 64 draws; the work does not grow with n.
 
-    A draw repeats an earlier one with a chance below 1/4, and r + 65 would have to: that happens with a chance below
-    2^(2 r + 64) / 4^(r + 65) = 2^-66. Behind the draws stand 0..r-1, so that even then there are r different ones.
+    A draw repeats an earlier one with probability below 1/4. Too few are different if r + 65 draws repeat, with
+    probability below 2^(2 r + 64) / 4^(r + 65) = 2^-66. The numbers 0..r-1 follow the draws, so that even then there
+    are r different numbers.
     """
     draws = fold(key, torch.arange(2 * r + 64, device=key.device))
     return (_first_on_cpu if on_cpu(key) else _first)(draws, n, r)
 
 
 def _first(draws: Tensor, n: int, r: int) -> Tensor:
-    """All shapes are fixed and the host looks at no number, so that a CUDA graph can hold it."""
+    """All shapes are fixed and the host reads no number, so that a CUDA graph can contain it."""
     few = torch.arange(r, device=draws.device).expand(*draws.shape[:-1], r)
     drawn = torch.cat([integers(draws, n), few], dim=-1)
-    # Sorted by value and then by place, in one number: an entry is a repetition if it equals the one before it.
+    # Sorted by value and then by position, in one number: an entry repeats another if it equals the one before it.
     order = ((drawn << 32) + torch.arange(drawn.shape[-1], device=draws.device)).sort(dim=-1).values
-    value, place = order >> 32, order & LOW
-    place[..., 1:] += (value[..., 1:] == value[..., :-1]) * (LOW + 1)
-    first = place.topk(r, dim=-1, largest=False, sorted=False).indices
+    value, position = order >> 32, order & LOW
+    position[..., 1:] += (value[..., 1:] == value[..., :-1]) * (LOW + 1)
+    first = position.topk(r, dim=-1, largest=False, sorted=False).indices
     return value.gather(-1, first).sort(dim=-1).values
 
 
@@ -137,14 +137,14 @@ def _first_on_cpu(draws: Tensor, n: int, r: int) -> Tensor:
     drawn: Any = integers(draws, n).numpy()
     drawn = np.concatenate([drawn, np.broadcast_to(np.arange(r), (*drawn.shape[:-1], r))], axis=-1)
     order = np.sort((drawn << 32) + np.arange(drawn.shape[-1]), axis=-1)
-    value, place = order >> 32, order & LOW
-    place[..., 1:] += (value[..., 1:] == value[..., :-1]) * (LOW + 1)
-    last = np.partition(place, r - 1, axis=-1)[..., r - 1 : r]
-    return torch.from_numpy(value[place <= last].reshape(*draws.shape[:-1], r))
+    value, position = order >> 32, order & LOW
+    position[..., 1:] += (value[..., 1:] == value[..., :-1]) * (LOW + 1)
+    last = np.partition(position, r - 1, axis=-1)[..., r - 1 : r]
+    return torch.from_numpy(value[position <= last].reshape(*draws.shape[:-1], r))
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical right shift: torch's own is arithmetic."""
+    """Logical right shift; torch's >> is arithmetic."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 

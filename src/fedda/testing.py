@@ -1,4 +1,4 @@
-"""Checks for an algorithm or a proximal map of your own: each failure is one AssertionError of one line.
+"""Checks for your own algorithm or proximal map: each failure is an AssertionError of one line.
 
 >>> import fedda
 >>> from fedda.testing import check_algorithm, check_prox
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .aggregation.centres import model_replies
-from .aggregation.foreseen import ZeroGradientClient, ZeroGradientCohort, foreseen
+from .aggregation.cohort import model_replies
+from .aggregation.dry_run import ZeroGradientClient, ZeroGradientCohort, dry_run
 from .core import Algorithm, ClientTask, bind_to_problem
 from .engines import Vectorised
 from .engines.wrappers import message_bytes
@@ -40,27 +40,27 @@ def check_algorithm(algorithm: Any, **hyper: Any) -> None:
     >>> from fedda.algorithms.fedavg import FedAvg
     >>> check_algorithm(FedAvg, lr=0.1, steps=3)
     """
-    made: Algorithm = algorithm(**hyper) if isinstance(algorithm, type) else algorithm
-    if not isinstance(made, Algorithm):
-        raise ValueError(f"check_algorithm: give an algorithm (an instance or a class), got {made!r}")
+    instance: Algorithm = algorithm(**hyper) if isinstance(algorithm, type) else algorithm
+    if not isinstance(instance, Algorithm):
+        raise ValueError(f"check_algorithm: give an algorithm (an instance or a class), got {instance!r}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for check in ALGORITHM_CHECKS:
-            check(made)
+            check(instance)
 
 
 def engines_agree(algorithm: Algorithm) -> None:
-    """All engines, in every chunking, give what one client after the other gives."""
+    """All engines, in every chunking, equal the sequential one."""
     for cohort in (CLIENTS, COHORT):
-        truth = _after(algorithm, cohort=cohort, seed=3, engine="sequential")
+        expected = _after(algorithm, cohort=cohort, seed=3, engine="sequential")
         for chunk in (None, 1, 3):
             other = _after(algorithm, cohort=cohort, seed=3, engine=Vectorised(chunk=chunk))
             name = "vectorised" if chunk is None else f"vectorised, {chunk} at a time"
-            _same(algorithm, other, truth, f"the engines differ ({name}, {cohort} clients)", MIXES)
+            _same(algorithm, other, expected, f"the engines differ ({name}, {cohort} clients)", MIXES)
 
 
 def replicas_agree(algorithm: Algorithm) -> None:
-    """Several seeds in one program give what each gives alone."""
+    """Several seeds in one program equal single runs."""
     seeds = [5, 0, 5]
     together = _after(algorithm, cohort=COHORT, seed=seeds)
     for i, seed in enumerate(seeds):
@@ -69,12 +69,12 @@ def replicas_agree(algorithm: Algorithm) -> None:
 
 
 def resumes(algorithm: Algorithm) -> None:
-    """A run from the state of another gives the same bits."""
-    how: dict[str, Any] = {"cohort": COHORT, "seed": [2, 9]}
-    whole = Run(algorithm, _problem(), **how)
+    """A run that is resumed from a state gives the same bits."""
+    options: dict[str, Any] = {"cohort": COHORT, "seed": [2, 9]}
+    whole = Run(algorithm, _problem(), **options)
     for _ in range(2):
         whole.step()
-    resumed = Run(algorithm, _problem(), **how, state=whole.state())
+    resumed = Run(algorithm, _problem(), **options, state=whole.state())
     for _ in range(2):
         whole.step()
         resumed.step()
@@ -119,22 +119,22 @@ def traffic_is_counted(algorithm: Algorithm) -> None:
     def look(task: ClientTask, down: Sequence[Tensor], replies: Sequence[Tensor]) -> None:
         sent.append(sum(map(message_bytes, replies)))
 
-    start, _ = foreseen(run.algorithm, run.server.x, look)
+    start, _ = dry_run(run.algorithm, run.server.x, look)
     expected = COHORT * sum(sent[len(start) :])
     for _ in range(2):
         before = dataclasses.replace(run.counts)
         run.step()
         up = run.counts.bytes_up - before.bytes_up
         _require(
-            up == expected, algorithm, f"a round sends {up} bytes up, and its replies have {expected}",
-            "a round must ask the same of its clients every time, through cohort.average alone",
+            up == expected, algorithm, f"a round sends {up} bytes up, but its replies have {expected}",
+            "every round must send the same tensors, and only through cohort.average",
         )  # fmt: skip
-        asked = run.counts.gradients + run.counts.full_gradients - before.gradients - before.full_gradients
-        _require(asked > 0, algorithm, "a round takes no gradient", "take gradients with client.gradients in a task")
+        gradients = run.counts.gradients + run.counts.full_gradients - before.gradients - before.full_gradients
+        _require(gradients > 0, algorithm, "a round takes no gradient", "take gradients by client.gradients in a task")
 
 
 def failed_clients_are_left_out(algorithm: Algorithm) -> None:
-    """A client whose gradients are not finite changes nothing, as if its weight were zero."""
+    """A client whose gradients are not finite has no effect, as if its weight were zero."""
     for engine in ("sequential", "vectorised"):
         broken = Run(algorithm, _problem(), engine=engine)
         weightless = Run(algorithm, _problem(), engine=engine, state=broken.state())
@@ -144,21 +144,19 @@ def failed_clients_are_left_out(algorithm: Algorithm) -> None:
         for _ in range(2):
             broken.step()
             weightless.step()
-        advice = "take means over clients by cohort.average alone"
-        _require(bool((broken.dropped == 2).all()), algorithm, "a client that fails is not noticed", advice)
-        _same(algorithm, broken.server, weightless.server, "a client that fails changes the others' mean", advice)
+        advice = "take means over clients only by cohort.average"
+        _require(bool((broken.dropped == 2).all()), algorithm, "a failed client is not noticed", advice)
+        _same(algorithm, broken.server, weightless.server, "a failed client changes the mean of the others", advice)
 
 
 def every_rate_is_used(algorithm: Algorithm) -> None:
-    """Another rate at any one step of a round leads elsewhere: a decaying rate is followed step by step."""
+    """A different rate at any step of a round changes the result: a decaying rate is followed step by step."""
     if algorithm.one_rate_per_round or not hasattr(algorithm, "lr"):
         return
-    rate = schedule(algorithm.lr)
-
-    steps = algorithm.steps
+    rate, steps = schedule(algorithm.lr), algorithm.steps
 
     def state(step: int) -> Any:
-        """With half the rate at this step of every round but the first, which may only measure."""
+        """The state if this step has half the rate in every round but the first, which may only measure."""
 
         def changed(t: Tensor) -> Tensor:
             half: Tensor = torch.where((t >= steps) & (t % steps == step), 0.5, 1.0).to(t.dtype)
@@ -179,18 +177,18 @@ def every_rate_is_used(algorithm: Algorithm) -> None:
 
 
 def model_replies_are_marked(algorithm: Algorithm) -> None:
-    """With all gradients zero, the replies that move as the model moves are those that the task names."""
-    for task, found, marked in moved_replies(algorithm):
+    """With zero gradients, the replies that move as the model moves are those that the task marks."""
+    for task, moved, marked in moved_replies(algorithm):
         _require(
-            found == marked, algorithm,
-            f"{task.__name__} replies a moved copy of the model at {found}, marked is {marked}",
-            f"mark it with @on_client(model_replies={found})",
+            moved == marked, algorithm,
+            f"{task.__name__} replies an updated model at {moved}, but marks {marked}",
+            f"mark it with @on_client(model_replies={moved})",
         )  # fmt: skip
 
 
 def moved_replies(algorithm: Algorithm) -> Iterator[tuple[ClientTask, tuple[int, ...], tuple[int, ...]]]:
-    """For each task: the replies that move as the model moves where no gradient pulls them, and those that its mark
-    names. Every other tensor that is sent is positive noise."""
+    """For each task, the replies that move with the model if all gradients are zero, and the replies that are marked.
+    Every other tensor that is sent is positive noise."""
     d = 6
     x = torch.linspace(4.0, 5.0, d, dtype=torch.float64)[None]
     shift = torch.linspace(0.3, 0.7, d, dtype=torch.float64)
@@ -200,23 +198,23 @@ def moved_replies(algorithm: Algorithm) -> Iterator[tuple[ClientTask, tuple[int,
         ZeroGradientClient(x, algorithm.memory), lambda task, down, replies: calls.append((task, down))
     )
     server = algorithm.round(algorithm.init(x, cohort), cohort)
-    algorithm.round(server, cohort)  # where t > 0
+    algorithm.round(server, cohort)  # with t > 0
     for task, down in calls:
         g = torch.Generator().manual_seed(0)
         sent = [x] + [
             v.clamp(min=1) if v.shape[-1] == 1 else 0.5 + torch.rand(v.shape, generator=g, dtype=v.dtype)
-            for v in down[1:]  # a number is a step, or a metric of one number
+            for v in down[1:]  # a number is the step counter or a scalar H
         ]
 
         def ask(x: Tensor, sent: list[Tensor] = sent, task: ClientTask = task) -> tuple[Tensor, ...]:
             return task(ZeroGradientClient(x, algorithm.memory), x, *sent[1:])
 
         here, there = ask(x), ask(x + shift)
-        found = tuple(
+        moved = tuple(
             i for i, (a, b) in enumerate(zip(there, here, strict=True))
             if a.shape[-1] == d and torch.allclose(a - b, shift.expand_as(a), rtol=0, atol=1e-12)
         )  # fmt: skip
-        yield task, found, tuple(i for i in model_replies(task) if i < len(here))
+        yield task, moved, tuple(i for i in model_replies(task) if i < len(here))
 
 
 ALGORITHM_CHECKS: tuple[Callable[[Algorithm], None], ...] = (
@@ -228,7 +226,7 @@ MIXES = "a task must not mix clients or seeds: name the axis of every reduction,
 
 def check_prox(prox: Any, d: int = 6, diagonal: bool = True, **hyper: Any) -> None:
     """Check that a map solves argmin_x s psi(x) + sum q (x - u)^2 / 2 over its set. Give an instance, or a class and
-    its hyper-parameters; `d` is a length that fits it, and `diagonal=False` leaves out metrics by coordinate.
+    its hyper-parameters. `d` is the length of the vectors; `diagonal=False` skips metrics with a weight per coordinate.
 
     >>> import fedda
     >>> check_prox(fedda.prox.Box, lower=-1.0, upper=0.5)
@@ -263,7 +261,7 @@ def _check_point(p: Prox, u: Tensor, v: Tensor, q: Tensor, s: float, normal: Cal
     )  # fmt: skip
     _require(bool(p.feasible(x).all()), p, "the result is not feasible", "end with a point of the set")
     others = p.project(torch.cat([x + 0.1 * normal(25, *u.shape), 3 * normal(25, *u.shape)]))
-    _require(bool(p.feasible(others).all()), p, "project leads out of the set", "project is the map with s = 0")
+    _require(bool(p.feasible(others).all()), p, "project leaves the set", "project is the map with s = 0")
     left = (q * (u - x) * (others - x)).sum(-1)
     size = 1 + (q * (u - x).abs() * (others - x).abs()).sum(-1)
     _require(
@@ -276,7 +274,7 @@ def _check_point(p: Prox, u: Tensor, v: Tensor, q: Tensor, s: float, normal: Cal
         bool((near <= far * (1 + 1e-9) + 1e-12).all()),
         p,
         "two results are further apart than their inputs",
-        "a proximal map never parts two points",
+        "a proximal map never moves two points apart",
     )
     inside = p.project(u)
     _close(p, p(inside, q, 0.0), inside, 1e-12, "with s = 0 a point of the set is moved", "psi must have the weight s")
@@ -288,22 +286,23 @@ def _check_point(p: Prox, u: Tensor, v: Tensor, q: Tensor, s: float, normal: Cal
 
 
 def _problem() -> Quadratic:
-    """Seven clients that differ in everything."""
+    """Seven clients with different data."""
     g = torch.Generator().manual_seed(0)
     A = 0.2 + torch.rand(CLIENTS, D, generator=g, dtype=torch.float64)
     b = torch.randn(CLIENTS, D, generator=g, dtype=torch.float64)
     return Quadratic(A, b, noise=0.3, sizes=[3, 8, 5, 8, 2, 7, 4])
 
 
-def _after(algorithm: Algorithm, **how: Any) -> Any:
-    run = Run(algorithm, _problem(), **how)
+def _after(algorithm: Algorithm, **options: Any) -> Any:
+    """The server state after some rounds."""
+    run = Run(algorithm, _problem(), **options)
     for _ in range(ROUNDS):
         run.step()
     return run.server
 
 
 def _same(owner: Any, a: Any, b: Any, what: str, advice: str) -> None:
-    """Two server states are equal but for rounding."""
+    """Require that two server states are equal up to rounding."""
     for name, one, two in zip(type(b)._fields, a, b, strict=True):
         _close(owner, one, two, 1e-9, f"{what} in {name}", advice)
 

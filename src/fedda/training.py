@@ -1,5 +1,5 @@
-"""A run from start to end. Its loop is a generator, so that logging, checkpoints and early stopping are ordinary code
-in the `for` that consumes it."""
+"""A run from start to end. The loop is a generator: logging, checkpoints and early stopping are ordinary code in the
+`for` that consumes it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .arguments import RunOptions, refuse_words
+from .arguments import RunOptions, check_options
 from .core import Algorithm, Problem
 from .run import Run
 
 
-def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **how: Unpack[RunOptions]) -> Iterator[Any]:
+def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **options: Unpack[RunOptions]) -> Iterator[Any]:
     """The server's state after each round.
 
     >>> import fedda
@@ -29,13 +29,13 @@ def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **how: Unpack[Ru
     tensor([[1.5000]], dtype=torch.float64)
     """
     checks.check("rounds", rounds=rounds)
-    refuse_words(how)
-    run = Run(algorithm, problem, **how)
+    check_options(options)
+    run = Run(algorithm, problem, **options)
     return (run.step() for _ in range(affordable(run, rounds)))
 
 
 class History(list[dict[str, Any]]):
-    """Rows of a run: round, seed, steps, gradients, bytes_up, bytes_down, seconds, metrics."""
+    """The rows of a run: round, seed, steps, gradients, bytes_up, bytes_down, seconds, metrics."""
 
     def to_pandas(self) -> Any:
         import pandas
@@ -56,10 +56,10 @@ def train(
     rounds: int,
     every: int | None = None,
     detail: bool = False,
-    **how: Unpack[RunOptions],
+    **options: Unpack[RunOptions],
 ) -> Result:
-    """Run for `rounds` rounds, evaluating at the start, `every` so many rounds (a hundred times in all by default) and
-    at the end; `detail` adds the density of every layer and the gradient mapping.
+    """Run for `rounds` rounds. The model is evaluated at the start, after every `every` rounds (by default about 100
+    times in all) and at the end. `detail` adds the density of every layer and the gradient mapping.
 
     >>> import fedda
     >>> problem = fedda.load("digits", partition="dominant_class", rho=0.8)
@@ -70,8 +70,8 @@ def train(
     checks.check("train", rounds=rounds)
     every = max(1, rounds // 100) if every is None else every
     checks.check("train", every=every)
-    refuse_words(how)
-    run = Run(algorithm, problem, **how)
+    check_options(options)
+    run = Run(algorithm, problem, **options)
     rounds = affordable(run, rounds)
     history = History(row | {"seconds": 0.0} for row in run.evaluate(detail))
     for seconds in timed(run, rounds, every):
@@ -80,7 +80,7 @@ def train(
 
 
 def affordable(run: Run, rounds: int) -> int:
-    """The last round that the privacy budget allows; it warns if that is not the last one asked for."""
+    """The last round that the privacy budget allows, with a warning if it is not the last of `rounds`."""
     last = run.last(rounds)
     if why := run.stopped(last, rounds):
         warnings.warn(f"train: {why}: the run ends there", stacklevel=3)
@@ -88,7 +88,8 @@ def affordable(run: Run, rounds: int) -> int:
 
 
 def timed(run: Run, rounds: int, every: int, seconds: float = 0.0) -> Iterator[float]:
-    """Step to `rounds`, pausing to be evaluated every so many; yields the seconds spent in rounds alone."""
+    """Advance to `rounds`, with a pause for evaluation after every `every` rounds. It yields the seconds spent so far,
+    without the pauses."""
     while run.round < rounds:
         began = time.perf_counter()
         run.advance()

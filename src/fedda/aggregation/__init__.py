@@ -1,10 +1,10 @@
-"""Robust, private and frugal aggregation: wrappers round a cohort, of which no algorithm and no engine knows.
+"""Robust, private and compressed aggregation: wrappers round a cohort, independent of algorithms and engines.
 
 >>> import fedda
 >>> from fedda.aggregation import Clip, Trimmed
 >>> problem = fedda.Quadratic(A=[[1.0]] * 5, b=[[0.0], [1.0], [2.0], [3.0], [1e9]])  # one client is far off
 >>> algorithm = fedda.make("fedavg", lr=0.5, steps=1)
->>> fedda.train(algorithm, problem, rounds=60, aggregation=[Trimmed(0.2)]).x  # without the largest and the smallest
+>>> fedda.train(algorithm, problem, rounds=60, aggregation=[Trimmed(0.2)]).x  # drops the largest and the smallest
 tensor([2.0000], dtype=torch.float64)
 """
 
@@ -12,22 +12,21 @@ from typing import Any
 
 from .accounting import Accountant, Budget, Privacy
 from .clip import Clip
-from .cohort import Aggregated, checked, client_side, refuse_unfit, residuals, server_side
-from .compression import Compression, Float16, TopK, packed, unpacked
+from .cohort import Aggregated, check_wrappers, client_side, refuse_unfit, residuals, server_side
+from .compression import Compression, Float16, TopK, pack_reply, unpack_reply
+from .means import Median, Trimmed
 from .noise import Noise, privacy
-from .registered import aggregations
-from .robust import Median, Trimmed
-from .wrapper import Exchange, Wrapper
+from .wrapper import Exchange, Wrapper, aggregations
 
 __all__ = [
     "Accountant", "Aggregated", "Budget", "Clip", "Compression", "Exchange", "Float16", "Median", "Noise", "Privacy",
-    "TopK", "Trimmed", "Wrapper", "aggregations", "checked", "client_side", "completed", "make", "packed",
-    "privacy", "refuse_unfit", "residuals", "server_side", "unpacked",
+    "TopK", "Trimmed", "Wrapper", "aggregations", "check_wrappers", "client_side", "completed", "make", "pack_reply",
+    "privacy", "refuse_unfit", "residuals", "server_side", "unpack_reply",
 ]  # fmt: skip
 
 
-def make(name: str, **words: Any) -> Wrapper:
-    """A wrapper by its name, with its hyper-parameters as flat words: as a federation's settings give it.
+def make(name: str, **params: Any) -> Wrapper:
+    """A wrapper by its name, with its parameters, as in the settings of a federation.
 
     >>> make("clip", norm=2.0)
     Clip(norm=2.0, where='server')
@@ -35,14 +34,14 @@ def make(name: str, **words: Any) -> Wrapper:
     Traceback (most recent call last):
     ValueError: clip: no parameter 'radius'; known: norm, where
     """
-    made: Wrapper = aggregations.find(name)(**words)
-    return made
+    wrapper: Wrapper = aggregations.find(name)(**params)
+    return wrapper
 
 
-def completed(name: str, **words: Any) -> dict[str, Any]:
-    """What `make` takes, with every default.
+def completed(name: str, **params: Any) -> dict[str, Any]:
+    """The arguments of `make` with all defaults.
 
     >>> completed("clip", norm=2.0)
     {'name': 'clip', 'norm': 2.0, 'where': 'server'}
     """
-    return {"name": name} | aggregations.find(name).complete(words)
+    return {"name": name} | aggregations.find(name).complete(params)

@@ -1,4 +1,4 @@
-"""How much privacy a run has spent, against whom, and when its budget is spent. The mathematics is dp-accounting's."""
+"""How much privacy a run has spent, against whom, and how many rounds a budget allows; computed by dp-accounting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ..checks import POSITIVE, Bound, count, nearest, number, one_of
 
 DELTA = Bound("in (0, 1)", lambda v: (v > 0) & (v < 1))
-USUAL_DELTA = 1e-5  # of the rows of a run that has no budget
+DEFAULT_DELTA = 1e-5  # of runs without a budget
 AGAINST = ("outside", "site")
 COHORTS = ("secret", "known")
 REPRODUCIBLE = "not private: reproducible noise"
@@ -43,7 +43,7 @@ class Accountant:
         count("epsilon", "cohort", self.cohort, at_most=self.clients)
 
     def epsilon(self, rounds: int, delta: float, against: str = "outside", starts: int = 1) -> float:
-        """After so many rounds; an attempt at a round counts as a round, an attempt at the start as a start."""
+        """The epsilon spent after this number of rounds and starts. Failed attempts count as well."""
         one_of("epsilon", "against", against, AGAINST)
         number("epsilon", "delta", delta, DELTA)
         dp = dp_accounting()
@@ -59,7 +59,7 @@ class Accountant:
 
 @lru_cache(maxsize=64)
 def renyi(multiplier: float, replies: int, population: int, cohort: int) -> tuple[Any, tuple[float, ...]]:
-    """The orders, and the Rényi divergence at each, of one exchange with so many replies."""
+    """The orders, and the Rényi divergence at each, of one exchange with this number of replies."""
     dp = dp_accounting()
     accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     if replies:
@@ -83,7 +83,7 @@ class Budget:
     """
 
     epsilon: float = math.inf
-    delta: float = USUAL_DELTA
+    delta: float = DEFAULT_DELTA
     against: str = "site"
     cohorts: str | None = None
 
@@ -102,9 +102,9 @@ class Budget:
             return table
         if not isinstance(table, Mapping) or "epsilon" not in table:
             raise ValueError(f"budget must be a table such as {{'epsilon': 8.0, 'delta': 1e-5}}, got {table!r}")
-        for word in table:
-            if word not in cls.__dataclass_fields__:
-                raise ValueError(f"budget: no key {word!r}; {nearest(word, cls.__dataclass_fields__)}")
+        for key in table:
+            if key not in cls.__dataclass_fields__:
+                raise ValueError(f"budget: no key {key!r}; {nearest(key, cls.__dataclass_fields__)}")
         return cls(**table)
 
 
@@ -112,7 +112,7 @@ class Budget:
 class Privacy:
     """What a run with noise has spent, and what it may spend.
 
-    `starts` and `rounds` are those charged besides the run's own: attempts whose results were lost.
+    `starts` and `rounds` count attempts whose results were lost, in addition to those of the run.
     """
 
     accountant: Accountant
@@ -135,14 +135,14 @@ class Privacy:
                 )
 
     def epsilon(self, rounds: int, against: str) -> float:
-        """After so many rounds of the run, with what was charged besides."""
+        """The epsilon spent after this number of rounds of the run, and after all lost attempts."""
         return self.accountant.epsilon(self.rounds + rounds, self.budget.delta, against, 1 + self.starts)
 
     def within(self, rounds: int) -> bool:
         return self.epsilon(rounds, self.budget.against) <= self.budget.epsilon
 
     def last(self, rounds: int) -> int:
-        """The last of so many rounds that the budget allows."""
+        """The last of `rounds` rounds that the budget allows."""
         if not self.limited or self.within(rounds):
             return rounds
         low, high = 0, rounds  # high exceeds the budget; low does not, or is 0
@@ -152,14 +152,14 @@ class Privacy:
         return low
 
     def stopped(self, done: int, rounds: int) -> str:
-        """Why a run that has done so many rounds does no more."""
+        """Why a run stops after `done` rounds."""
         if self.within(done):
             return f"the privacy budget is spent after round {done} of {rounds}"
         spent = self.epsilon(done, self.budget.against)
         return f"the privacy budget is exceeded: {spent:.3g} of {self.budget.epsilon:g} after round {done} of {rounds}"
 
     def row(self, rounds: int) -> dict[str, Any]:
-        """What a row says of it."""
+        """The columns of a row of metrics."""
         if self.reproducible:
             return {"privacy": REPRODUCIBLE}
         try:

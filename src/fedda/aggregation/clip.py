@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..checks import one_of, shown
 from ..core import ClientTask
-from .registered import aggregations
-from .wrapper import Exchange, Wrapper, followed
+from .wrapper import Exchange, Wrapper, aggregations, post_process
 
 Norm = float | Sequence[float] | Mapping[str, float | Sequence[float]]
 
@@ -26,8 +25,8 @@ class Clip(Wrapper):
 
         u <- u min(1, norm / ||u||),   u = X - x for a reply X that is a model (x was sent), the reply itself otherwise
 
-    On the server (the default) it bounds what a client can do that does not keep to the rules; ``where="client"`` what
-    leaves an honest one. `norm` is a number for every reply, one for each, or a table by task:
+    On the server (the default) it bounds the harm that a dishonest client can do. With ``where="client"`` it bounds
+    what leaves an honest client. `norm` is one number for all replies, a number for each, or a table by task:
     ``{"first": 10.0, "local": (1.0, 10.0)}`` for FedDA's nu_0 and its (z, nu).
 
     >>> import fedda
@@ -50,24 +49,24 @@ class Clip(Wrapper):
     def on_client(self, task: ClientTask) -> ClientTask:
         if self.combines:
             return task
-        name = task.__name__
-        return followed(task, lambda replies, *_: tuple(clipped("Clip", self.norm, name, replies)))
+        return post_process(task, lambda replies, *_: tuple(clip("Clip", self.norm, task.__name__, replies)))
 
     def fits(self, task: str, replies: int) -> None:
         norms("Clip", self.norm, task, replies)
 
     def combine(self, replies: list[Tensor], weights: Tensor, exchange: Exchange) -> tuple[list[Tensor], Tensor]:
-        return clipped("Clip", self.norm, exchange.task, replies), weights
+        return clip("Clip", self.norm, exchange.task, replies), weights
 
 
-def clipped(owner: str, norm: Norm, task: str, replies: Sequence[Tensor]) -> list[Tensor]:
-    return [shortened(r, most) for r, most in zip(replies, norms(owner, norm, task, len(replies)), strict=True)]
+def clip(owner: str, norm: Norm, task: str, replies: Sequence[Tensor]) -> list[Tensor]:
+    """The replies of a task, each with rows of at most its norm."""
+    return [clip_rows(r, most) for r, most in zip(replies, norms(owner, norm, task, len(replies)), strict=True)]
 
 
-def shortened(v: Tensor, most: float) -> Tensor:
-    """Rows of at most this length; shorter ones as they are, those that are not finite still not finite."""
+def clip_rows(v: Tensor, most: float) -> Tensor:
+    """Rows longer than `most` are scaled down, others stay the same. NaN and infinity stay NaN or infinite."""
     largest = v.abs().amax(dim=-1, keepdim=True)
-    unit = v / largest.clamp(min=torch.finfo(v.dtype).tiny)  # squares of what a liar sends may not be finite
+    unit = v / largest.clamp(min=torch.finfo(v.dtype).tiny)  # a liar may send numbers whose squares overflow
     length = unit.double().norm(dim=-1, keepdim=True)
     scale = (most / length).to(v.dtype)
     return torch.where(largest * length <= most, v, unit * scale)
@@ -90,13 +89,13 @@ def norms(owner: str, norm: Norm, task: str, replies: int) -> list[float]:
 
 
 def check_norm(owner: str, norm: Any, least: float = 0.0, most: float = math.inf) -> None:
-    """Refuse what is not a length > 0; noise, which is as large, wants one within bounds."""
+    """Refuse a norm that is not > 0. Noise has bounds, because its size is proportional to the norm."""
     for entry in norm.values() if isinstance(norm, Mapping) and norm else [norm]:
         several = isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry)
         for one in entry if several else [entry]:
             real = isinstance(one, int | float) and not isinstance(one, bool)
             # A whole number may be too large for any tensor.
             if not (real and one > 0 and least <= one <= most and (one == math.inf or one <= sys.float_info.max)):
-                words = "a number > 0" if most == math.inf else f"a number from {least:g} to {most:g}"
+                wanted = "a number > 0" if most == math.inf else f"a number from {least:g} to {most:g}"
                 form = "one for each reply, or a table by task"
-                raise ValueError(f"{owner}: norm must be {words}, {form}, got {shown(one)}")
+                raise ValueError(f"{owner}: norm must be {wanted}, {form}, got {shown(one)}")

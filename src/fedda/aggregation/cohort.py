@@ -1,4 +1,11 @@
-"""A Cohort of a Cohort: replies pass through wrappers before they are averaged."""
+"""A cohort whose replies pass through wrappers before they are averaged.
+
+Some replies are moved copies of the model that was sent (FedAvg), others are changes already (FedDA's z). Clipping,
+noise and compression make sense for changes only. So the client subtracts the model that was sent (the task's first
+tensor) and the server, which sent it, adds it again. A task names these replies: `@on_client(model_replies=(0,))`. The
+rule: a reply is a moved copy of the model if, with all gradients zero, it moves by as much as the model does.
+`fedda.testing.check_algorithm` finds these replies by moving the model, and compares them with the task's mark.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +17,18 @@ from torch import Tensor
 
 from .. import rng
 from ..core import Algorithm, ClientTask, CohortWrapper
-from . import centres, gaussian
-from .compression import Compression, compressed, compressions
-from .foreseen import foreseen
+from . import gaussian
+from .compression import Compression, compress_replies, compressions
+from .dry_run import dry_run
 from .means import mean
-from .wrapper import Exchange, Wrapper
+from .wrapper import Exchange, Wrapper, post_process
 
 
 @dataclass
 class Aggregated(CohortWrapper):
-    """The cohort of one round with wrappers round it; `key` [..., 1] is the round's, `new_key` gives fresh secrets.
+    """The cohort of one round with wrappers. `key` [..., 1] is the key of the round, `new_key` makes fresh secrets.
 
-    It stands outside whatever counts bytes, which then sees what travels.
+    It wraps the cohort that counts bytes, which therefore sees what travels.
     """
 
     wrappers: Sequence[Wrapper]
@@ -31,43 +38,44 @@ class Aggregated(CohortWrapper):
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         if any(wrapper.combines for wrapper in self.wrappers):
-            means = mean(*self._changes(task, down))
-        else:  # the engine may take it piece by piece, or without ever seeing a single reply
+            means = mean(*self._combined(task, down))
+        else:  # the engine may work in chunks, or without access to single replies
             means = self.cohort.average(client_side(self.wrappers, task), *down)
-        return tuple(self._whole(task, list(means), down))
+        return tuple(self._models(task, list(means), down))
 
     def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:
-        """As they are left: one row where a wrapper reduces them."""
-        replies, weights = self._changes(task, down)
-        return self._whole(task, replies, down), weights
+        """The replies after the server parts: one row if a wrapper reduces them."""
+        replies, weights = self._combined(task, down)
+        return self._models(task, replies, down), weights
 
-    def _changes(self, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
+    def _combined(self, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
         replies, weights = self.cohort.replies(client_side(self.wrappers, task), *down)
         exchange = Exchange(task.__name__, self.size, rng.fold(self.key, self.exchanges), self.new_key)
         self.exchanges += 1
         return server_side(self.wrappers, replies, weights, exchange)
 
-    def _whole(self, task: ClientTask, found: list[Tensor], down: tuple[Tensor, ...]) -> list[Tensor]:
-        return centres.models(task, found, down) if relative(self.wrappers) else found
+    def _models(self, task: ClientTask, replies: list[Tensor], down: tuple[Tensor, ...]) -> list[Tensor]:
+        """Add the model that `reply_changes` subtracted."""
+        models = model_replies(task) if relative(self.wrappers) else ()
+        return [down[0] + reply if i in models else reply for i, reply in enumerate(replies)]
 
 
 def client_side(wrappers: Sequence[Wrapper], task: ClientTask) -> ClientTask:
-    """What a client runs: the task, replying changes, and the client parts in the order given; compressions, which are
-    the last of them, as one."""
+    """What a client runs: the task, replying changes, then the client parts in the order given. Compressions come last
+    and act as one."""
     if relative(wrappers):
-        task = centres.changes(task)
+        task = reply_changes(task)
     for wrapper in wrappers:
         if not isinstance(wrapper, Compression):
             task = wrapper.on_client(task)
     packing = compressions(wrappers)
-    return compressed(packing, task) if packing else task
+    return compress_replies(packing, task) if packing else task
 
 
 def server_side(
     wrappers: Sequence[Wrapper], replies: list[Tensor], weights: Tensor, exchange: Exchange
 ) -> tuple[list[Tensor], Tensor]:
-    """What the server does with the replies that come: the server parts in the order given; the mean is still to be
-    taken, and the model that was sent to be added where a reply is a moved copy of it (`Aggregated` does both)."""
+    """The server parts in the order given. `Aggregated` then takes the mean and adds the model that was subtracted."""
     for wrapper in wrappers:
         if wrapper.combines:
             replies, weights = wrapper.combine(replies, weights, exchange)
@@ -75,43 +83,71 @@ def server_side(
 
 
 def relative(wrappers: Sequence[Wrapper]) -> bool:
-    """Whether changes travel, and not models."""
+    """Whether clients send changes instead of models."""
     return any(wrapper.relative for wrapper in wrappers)
 
 
-def refuse_unfit(wrappers: Sequence[Wrapper], algorithm: Algorithm, x: Tensor) -> None:
-    """Refuse wrappers that can do nothing with a task of the algorithm, before it is asked."""
+def model_replies(task: ClientTask) -> tuple[int, ...]:
+    """Which replies of a task are moved copies of the model that was sent."""
+    which: tuple[int, ...] = getattr(task, "model_replies", ())
+    return which
 
-    def look(task: ClientTask, down: tuple[Tensor, ...], replies: tuple[Tensor, ...]) -> None:
+
+def reply_changes(task: ClientTask) -> ClientTask:
+    """The task, replying how far models have moved."""
+    models = model_replies(task)
+    if not models:
+        return task
+    return post_process(
+        task, lambda replies, _, down: tuple(r - down[0] if i in models else r for i, r in enumerate(replies))
+    )
+
+
+def refuse_unmarked(task: ClientTask, down: tuple[Tensor, ...], replies: tuple[Tensor, ...]) -> None:
+    """Refuse a task that, with all gradients zero, replies the model that was sent and is not marked."""
+    for i, reply in enumerate(replies):
+        copied = reply.shape == down[0].shape and bool((reply == down[0]).all())
+        if copied and bool(reply.any()) and i not in model_replies(task):
+            raise ValueError(
+                f"aggregation: reply {i} of {task.__qualname__} is a moved copy of the model that was sent: mark the "
+                f"task with @on_client(model_replies=({i},))"
+            )
+
+
+def refuse_unfit(wrappers: Sequence[Wrapper], algorithm: Algorithm, x: Tensor) -> None:
+    """Refuse wrappers that do not fit a task of the algorithm, before the first round."""
+
+    def check(task: ClientTask, down: tuple[Tensor, ...], replies: tuple[Tensor, ...]) -> None:
         if relative(wrappers):
-            centres.refuse_unmarked(task, down, replies)
+            refuse_unmarked(task, down, replies)
         for wrapper in wrappers:
             wrapper.fits(task.__name__, len(replies))
 
     if wrappers:
-        foreseen(algorithm, x + 0.1, look)  # not at zero, where a copy of the model is like any other zero
+        dry_run(algorithm, x + 0.1, check)  # not at zero: there a copy of the model looks like any other zero
 
 
 def residuals(wrappers: Sequence[Wrapper], algorithm: Algorithm, x: Tensor) -> tuple[str, ...]:
-    """The names of what wrappers keep in the memory of clients, for the replies of a round that are as long as x."""
+    """The names of the vectors that wrappers keep in the memory of clients, for replies that are as long as x."""
     if not any(wrapper.remembers("local", 1) for wrapper in wrappers):
         return ()
-    _, round = foreseen(algorithm, x)
-    names: dict[str, None] = {}  # in order, each once
-    for asked in round:
+    _, round = dry_run(algorithm, x)
+    names: dict[str, None] = {}  # an ordered set
+    for exchange in round:
+        model = max(shape[-1] for shape in exchange.down)  # the longest tensor that is sent
         for wrapper in wrappers:
-            kept = zip(wrapper.remembers(asked.task, len(asked.replies)), asked.replies, strict=False)
-            names |= {name: None for name, m in kept if m == asked.longest}
+            remembered = zip(wrapper.remembers(exchange.task, len(exchange.up)), exchange.up, strict=False)
+            names |= {name: None for name, shape in remembered if shape[-1] == model}
     return tuple(names)
 
 
-def checked(wrappers: Any, owner: str = "train") -> tuple[Wrapper, ...]:
+def check_wrappers(wrappers: Any, owner: str = "train") -> tuple[Wrapper, ...]:
     """The wrappers, if they make sense together.
 
     >>> from fedda.aggregation import Clip, Float16, Median, Noise
-    >>> checked([Noise(1.0, norm=1.0), Median()])
+    >>> check_wrappers([Noise(1.0, norm=1.0), Median()])
     Traceback (most recent call last):
-    ValueError: train: aggregation can put one thing in the place of the mean, got Noise and Median
+    ValueError: train: aggregation can replace the mean only once, got Noise and Median
     """
     if not isinstance(wrappers, Sequence) or not all(
         isinstance(w, Wrapper) and not isinstance(w, type) for w in wrappers
@@ -121,9 +157,7 @@ def checked(wrappers: Any, owner: str = "train") -> tuple[Wrapper, ...]:
         )
     reducing = [type(w).__name__ for w in wrappers if w.reduces]
     if len(reducing) > 1:
-        raise ValueError(
-            f"{owner}: aggregation can put one thing in the place of the mean, got {' and '.join(reducing)}"
-        )
+        raise ValueError(f"{owner}: aggregation can replace the mean only once, got {' and '.join(reducing)}")
     packing = ""
     for wrapper in wrappers:
         name = type(wrapper).__name__
@@ -132,7 +166,7 @@ def checked(wrappers: Any, owner: str = "train") -> tuple[Wrapper, ...]:
                 raise ValueError(f"{owner}: aggregation has {name} twice")
             packing = name
         elif packing and wrapper.on_client(_task) is not _task:
-            # It would change what was packed, after the residual was taken.
+            # It would change the reply after the residual was computed.
             raise ValueError(f"{owner}: aggregation must have {name}, which acts on the client, before {packing}")
     return tuple(wrappers)
 

@@ -1,4 +1,4 @@
-"""Fewer bytes up, with error feedback: what a client did not send it keeps, and adds to its next reply."""
+"""Compressed replies with error feedback: a client adds what it did not send to its next reply."""
 
 from __future__ import annotations
 
@@ -13,71 +13,71 @@ from torch import Tensor
 
 from ..checks import Bound, number
 from ..core import Client, ClientTask
-from .foreseen import longest
-from .registered import aggregations
-from .wrapper import Wrapper, followed
+from .dry_run import model_length
+from .wrapper import Wrapper, aggregations, post_process
 
 LARGEST = torch.finfo(torch.float16).max
 SHARE = Bound("in (0, 1]", lambda v: (v > 0) & (v <= 1))
 
 
 class Compression(Wrapper):
-    """C(u) = unpack(pack(u)) in the place of u, with the residual e in the client's memory (Seide et al. 2014; Stich,
-    Cordonnier, Jaggi 2018):
+    """Sends C(u) = unpack(pack(u)) instead of u and keeps the residual e in the client's memory (Seide et al. 2014;
+    Stich, Cordonnier, Jaggi 2018):
 
         u = reply + e;     send C(u);     e <- u - C(u)
 
-    for every reply as long as the model; shorter ones go whole. Several compressions are one, with one residual: each
-    packs the numbers that the one before has left. A task of the start of a run, which never comes again, has no
-    residual. The sum of all that was sent, and e, is the sum of all replies.
+    for every reply that is as long as the model; shorter replies are sent uncompressed. Several compressions share one
+    residual: each packs the numbers that the previous one has left. A task of the start of a run has no residual,
+    because it runs once. The sum of everything sent, plus e, is the sum of all replies.
     """
 
-    parts: ClassVar[int]  # tensors that `pack` makes of one
+    parts: ClassVar[int]  # the number of tensors that `pack` returns
 
     def pack(self, change: Tensor) -> tuple[Tensor, ...]:
-        """What travels: numbers [..., k], and whole numbers that say where they stand, if need be."""
+        """The tensors to send: numbers [..., k] and, if needed, their positions as whole numbers."""
         raise NotImplementedError
 
     def unpack(self, parts: Sequence[Tensor], length: int) -> Tensor:
         raise NotImplementedError
 
     def on_client(self, task: ClientTask) -> ClientTask:
-        return compressed((self,), task)
+        return compress_replies((self,), task)
 
     def remembers(self, task: str, replies: int) -> tuple[str, ...]:
         return tuple(residual(task, i) for i in range(replies))
 
 
 def residual(task: str, reply: int) -> str:
-    """The name of what a client keeps of a reply."""
+    """The name of a reply's residual in the client's memory."""
     return f"residual.{task}.{reply}"
 
 
-def compressed(wrappers: Sequence[Compression], task: ClientTask) -> ClientTask:
-    """The client part of compressions, together."""
-    name = task.__name__
+def compress_replies(wrappers: Sequence[Compression], task: ClientTask) -> ClientTask:
+    """The client part of several compressions."""
 
-    def sent(reply: Tensor, client: Client, kept: str) -> Tensor:
-        before = client.memory.get(kept)
+    def compress(reply: Tensor, client: Client, name: str) -> Tensor:
+        before = client.memory.get(name)
         whole = reply if before is None else reply + before
-        found = _restored(wrappers, packed(wrappers, whole, whole.shape[-1]), whole.shape[-1]).to(whole.dtype)
+        length = whole.shape[-1]
+        sent = _unpack(wrappers, pack_reply(wrappers, whole, length), length).to(whole.dtype)
         if before is not None:
-            client.memory[kept] = whole - found
-        return found
+            client.memory[name] = whole - sent
+        return sent
 
-    def all_sent(replies: tuple[Tensor, ...], client: Client, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        d = longest(down)
+    def compress_all(replies: tuple[Tensor, ...], client: Client, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        d, name = model_length(down), task.__name__
         return tuple(
-            sent(reply, client, residual(name, i)) if reply.shape[-1] == d else reply for i, reply in enumerate(replies)
+            compress(reply, client, residual(name, i)) if reply.shape[-1] == d else reply
+            for i, reply in enumerate(replies)
         )
 
-    return followed(task, all_sent)
+    return post_process(task, compress_all)
 
 
 @aggregations.register("float16")
 @dataclass(frozen=True)
 class Float16(Compression):
-    """Replies in half precision: half the bytes of float32; beyond +-65504 the rest is sent in the next rounds.
+    """Replies in half precision, half the bytes of float32. What exceeds +-65504 is sent in the next rounds.
 
     >>> Float16().pack(torch.tensor([0.1, 1e6]))
     (tensor([9.9976e-02, 6.5504e+04], dtype=torch.float16),)
@@ -86,7 +86,7 @@ class Float16(Compression):
     parts = 1
 
     def pack(self, change: Tensor) -> tuple[Tensor, ...]:
-        # What is not finite stays so: the engine leaves out who sends it.
+        # NaN and infinity stay as they are: the engine drops such a client.
         bounded = torch.where(change.isfinite(), change.clamp(-LARGEST, LARGEST), change)
         return (bounded.to(torch.float16),)
 
@@ -97,7 +97,7 @@ class Float16(Compression):
 @aggregations.register("topk")
 @dataclass(frozen=True)
 class TopK(Compression):
-    """The ceil(share m) coordinates that are largest in magnitude, each with its place (int32).
+    """The ceil(share m) coordinates of largest magnitude, each with its position (int32).
 
     >>> TopK(0.5).pack(torch.tensor([0.1, -3.0, 2.0, 0.0]))
     (tensor([-3.,  2.]), tensor([1, 2], dtype=torch.int32))
@@ -119,11 +119,10 @@ class TopK(Compression):
         return values.new_zeros(*values.shape[:-1], length).scatter(-1, where.long(), values)
 
 
-def packed(wrappers: Sequence[Wrapper], change: Tensor, d: int) -> tuple[Tensor, ...]:
-    """What travels for a change, whichever compressions there are: nothing is lost here that the client part of
-    `Compression` has not taken off already.
+def pack_reply(wrappers: Sequence[Wrapper], change: Tensor, d: int) -> tuple[Tensor, ...]:
+    """The tensors that are sent for a change that the client part of `Compression` has rounded: packing is lossless.
 
-    >>> packed([TopK(0.5), Float16()], torch.tensor([0.0, 3.0]), d=2)
+    >>> pack_reply([TopK(0.5), Float16()], torch.tensor([0.0, 3.0]), d=2)
     (tensor([3.], dtype=torch.float16), tensor([1], dtype=torch.int32))
     """
     parts: tuple[Tensor, ...] = (change,)
@@ -132,28 +131,28 @@ def packed(wrappers: Sequence[Wrapper], change: Tensor, d: int) -> tuple[Tensor,
     return parts
 
 
-def unpacked(
+def unpack_reply(
     wrappers: Sequence[Wrapper], parts: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, d: int
 ) -> Tensor:
-    """The change [..., m] again, from what came; what cannot have been packed here is refused.
+    """The change [..., m] from the tensors received. Tensors that `pack_reply` cannot have made are refused.
 
     >>> where = torch.tensor([7], dtype=torch.int32)
-    >>> unpacked([TopK(0.5)], [torch.tensor([3.0]), where], shape=(2,), dtype=torch.float32, d=2)
+    >>> unpack_reply([TopK(0.5)], [torch.tensor([3.0]), where], shape=(2,), dtype=torch.float32, d=2)
     Traceback (most recent call last):
-    ValueError: aggregation: places must be from 0 to 1, got 7
+    ValueError: aggregation: positions must be from 0 to 1, got 7
     """
-    found, expected = list(parts), forms(compressions(wrappers), tuple(shape), dtype, d)
-    got = [(tuple(v.shape), v.dtype) for v in found]
+    expected = forms(compressions(wrappers), tuple(shape), dtype, d)
+    got = [(tuple(v.shape), v.dtype) for v in parts]
     if got != expected:
         raise ValueError(f"aggregation: a packed reply must have the form {expected}, got {got}")
-    for v in found:
+    for v in parts:
         if not v.is_floating_point() and not bool(((v >= 0) & (v < shape[-1])).all()):
             bad = v[(v < 0) | (v >= shape[-1])][0]
-            raise ValueError(f"aggregation: places must be from 0 to {shape[-1] - 1}, got {int(bad)}")
-    return (_restored(compressions(wrappers), found, shape[-1]) if shape[-1] == d else found[0]).to(dtype)
+            raise ValueError(f"aggregation: positions must be from 0 to {shape[-1] - 1}, got {int(bad)}")
+    return (_unpack(compressions(wrappers), parts, shape[-1]) if shape[-1] == d else parts[0]).to(dtype)
 
 
-def _restored(wrappers: Sequence[Compression], parts: Sequence[Tensor], length: int) -> Tensor:
+def _unpack(wrappers: Sequence[Compression], parts: Sequence[Tensor], length: int) -> Tensor:
     for wrapper in reversed(wrappers):
         parts = [wrapper.unpack(parts[: wrapper.parts], length), *parts[wrapper.parts :]]
     return parts[0]
@@ -167,17 +166,17 @@ def compressions(wrappers: Sequence[Wrapper]) -> tuple[Compression, ...]:
 def forms(
     wrappers: tuple[Compression, ...], shape: tuple[int, ...], dtype: torch.dtype, d: int
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and types of what travels, found by packing nothing: tensors that have no numbers."""
-    parts = packed(wrappers, torch.empty(shape, dtype=dtype, device="meta"), d)
+    """Shapes and dtypes of the tensors that are sent: found by packing a tensor on the meta device, without data."""
+    parts = pack_reply(wrappers, torch.empty(shape, dtype=dtype, device="meta"), d)
     return [(tuple(v.shape), v.dtype) for v in parts]
 
 
 def bytes_of(wrappers: Sequence[Wrapper]) -> Callable[[Tensor, Sequence[Tensor]], int]:
-    """Bytes of one client's reply as it travels, from the reply and what was sent down."""
-
-    def weigh(reply: Tensor, down: Sequence[Tensor]) -> int:
-        shape = tuple(reply.shape[-1:])
-        return sum(math.prod(own) * kind.itemsize for own, kind in forms(packing, shape, reply.dtype, longest(down)))
-
+    """A function of one client's reply and of the tensors sent down: the bytes of the reply as it is sent."""
     packing = compressions(wrappers)
-    return weigh
+
+    def count(reply: Tensor, down: Sequence[Tensor]) -> int:
+        sent = forms(packing, tuple(reply.shape[-1:]), reply.dtype, model_length(down))
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in sent)
+
+    return count

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 KEY = 32  # bytes of a key
-CHUNK = 1 << 16  # numbers drawn at a time: they stay in the cache
+CHUNK = 1 << 16  # numbers drawn at a time, so that they fit in the cache
 SLACK = 2.0**-10  # the share by which the noise is larger, so that rounding to the grid costs no privacy
 
 
@@ -32,18 +32,18 @@ def normal(key: bytes, shape: tuple[int, ...]) -> Tensor:
     out = torch.empty(math.prod(shape), dtype=torch.float64)
     for part in out.split(CHUNK):
         half = (len(part) + 1) // 2
-        words = torch.from_numpy(np.frombuffer(stream.update(bytes(24 * half)), np.int64).copy())
-        high, low, turn = ((words >> 11) & (2**53 - 1)).double().split(half)
-        far, angle = radius(high, low), turn.mul_(2.0**-53 * 2 * math.pi)
-        part[:half] = far * angle.cos()
-        part[half:] = (far * angle.sin())[: len(part) - half]
+        bits = torch.from_numpy(np.frombuffer(stream.update(bytes(24 * half)), np.int64).copy())
+        high, low, turn = ((bits >> 11) & (2**53 - 1)).double().split(half)
+        distance, angle = radius(high, low), turn.mul_(2.0**-53 * 2 * math.pi)
+        part[:half] = distance * angle.cos()
+        part[half:] = (distance * angle.sin())[: len(part) - half]
     return out.view(shape)
 
 
 def radius(high: Tensor, low: Tensor) -> Tensor:
-    """sqrt(-2 log u) of a uniform u of 106 bits, in two halves that are overwritten.
+    """sqrt(-2 log u) of a uniform u of 106 bits, given as two halves, which are overwritten.
 
-    So u has 53 significant bits however small it is. With 53 bits in all, large radii would be few and far apart, and a
+    So u has 53 significant bits, however small it is. With only 53 bits, large radii would be few and far apart, and a
     pair of numbers between two of them would show that a sum is impossible.
     """
     uniform = low.add_(0.5).mul_(2.0**-53).add_(high).mul_(2.0**-53)  # in (0, 1]
@@ -51,8 +51,8 @@ def radius(high: Tensor, low: Tensor) -> Tensor:
 
 
 def noisy(total: Tensor, norm: float, multiplier: float, key: bytes) -> Tensor:
-    """total + multiplier norm xi, both rounded to multiples of one power of two; total is a sum of vectors of at most
-    this norm, [..., m], in float64.
+    """total + multiplier norm xi, both rounded to multiples of one power of two. `total` [..., m] is a float64 sum of
+    vectors of at most this norm.
 
     Rounding moves a sum by at most half a width in each coordinate, so two sums that are 2 norm apart are at most
     2 norm + width sqrt(m) apart on the grid. The width is such that this is 2 norm (1 + SLACK), and the noise is
@@ -69,6 +69,6 @@ def _chacha20(key: bytes):  # type: ignore[no-untyped-def]
     except ImportError:
         raise ValueError(
             'Noise needs the package cryptography: pip install "fedda[privacy]"; '
-            "a simulation can do with Noise(..., seed=0), which is reproducible and not private"
+            "a simulation can use Noise(..., seed=0), which is reproducible and not private"
         ) from None
     return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()

@@ -15,19 +15,18 @@ from ..checks import AT_LEAST_ZERO, check, number, one_of
 from ..core import Algorithm, ClientTask
 from . import gaussian
 from .accounting import COHORTS, REPRODUCIBLE, Accountant, Budget, Privacy
-from .clip import check_norm, clipped, norms
-from .foreseen import foreseen
-from .registered import aggregations
-from .robust import one
-from .wrapper import Exchange, Wrapper, followed
+from .clip import check_norm, clip, clip_rows, norms
+from .dry_run import dry_run
+from .means import Reducer, unit_weight
+from .wrapper import Exchange, Wrapper, aggregations, post_process
 
-LARGEST = 1e30  # norm and multiplier: their products and roots stay finite
+LARGEST = 1e30  # norm and multiplier: so that their products and roots stay finite
 
 
 @aggregations.register("noise")
 @dataclass(frozen=True)
-class Noise(Wrapper):
-    """Clips every client's change to `norm` and adds Gaussian noise to the mean over the r clients that were asked.
+class Noise(Reducer):
+    """Clips every client's change to `norm` and adds Gaussian noise to the mean over the r clients of the cohort.
 
         (1 / r) (sum_k u_k min(1, norm / ||u_k||) + multiplier norm xi),   xi standard normal; u_k = 0 if k is silent
 
@@ -35,9 +34,9 @@ class Noise(Wrapper):
     server, so that the guarantee depends on no client. The denominator is fixed and all clients weigh the same,
     because who replies, and how many samples they have, are data too.
 
-    The noise is new every time, from a cryptographic generator with a key of the operating system's: a run with it
-    cannot be repeated to the bit. With a `seed` it is a function of (seed, the run's seed, round, exchange, reply).
-    Such a run can be repeated, and is NOT private. What is guaranteed, and what is not: docs/aggregation.md.
+    The noise comes from a cryptographic generator with a new key of the operating system, so a run cannot be repeated
+    bit for bit. With a `seed` it is a function of (seed, the run's seed, round, exchange, reply). Such a run can be
+    repeated, and is NOT private. docs/aggregation.md says what is guaranteed and what is not.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0]] * 100, b=[[2.0]] * 100)
@@ -46,7 +45,6 @@ class Noise(Wrapper):
     True
     """
 
-    reduces = True
     multiplier: float
     norm: Any
     seed: int | None = None
@@ -63,31 +61,23 @@ class Noise(Wrapper):
             raise ValueError(f"Noise: seed must be a whole number >= 0, or left out, got {self.seed!r}")
 
     @property
-    def combines(self) -> bool:
-        return True
-
-    @property
     def reproducible(self) -> bool:
         return self.seed is not None
 
     def on_client(self, task: ClientTask) -> ClientTask:
-        name = task.__name__
-        return followed(task, lambda replies, *_: tuple(clipped("Noise", self.norm, name, replies)))
+        return post_process(task, lambda replies, *_: tuple(clip("Noise", self.norm, task.__name__, replies)))
 
     def fits(self, task: str, replies: int) -> None:
         norms("Noise", self.norm, task, replies)
 
     def combine(self, replies: list[Tensor], weights: Tensor, exchange: Exchange) -> tuple[list[Tensor], Tensor]:
-        means = []
-        for i, (reply, norm) in enumerate(
-            zip(replies, norms("Noise", self.norm, exchange.task, len(replies)), strict=True)
-        ):
-            (short,) = clipped("Noise", norm, exchange.task, [reply.double()])
-            total = torch.where(weights > 0, short, 0).sum(dim=-2, keepdim=True)
+        means, most = [], norms("Noise", self.norm, exchange.task, len(replies))
+        for i, (reply, norm) in enumerate(zip(replies, most, strict=True)):
+            total = torch.where(weights > 0, clip_rows(reply.double(), norm), 0).sum(dim=-2, keepdim=True)
             if self.multiplier > 0:
                 total = self._noisy(total, norm, i, exchange)
             means.append((total / exchange.size).to(reply.dtype))
-        return means, one(weights)
+        return means, unit_weight(weights)
 
     def _noisy(self, total: Tensor, norm: float, reply: int, exchange: Exchange) -> Tensor:
         """The sum [..., 1, m] of a reply with its noise."""
@@ -100,33 +90,25 @@ class Noise(Wrapper):
     def accountant(
         self, algorithm: Algorithm, x: Tensor, clients: int, cohort: int, aggregation: Sequence[Wrapper], secret: bool
     ) -> Accountant:
-        """For an algorithm that trains x; `secret` says whether nobody knows the cohorts."""
-        start, each = foreseen(algorithm, x)
-        # What a client remembers depends on the rounds in which it took part, and what it sends shows it.
+        """The accountant of an algorithm that trains x. `secret` says whether the cohorts are secret."""
+        start, round = dry_run(algorithm, x)
+        # A client's memory depends on the rounds in which it took part, and its replies show it.
         remembers = bool(algorithm.memory) or any(wrapper.remembers("local", 1) for wrapper in aggregation)
         return Accountant(
             self.multiplier,
-            start=sum(len(asked.replies) for asked in start),
-            each=sum(len(asked.replies) for asked in each),
+            start=sum(len(exchange.up) for exchange in start),
+            each=sum(len(exchange.up) for exchange in round),
             clients=clients,
             cohort=cohort,
             sampling=secret and not remembers,
         )
 
     def epsilon(
-        self,
-        algorithm: Algorithm,
-        clients: int,
-        rounds: int,
-        delta: float,
-        cohort: int | None = None,
-        aggregation: Sequence[Wrapper] = (),
-        against: str = "outside",
-        cohorts: str = "secret",
-    ) -> float:
-        """The epsilon of (epsilon, delta)-differential privacy after so many rounds with so many clients: for all
-        replies, in all rounds, of one client whose data are replaced. It needs the package dp-accounting
-        (``pip install "fedda[privacy]"``).
+        self, algorithm: Algorithm, clients: int, rounds: int, delta: float, cohort: int | None = None,
+        aggregation: Sequence[Wrapper] = (), against: str = "outside", cohorts: str = "secret",
+    ) -> float:  # fmt: skip
+        """The epsilon of (epsilon, delta)-differential privacy after this number of rounds: for all replies, in all
+        rounds, of one client whose data are replaced. Needs dp-accounting (``pip install "fedda[privacy]"``).
 
         `against` is "outside" (sees the final model) or "site" (a client that sees every broadcast). `cohorts` is
         "secret", as in a federation, or "known". `aggregation` are the wrappers of the run: with a compression,
@@ -140,30 +122,30 @@ class Noise(Wrapper):
             raise ValueError(f"Noise: {REPRODUCIBLE}: leave out the seed")
         check("epsilon", clients=clients, rounds=rounds)
         one_of("epsilon", "cohorts", cohorts, COHORTS)
-        # How many replies there are does not depend on the penalty, which may speak of parameters by name.
-        own: Any = algorithm
-        prox: list[Any] = [f for f in dataclasses.fields(own) if f.name == "prox"]
-        usual = {f.name: f.default if f.default is not dataclasses.MISSING else f.default_factory() for f in prox}
-        plain = dataclasses.replace(own, **usual)
-        asked = clients if cohort is None else cohort
-        made = self.accountant(plain, torch.zeros(1, 1), clients, asked, aggregation, cohorts == "secret")
-        return made.epsilon(rounds, delta, against)
+        # The number of replies does not depend on the penalty, which may name parameters: take the default penalty.
+        fields: Any = dataclasses.fields(algorithm)  # type: ignore[arg-type]
+        prox = [f for f in fields if f.name == "prox"]
+        default = {f.name: f.default if f.default is not dataclasses.MISSING else f.default_factory() for f in prox}
+        plain: Algorithm = dataclasses.replace(algorithm, **default)  # type: ignore[type-var]
+        size = clients if cohort is None else cohort
+        accountant = self.accountant(plain, torch.zeros(1, 1), clients, size, aggregation, cohorts == "secret")
+        return accountant.epsilon(rounds, delta, against)
 
 
 def privacy(
     wrappers: Sequence[Wrapper], algorithm: Algorithm, x: Tensor, clients: int, cohort: int,
     budget: Budget | None, secret: bool, charged: tuple[int, int] = (0, 0),
 ) -> Privacy | None:  # fmt: skip
-    """What a run with these wrappers spends; None without `Noise`.
+    """The privacy that a run with these wrappers spends; None without `Noise`.
 
-    `secret` says whether the run draws its cohorts from a secret. `charged` are starts and rounds besides its own.
+    `secret` says whether the run draws its cohorts from a secret. `charged` are additional starts and rounds to count.
     """
     noise = [wrapper for wrapper in wrappers if isinstance(wrapper, Noise)]
     if not noise:
         if budget is not None:
             raise ValueError("budget: a privacy budget needs noise: aggregation=[fedda.aggregation.Noise(...)]")
         return None
-    known = budget or Budget()
-    secret = secret if known.cohorts is None else known.cohorts == "secret"
+    limit = budget or Budget()
+    secret = secret if limit.cohorts is None else limit.cohorts == "secret"
     accountant = noise[0].accountant(algorithm, x, clients, cohort, wrappers, secret)
-    return Privacy(accountant, known, budget is not None, noise[0].reproducible, *charged)
+    return Privacy(accountant, limit, budget is not None, noise[0].reproducible, *charged)

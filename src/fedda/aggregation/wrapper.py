@@ -1,4 +1,4 @@
-"""What a wrapper is: one step on the way from a client's reply to what the server takes for the mean."""
+"""Wrappers: what is done to the replies of clients before they are averaged."""
 
 from __future__ import annotations
 
@@ -9,68 +9,70 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from ..core import Client, ClientTask
+from ..registry import Registry
 from . import gaussian
 
 Tensors = tuple[Tensor, ...]
 
+aggregations = Registry("aggregation")
+
 
 class Exchange(NamedTuple):
-    """What the server knows of one `cohort.average` besides the replies."""
+    """What the server knows about one `cohort.average`, besides the replies."""
 
-    task: str  # the task's name, such as "local"
-    size: int  # how many clients were asked
+    task: str  # the name of the task, such as "local"
+    size: int  # the number of clients in the cohort
     key: Tensor  # [..., 1], int64: a counter-based key of this exchange of this round (`fedda.rng`); not secret
-    new_key: Callable[[], bytes] = gaussian.new_key  # a secret that nobody has had before, the same on all ranks
+    new_key: Callable[[], bytes] = gaussian.new_key  # makes a fresh secret, the same one on all ranks
 
 
 @runtime_checkable
 class Wrapper(Protocol):
     """A step with a part on the client, a part on the server, or both. A subclass is a frozen dataclass.
 
-    A reply goes through the client parts of all wrappers, in the order given, then over the wire, then through the
-    server parts, in the same order; what is left is averaged. Both parts see CHANGES: where a reply is a moved copy of
-    the model that was sent, its difference from that model (`centres.py`), and any other reply as it is.
+    A reply passes through the client parts of all wrappers, in the order given, then over the wire, then through the
+    server parts, in the same order. The results are averaged. Both parts see CHANGES: if a reply is a moved copy of
+    the model that was sent, they see its difference from that model. Other replies are passed as they are.
 
-    In a simulation `Aggregated` does both. In a federation the client process runs `client_side(wrappers, task)`, and
-    the server's cohort gives the replies of everyone it asked to `server_side`: no other code is needed on either side.
+    In a simulation `Aggregated` runs both parts. In a federation the client process runs `client_side(wrappers, task)`
+    and the server passes the replies of its cohort to `server_side`.
     """
 
-    relative: ClassVar[bool] = True  # whether it must be told from where a reply has moved
-    reduces: ClassVar[bool] = False  # whether its server part puts something else in the place of the mean
+    relative: ClassVar[bool] = True  # whether it needs changes instead of models
+    reduces: ClassVar[bool] = False  # whether its server part replaces the mean
 
     @property
     def reproducible(self) -> bool:
-        """Whether its server part is a function of what it is given; if not, no round can be recorded and replayed."""
+        """Whether the server part depends on its arguments alone. If not, rounds are not recorded and replayed."""
         return True
 
     @property
     def combines(self) -> bool:
-        """Whether it has a server part; without one the mean of the replies is all that the server needs."""
+        """Whether it has a server part. If no wrapper has one, the server needs only the mean of the replies."""
         return False
 
     def on_client(self, task: ClientTask) -> ClientTask:
-        """The client part: the task with something done to its replies (`followed`), with its name and its mark; the
-        task itself where there is no client part."""
+        """The client part: the task with its replies changed (`post_process`), or the task itself."""
         return task
 
     def combine(self, replies: list[Tensor], weights: Tensor, exchange: Exchange) -> tuple[list[Tensor], Tensor]:
-        """The server part: from replies [..., c, m] of the c clients that were asked and their weights [..., c, 1],
-        0 for who was not heard (the reply is then zeros), to others of the same form; one row where it reduces."""
+        """The server part: from replies [..., c, m] and weights [..., c, 1] to others of the same form, with c = 1 if
+        it reduces. A client that did not reply has the weight 0 and a reply of zeros."""
         return replies, weights
 
     def fits(self, task: str, replies: int) -> None:
-        """Refuse (ValueError) a task with so many replies that it can do nothing with: asked before the first round."""
+        """Refuse (ValueError) a task with this number of replies, before the first round."""
 
     def remembers(self, task: str, replies: int) -> tuple[str, ...]:
-        """The names of what the client part keeps in `client.memory` between rounds, each as long as the model."""
+        """The names of the vectors that the client part keeps in `client.memory`, each as long as the model."""
         return ()
 
 
-def followed(task: ClientTask, then: Callable[[Tensors, Client, Tensors], Tensors]) -> ClientTask:
-    """The task, and `then(replies, client, what was sent)` of it."""
+def post_process(task: ClientTask, change: Callable[[Tensors, Client, Tensors], Tensors]) -> ClientTask:
+    """The task with its replies replaced by `change(replies, client, down)`."""
 
     @wraps(task)  # keeps its name and its mark
-    def both(client: Client, *down: Tensor) -> Tensors:
-        return then(task(client, *down), client, down)
+    def changed(client: Client, *down: Tensor) -> Tensors:
+        return change(task(client, *down), client, down)
 
-    return both
+    return changed

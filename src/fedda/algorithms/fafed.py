@@ -13,7 +13,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("fafed", reference="Wu et al. 2023")
+@algorithms.register("fafed", reference="Wu et al. 2023", example={"lr": 0.02, "eps": 0.5})
 @dataclass(frozen=True)
 class Fafed(Algorithm):
     """The closest relative of FedDA-MVR: v is accumulated on the clients and averaged, and so is the model itself.

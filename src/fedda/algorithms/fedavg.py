@@ -13,7 +13,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("fedavg", reference="McMahan et al. 2017")
+@algorithms.register("fedavg", reference="McMahan et al. 2017", example={"lr": 0.1})
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
     """Local SGD: each client takes `steps` gradient steps from x, the server averages where they end.
@@ -55,7 +55,7 @@ class FedAvg(Algorithm):
         return (x,)
 
 
-@algorithms.register("fedavg-subgradient", reference="Yuan, Zaheer, Reddi 2021")
+@algorithms.register("fedavg-subgradient", reference="Yuan, Zaheer, Reddi 2021", example={"lr": 0.1})
 @dataclass(frozen=True)
 class FedAvgSubgradient(FedAvg):
     """FedAvg on f + gamma ||x||_1 by a subgradient: X <- X - eta_t (g_k(X; B) + gamma sign(X)).

@@ -14,7 +14,7 @@ from ..registry import algorithms
 from .fedavg import FedAvg
 
 
-@algorithms.register("fedavgm", reference="Hsu et al. 2019")
+@algorithms.register("fedavgm", reference="Hsu et al. 2019", example={"lr": 0.02})
 @dataclass(frozen=True)
 class FedAvgM(FedAvg):
     """FedAvg with momentum on the server.
@@ -23,7 +23,7 @@ class FedAvgM(FedAvg):
 
     Deviations: none; there is no dampening, so a momentum of 0.9 makes the server's step ten times longer in the end.
 
-    Choose it where few clients take part in a round and the averages jump about.
+    Choose it if few clients take part in a round and the averages vary much.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])

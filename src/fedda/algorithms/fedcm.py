@@ -13,7 +13,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("fedcm", reference="Xu et al. 2021")
+@algorithms.register("fedcm", reference="Xu et al. 2021", example={"lr": 0.05})
 @dataclass(frozen=True)
 class FedCM(Algorithm):
     """Clients mix the server's last direction Delta into every step.
@@ -21,8 +21,8 @@ class FedCM(Algorithm):
         X <- X - eta_t (a g_k(X; B) + (1 - a) Delta),   1 - a = momentum
         Delta <- (x - mean_k X) / sum eta;     x <- x - server_lr (sum eta) Delta
 
-    Delta is gradient-like: positive where the loss rises. Deviations: with a decaying rate the sum of the etas takes
-    the place of eta I. `momentum` is the weight of the history; the paper's alpha is 1 - momentum.
+    Delta is gradient-like: positive where the loss rises. Deviations: with a decaying rate the sum of the etas replaces
+    eta I. `momentum` is the weight of the history; the paper's alpha is 1 - momentum.
 
     Choose it where few clients take part in a round: each of them follows what the others found.
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from ..checks import one_of
 from ..core import Algorithm, Client, ClientWrapper, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.estimators import Estimator, Momentum, Mvr
@@ -27,21 +28,21 @@ class FedDA(Algorithm):
 
         z <- z - eta_t nu;    X <- argmin_x -<x, z> + S psi(x) + |x - x_tau|_H^2 / (2 lambda);    nu <- U(nu, X; B)
 
-    from z = 0, X = x_tau; then the server maps the mean of z with the SAME H, averages nu, and refreshes H from z.
-    S is the sum of the etas in z. `averaging="primal"` (the mean of X) and `v_input="nu"` (H from the last estimate)
-    are ablations of the paper's two remarks; `mu_scale="mean"` divides z by S instead of the last eta. The
-    variance-reduced variants take `old_point="own"` too: the first old gradient of a round is then at the client's own
-    last point, as in STEM, and not at x_tau, as in Algorithm 2.
+    from z = 0, X = x_tau. The server then maps the mean of z with the SAME H, averages nu, and updates H from z. S is
+    the sum of the etas in z. `mu_scale="mean"` divides z by S instead of the last eta. `v_input="nu"` builds H from the
+    last estimate. The variance-reduced variants also take `old_point="own"`: the first old gradient of a round is then
+    taken at the client's own last point, as in STEM, and not at x_tau, as in Algorithm 2. `averaging="primal"` is an
+    ablation of the paper's remark that the server must average z: it averages X (`FedDAPrimal`).
 
-    Beyond the paper: `eps_mode="relative"` replaces epsilon by kappa times the mean of H's other part, so that nothing
-    has to be fitted to the size of a model's gradients. It always takes `mu_scale="mean"`, `mu0="zero"` and bias
-    correction, and does not read `eps`. Its first round measures H, at x_0: nobody moves. `v_input="gradients"` builds
+    Beyond the paper: `eps_mode="relative"` replaces epsilon by kappa times the mean of H's other part, so that no
+    number has to be tuned to the size of a model's gradients. It implies `mu_scale="mean"`, `mu0="zero"` and bias
+    correction, and ignores `eps`. Its first round measures H at x_0, and no client moves. `v_input="gradients"` builds
     H from the squares of the clients' mini-batch gradients, averaged over steps and clients: one vector more goes up.
 
     Deviations: where the paper is ambiguous (beta, alpha, mu_0, the L1 weight) see docs/deviations.md.
 
     Choose it for adaptive local steps, for penalties and constraints, or for both. The momentum variants (2-1, 2-2)
-    cost one gradient a step, the variance-reduced ones (1-1, 1-2) two; a diagonal H (1-1, 2-1) sends one vector more
+    cost one gradient per step, the variance-reduced ones (1-1, 1-2) two. A diagonal H (1-1, 2-1) sends one vector more
     down than a scalar one.
 
     >>> import fedda
@@ -57,10 +58,7 @@ class FedDA(Algorithm):
         mu: Tensor  # the second moment behind H
         t: Tensor  # the global step
 
-    choices: ClassVar = {
-        "mu_scale": ("sum", "mean"), "v_input": ("z", "nu", "gradients"), "averaging": ("dual", "primal"),
-        "old_point": CHOICES,
-    }  # fmt: skip
+    choices: ClassVar = {"mu_scale": ("sum", "mean"), "v_input": ("z", "nu", "gradients"), "old_point": CHOICES}
     variants: ClassVar = (
         {"averaging": "primal", "prox": L1(0.05)},
         {"old_point": "own", "prox": Box(-0.2, 0.3)},
@@ -79,7 +77,6 @@ class FedDA(Algorithm):
     prox: Prox = field(default_factory=Prox)
     mu_scale: str = "sum"
     v_input: str = "z"
-    averaging: str = "dual"
     old_point: str = "server"
 
     @property
@@ -98,16 +95,20 @@ class FedDA(Algorithm):
         return client.gradients(x)
 
     def round(self, server: Any, cohort: Cohort) -> Any:  # Algorithm 1
-        x, nu, mu, t = server
-        H, q = self.metric(server), None
-        if self.v_input == "gradients":
-            q, z, nu, *X = cohort.average(self.local_and_squares, x, nu, H, t)
-        else:
-            z, nu, *X = cohort.average(self.local, x, nu, H, t)  # lines 5-8, 10
-        x, mu = self.refreshed(server, H, z, nu, q)
-        return FedDA.Server(X[0] if X else x, nu, mu, t + self.steps)
+        H = self.metric(server)
+        z, nu, *q = self.averages(server, H, cohort)  # lines 5-8, 10
+        x, mu = self.server_step(server, H, z, nu, *q)  # lines 9, 11
+        return FedDA.Server(x, nu, mu, server.t + self.steps)
 
-    def refreshed(self, server: Any, H: Tensor, z: Tensor, nu: Tensor, q: Any = None) -> tuple[Tensor, Tensor]:
+    def averages(self, server: Any, H: Tensor, cohort: Cohort) -> tuple[Tensor, ...]:
+        """The means of the clients' z and nu, and of their squared gradients if H is built from those."""
+        down = server.x, server.nu, H, server.t
+        if self.v_input != "gradients":
+            return cohort.average(self.local, *down)
+        q, *means = cohort.average(self.local_and_squares, *down)
+        return *means, q
+
+    def server_step(self, server: Any, H: Tensor, z: Tensor, nu: Tensor, q: Any = None) -> tuple[Tensor, Tensor]:
         """The new x and mu, from the means of the clients' z and nu (and of q, their squared gradients)."""
         etas = [self.lr(server.t + i) for i in range(self.steps)]
         x = self.moved(z, server.x, H, sum(etas), server.t)  # line 9, with the OLD H
@@ -120,7 +121,7 @@ class FedDA(Algorithm):
     def metric(self, server: Any) -> Tensor:
         return self.preconditioner.diagonal(server.mu, server.t / self.steps)
 
-    @on_client(model_replies=(2,))  # X, which averaging = primal sends
+    @on_client
     def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:  # Algorithm 2
         z, total = torch.zeros_like(x0), 0.0  # line 2
         x_prev = own_point(client, x0, t) if self.old_point == "own" else x0
@@ -132,9 +133,9 @@ class FedDA(Algorithm):
             x_prev = x
         if self.old_point == "own":
             keep_point(client, x, t + self.steps)
-        return (z, nu, x) if self.averaging == "primal" else (z, nu)  # line 8
+        return z, nu  # line 8
 
-    @on_client(model_replies=(3,))  # the same, behind the squares
+    @on_client
     def local_and_squares(self, client: Client, *down: Tensor) -> tuple[Tensor, ...]:
         squares = Squares(client)
         replies = self.local(squares, *down)
@@ -148,12 +149,14 @@ class FedDA(Algorithm):
     def first_rate(self, server: Any) -> Tensor | None:
         if self.preconditioner.measures_first:
             return None  # H is not known yet
-        return self.scale * self.lr(server.t) / self.metric(server).amin(-1, True)
+        rate: Tensor = self.scale * self.lr(server.t) / self.metric(server).amin(-1, True)
+        return rate
 
     def mapping(self, server: Any, gradient: Tensor) -> Tensor:
         S = sum(self.lr(server.t + i) for i in range(self.steps))
         moved = self.primal(-S * gradient, server.x, self.metric(server), S)
-        return (server.x - moved).double().norm(dim=-1, keepdim=True) / S
+        mapping: Tensor = (server.x - moved).double().norm(dim=-1, keepdim=True) / S
+        return mapping
 
     def monitor(self, server: Any) -> dict[str, Tensor]:
         H = self.metric(server)
@@ -163,13 +166,39 @@ class FedDA(Algorithm):
         return self.prox(x0 + self.scale * z / H, H / self.scale, total)
 
     def moved(self, z: Tensor, x0: Tensor, H: Tensor, total: Any, t: Tensor) -> Tensor:
-        """The primal point of z, or x0 in a first round that only measures H."""
+        """The primal point of z; x0 in a first round that only measures H."""
         x = self.primal(z, x0, H, total)
         return torch.where(t == 0, x0, x) if self.preconditioner.measures_first else x
 
 
+@dataclass(frozen=True)
+class FedDAPrimal(FedDA):
+    """FedDA whose server averages the clients' last points X instead of z: an ablation. One vector more goes up."""
+
+    def round(self, server: Any, cohort: Cohort) -> Any:
+        H = self.metric(server)
+        z, nu, x, *q = self.averages(server, H, cohort)
+        _, mu = self.server_step(server, H, z, nu, *q)
+        return FedDA.Server(x, nu, mu, server.t + self.steps)
+
+    @on_client(model_replies=(2,))
+    def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        z, nu = super().local(client, x0, nu, H, t)
+        total = sum(self.lr(t + i) for i in range(self.steps))
+        return z, nu, self.moved(z, x0, H, total, t)
+
+    @on_client(model_replies=(3,))
+    def local_and_squares(self, client: Client, *down: Tensor) -> tuple[Tensor, ...]:
+        return super().local_and_squares(client, *down)
+
+    @classmethod
+    def of(cls, algorithm: FedDA) -> FedDAPrimal:
+        """The same FedDA with the other average."""
+        return cls(**{field.name: getattr(algorithm, field.name) for field in fields(FedDA)})
+
+
 class StepMean(ClientWrapper):
-    """A client that averages something over the steps that it takes; a step in which it is not active is not one."""
+    """A client that averages a vector over the steps in which it is active."""
 
     def __init__(self, client: Client):
         super().__init__(client)
@@ -191,38 +220,47 @@ class Squares(StepMean):
     """A client that averages the squares of its mini-batch gradients at the new points."""
 
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
-        found = super().gradients(*points, active=active)  # the new point is the first
-        self.add(found[0] ** 2, active)
-        return found
+        gradients = super().gradients(*points, active=active)  # the new point is the first
+        self.add(gradients[0] ** 2, active)
+        return gradients
 
 
-def mvr_parts(words: dict[str, Any]) -> tuple[Schedule, Estimator]:
+def mvr_parts(params: dict[str, Any]) -> tuple[Schedule, Estimator]:
     """The rate and the estimator of the variance-reduced variants; c = None is 0.5 / eta_0^2."""
-    rate = cube_root(words.pop("lr"), words.pop("w"))
-    return rate, Mvr.default(words.pop("c"), rate)
+    rate = cube_root(params.pop("lr"), params.pop("w"))
+    return rate, Mvr.default(params.pop("c"), rate)
 
 
-def momentum_parts(words: dict[str, Any]) -> tuple[Schedule, Estimator]:
+def momentum_parts(params: dict[str, Any]) -> tuple[Schedule, Estimator]:
     """The rate and the estimator of the momentum variants, which take no old gradient."""
-    return schedule(words.pop("lr")), Momentum(words.pop("momentum"), words.pop("alpha_mode"))
+    return schedule(params.pop("lr")), Momentum(params.pop("momentum"), params.pop("alpha_mode"))
 
 
 F = TypeVar("F", bound=FedDA)
 Parts = Callable[[dict[str, Any]], tuple[Schedule, Estimator]]
 
 
-def built(cls: type[F], parts: Parts, matrix: type[Diagonal], given: dict[str, Any]) -> F:
+def build(cls: type[F], parts: Parts, matrix: type[Diagonal], params: dict[str, Any]) -> F:
     """FedDA from flat hyper-parameters: those of the rate and the estimator, those of the matrix, and the rest."""
-    words = dict(given)
-    if words["eps_mode"] == "relative":
-        words |= {"mu0": "zero", "bias_correction": True, "mu_scale": "mean"}
-    H = matrix(**{field.name: words.pop(field.name) for field in fields(Diagonal)})
-    rate, estimator = parts(words)
-    return cls(rate, estimator, H, **words | {"prox": prox(words["prox"])})
+    params = dict(params)
+    if params["eps_mode"] == "relative":
+        params |= {"mu0": "zero", "bias_correction": True, "mu_scale": "mean"}
+    H = matrix(**{field.name: params.pop(field.name) for field in fields(Diagonal)})
+    rate, estimator = parts(params)
+    return cls(rate, estimator, H, **params | {"prox": prox(params["prox"])})
+
+
+def build_variant(parts: Parts, matrix: type[Diagonal], params: dict[str, Any]) -> FedDA:
+    """One of the paper's four variants, or its ablation."""
+    averaging = params.pop("averaging")
+    one_of("FedDA", "averaging", averaging, ("dual", "primal"))
+    return build(FedDA if averaging == "dual" else FedDAPrimal, parts, matrix, params)
 
 
 # The defaults are the paper's values for CIFAR-10.
-@algorithms.register("fedda-mvr", "fedda-1-1", reference=PAPER, owner="FedDA")
+@algorithms.register(
+    "fedda-mvr", "fedda-1-1", reference=PAPER, owner="FedDA", example={"lr": 0.1, "w": 8.0, "eps": 0.5}
+)
 def fedda_mvr(
     *, lr: Any = 0.02, w: Any = 1e4, c: Any = None, steps: int = 5, scale: Any = 1.0, mu_scale: str = "sum",
     v_input: str = "z", averaging: str = "dual", old_point: str = "server", prox: Any = None, beta: Any = 0.999,
@@ -230,10 +268,10 @@ def fedda_mvr(
     bias_correction: bool = False, eps_mode: str = "absolute", kappa: Any = 1.0,
 ) -> FedDA:  # fmt: skip
     """FedDA, variance-reduced estimator, diagonal H."""
-    return built(FedDA, mvr_parts, Diagonal, locals())
+    return build_variant(mvr_parts, Diagonal, locals())
 
 
-@algorithms.register("fedda-1-2", reference=PAPER, owner="FedDA")
+@algorithms.register("fedda-1-2", reference=PAPER, owner="FedDA", example={"lr": 0.5, "w": 8.0, "eps": 0.5})
 def fedda_1_2(
     *, lr: Any = 1.0, w: Any = 5e3, c: Any = None, steps: int = 5, scale: Any = 1.0, mu_scale: str = "sum",
     v_input: str = "z", averaging: str = "dual", old_point: str = "server", prox: Any = None, beta: Any = 0.999,
@@ -241,10 +279,10 @@ def fedda_1_2(
     eps_mode: str = "absolute", kappa: Any = 1.0,
 ) -> FedDA:  # fmt: skip
     """FedDA, variance-reduced estimator, scalar H."""
-    return built(FedDA, mvr_parts, Scalar, locals())
+    return build_variant(mvr_parts, Scalar, locals())
 
 
-@algorithms.register("fedda-2-1", reference=PAPER, owner="FedDA")
+@algorithms.register("fedda-2-1", reference=PAPER, owner="FedDA", example={"lr": 0.02, "eps": 0.5})
 def fedda_2_1(
     *, lr: Any = 0.001, momentum: Any = 0.9, alpha_mode: str = "history", steps: int = 5, scale: Any = 1.0,
     mu_scale: str = "sum", v_input: str = "z", averaging: str = "dual", prox: Any = None, beta: Any = 0.999,
@@ -252,10 +290,10 @@ def fedda_2_1(
     bias_correction: bool = False, eps_mode: str = "absolute", kappa: Any = 1.0,
 ) -> FedDA:  # fmt: skip
     """FedDA, momentum estimator, diagonal H."""
-    return built(FedDA, momentum_parts, Diagonal, locals())
+    return build_variant(momentum_parts, Diagonal, locals())
 
 
-@algorithms.register("fedda-2-2", reference=PAPER, owner="FedDA")
+@algorithms.register("fedda-2-2", reference=PAPER, owner="FedDA", example={"lr": 0.1, "eps": 0.5})
 def fedda_2_2(
     *, lr: Any = 0.01, momentum: Any = 0.9, alpha_mode: str = "history", steps: int = 5, scale: Any = 1.0,
     mu_scale: str = "sum", v_input: str = "z", averaging: str = "dual", prox: Any = None, beta: Any = 0.999,
@@ -263,4 +301,4 @@ def fedda_2_2(
     eps_mode: str = "absolute", kappa: Any = 1.0,
 ) -> FedDA:  # fmt: skip
     """FedDA, momentum estimator, scalar H."""
-    return built(FedDA, momentum_parts, Scalar, locals())
+    return build_variant(momentum_parts, Scalar, locals())

@@ -12,12 +12,12 @@ from torch import Tensor
 from ..core import Client, Cohort, on_client
 from ..registry import algorithms
 from ..rules.preconditioners import Diagonal
-from .fedda import FedDA, Squares, StepMean, built, momentum_parts, mvr_parts
+from .fedda import FedDA, Squares, StepMean, build, momentum_parts, mvr_parts
 
 
 @dataclass(frozen=True)
 class FedDACV(FedDA):
-    """FedDA without drift: clients correct their gradients by the difference of a global and an own control variate.
+    """FedDA without drift: clients correct their gradients by the difference of a global and a local control variate.
 
         z <- z - eta_t nu;     X <- argmin_x -<x, z> + S psi(x) + |x - x_tau|_H^2 / (2 lambda)
         g = g_k(X; B) - c_k + c;     nu <- a g + (1 - a) nu,   or with MVR   nu <- g + (1 - a) (nu - g_old)
@@ -38,8 +38,8 @@ class FedDACV(FedDA):
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]])  # x = 3 is best, and 2.9 with the penalty
-    >>> words = {"lr": 0.05, "eps": 0.5, "prox": fedda.prox.L1(0.2)}
-    >>> [fedda.train(fedda.make(name, **words), problem, rounds=600).x for name in ("fedda-2-1", "fedda-cv")]
+    >>> params = {"lr": 0.05, "eps": 0.5, "prox": fedda.prox.L1(0.2)}
+    >>> [fedda.train(fedda.make(name, **params), problem, rounds=600).x for name in ("fedda-2-1", "fedda-cv")]
     [tensor([2.8818], dtype=torch.float64), tensor([2.9000], dtype=torch.float64)]
     """
 
@@ -50,7 +50,6 @@ class FedDACV(FedDA):
         c: Tensor  # the mean of all control variates
         t: Tensor  # the global step
 
-    choices: ClassVar = FedDA.choices | {"averaging": ("dual",)}
     means_of_memory: ClassVar = {"c": "c"}
 
     @property
@@ -65,7 +64,7 @@ class FedDACV(FedDA):
         x, nu, mu, c, t = server
         H = self.metric(server)
         z, nu, dc, *q = cohort.average(self.local, x, nu, H, c, t)
-        x, mu = self.refreshed(server, H, z, nu, *q)  # as in FedDA
+        x, mu = self.server_step(server, H, z, nu, *q)  # as in FedDA
         c = c + cohort.share * dc
         return self.Server(x, nu, mu, c, t + self.steps)
 
@@ -91,16 +90,16 @@ class Corrected(StepMean):
         self.shift = shift
 
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
-        found = super().gradients(*points, active=active)  # one batch; the new point is the first
-        self.add(found[0], active)
-        shifted = tuple(g + self.shift for g in found)
+        gradients = super().gradients(*points, active=active)  # one batch; the new point is the first
+        self.add(gradients[0], active)
+        shifted = tuple(g + self.shift for g in gradients)
         return shifted if active is None else tuple(torch.where(active, g, 0.0) for g in shifted)
 
     def full_gradient(self, x: Tensor) -> Tensor:
         return super().full_gradient(x) + self.shift
 
 
-@algorithms.register("fedda-cv", reference="this project", owner="FedDACV")
+@algorithms.register("fedda-cv", reference="this project", owner="FedDACV", example={"lr": 0.02, "eps": 0.5})
 def fedda_cv(
     *, lr: Any = 0.001, momentum: Any = 0.9, alpha_mode: str = "history", steps: int = 5, scale: Any = 1.0,
     mu_scale: str = "sum", v_input: str = "z", prox: Any = None, beta: Any = 0.999, eps: Any = 0.01,
@@ -108,10 +107,12 @@ def fedda_cv(
     eps_mode: str = "absolute", kappa: Any = 1.0,
 ) -> FedDACV:  # fmt: skip
     """FedDA without drift: control variates, momentum estimator, diagonal H."""
-    return built(FedDACV, momentum_parts, Diagonal, locals())
+    return build(FedDACV, momentum_parts, Diagonal, locals())
 
 
-@algorithms.register("fedda-cv-mvr", reference="this project", owner="FedDACV")
+@algorithms.register(
+    "fedda-cv-mvr", reference="this project", owner="FedDACV", example={"lr": 0.1, "w": 8.0, "eps": 0.5}
+)
 def fedda_cv_mvr(
     *, lr: Any = 0.02, w: Any = 1e4, c: Any = None, steps: int = 5, scale: Any = 1.0, mu_scale: str = "sum",
     v_input: str = "z", old_point: str = "server", prox: Any = None, beta: Any = 0.999, eps: Any = 0.01,
@@ -119,4 +120,4 @@ def fedda_cv_mvr(
     eps_mode: str = "absolute", kappa: Any = 1.0,
 ) -> FedDACV:  # fmt: skip
     """FedDA without drift: control variates, variance-reduced estimator, diagonal H."""
-    return built(FedDACV, mvr_parts, Diagonal, locals())
+    return build(FedDACV, mvr_parts, Diagonal, locals())

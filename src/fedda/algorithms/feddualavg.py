@@ -14,7 +14,9 @@ from ..rules.prox import feasible_start, prox
 from ..rules.schedules import schedule
 
 
-@algorithms.register("feddualavg", reference="Yuan, Zaheer, Reddi 2021")
+@algorithms.register(
+    "feddualavg", reference="Yuan, Zaheer, Reddi 2021", example={"lr": 0.1, "prox": {"kind": "l1", "gamma": 0.001}}
+)
 @dataclass(frozen=True)
 class FedDualAvg(Algorithm):
     """Dual averaging without restart: the dual state y and the elapsed step size s grow over the whole run.

@@ -14,7 +14,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("feddyn", reference="Acar et al. 2021")
+@algorithms.register("feddyn", reference="Acar et al. 2021", example={"lr": 0.1, "alpha": 0.5})
 @dataclass(frozen=True)
 class FedDyn(Algorithm):
     """Each client minimises its loss plus a linear and a quadratic term that align its minimum with the global one.

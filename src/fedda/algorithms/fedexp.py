@@ -12,7 +12,7 @@ from ..registry import algorithms
 from .fedavg import FedAvg
 
 
-@algorithms.register("fedexp", reference="Jhunjhunwala et al. 2023")
+@algorithms.register("fedexp", reference="Jhunjhunwala et al. 2023", example={"lr": 0.1, "eps": 0.1})
 @dataclass(frozen=True)
 class FedExP(FedAvg):
     """FedAvg with a server step that grows as the clients' changes disagree.

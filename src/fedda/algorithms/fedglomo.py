@@ -14,7 +14,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("fedglomo", reference="Das et al. 2022")
+@algorithms.register("fedglomo", reference="Das et al. 2022", example={"lr": 0.05})
 @dataclass(frozen=True)
 class FedGlomo(Algorithm):
     """Variance reduction on the server: clients run from the new and from the previous model on the SAME batches.
@@ -25,7 +25,7 @@ class FedGlomo(Algorithm):
     b = server_beta; in the first round u = mean D. b = 1 is FedLOMO. Deviations: the paper quantises both uploads, we
     send them whole.
 
-    Choose it to study global against local variance reduction; it costs four gradients a step.
+    Choose it to study global against local variance reduction; it costs four gradients per step.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])

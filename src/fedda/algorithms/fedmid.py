@@ -14,7 +14,9 @@ from ..rules.schedules import schedule
 from .fedavg import FedAvg
 
 
-@algorithms.register("fedmid", reference="Yuan, Zaheer, Reddi 2021")
+@algorithms.register(
+    "fedmid", reference="Yuan, Zaheer, Reddi 2021", example={"lr": 0.1, "prox": {"kind": "l1", "gamma": 0.001}}
+)
 @dataclass(frozen=True)
 class FedMiD(FedAvg):
     """Mirror descent: a proximal step on the clients, models averaged in the primal, a proximal step on the server.
@@ -25,7 +27,7 @@ class FedMiD(FedAvg):
     paper writes it, so that it weighs about twice.
 
     Choose it as the control for dual averaging: the mean of sparse models is dense before the server's PROX, and the
-    mean of models at the edge of a set lies inside it (below, the minimum over the box is 0.5).
+    mean of models at the edge of a set lies inside it (in the example the minimum over the box is 0.5).
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])

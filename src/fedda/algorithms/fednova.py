@@ -14,7 +14,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("fednova", reference="Wang et al. 2020")
+@algorithms.register("fednova", reference="Wang et al. 2020", example={"lr": 0.1})
 @dataclass(frozen=True)
 class FedNova(Algorithm):
     """Clients take different numbers of steps, and the server averages their changes per step.
@@ -27,12 +27,12 @@ class FedNova(Algorithm):
     that takes more steps would count for more, and the method would solve another problem. With equal tau_k and mu = 0
     it is FedAvg.
 
-    `work` says who takes how many of the at most `steps` steps: "samples" gives tau_k = steps n_k / max n (rounded, at
+    `work` says how many steps a client takes, at most `steps`: "samples" gives tau_k = steps n_k / max n (rounded, at
     least 1), so that all clients pass over their data equally often; "random" draws tau_k from 1 to `steps` in each
-    round; "equal" gives everyone all of them. Deviations: the means are uniform, unless ``weights="samples"`` makes
+    round; "equal" gives all clients `steps`. Deviations: the means are uniform, unless ``weights="samples"`` makes
     them the paper's p_k = n_k / n. The paper has momentum or mu; with both, a_k is the exact weight.
 
-    Choose it where clients have different amounts of data or of time, and nobody shall wait for the slowest.
+    Choose it if clients have different amounts of data or time, and no client should wait for the slowest.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]], sizes=[1, 10])

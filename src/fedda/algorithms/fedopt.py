@@ -16,7 +16,7 @@ from ..rules.moments import debiased, second_moment
 from .fedavg import FedAvg
 
 
-@algorithms.register("fedadam", reference="Reddi et al. 2021")
+@algorithms.register("fedadam", reference="Reddi et al. 2021", example={"lr": 0.05, "server_lr": 0.05})
 @dataclass(frozen=True)
 class FedAdam(FedAvg):
     """FedAvg on the clients, Adam on the server, fed with the mean change of the model.
@@ -24,9 +24,9 @@ class FedAdam(FedAvg):
         D = mean_k X - x;     m <- beta1 m + (1 - beta1) D;     v <- beta2 v + (1 - beta2) D^2
         x <- x + server_lr m / (sqrt(v) + eps)
 
-    Deviations: none. What papers and libraries disagree about is explicit: `eps` (1e-3 here, 1e-9 elsewhere), the
-    start `v0` (at least eps^2 in the paper) and `bias_correction` (off in the paper's pseudo-code, on in its
-    experiments).
+    Deviations: none. Papers and libraries differ in three values, so they are explicit: `eps` (1e-3 here, 1e-9
+    elsewhere), the start `v0` (at least eps^2 in the paper) and `bias_correction` (off in the paper's pseudo-code, on
+    in its experiments).
 
     Choose it where coordinates of the model change at very different scales and clients must stay plain SGD.
 
@@ -76,7 +76,7 @@ class FedAdam(FedAvg):
         return self.Server(x, m, v, v_max, t + self.steps)
 
 
-@algorithms.register("fedyogi", reference="Reddi et al. 2021")
+@algorithms.register("fedyogi", reference="Reddi et al. 2021", example={"lr": 0.05, "server_lr": 0.05})
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
     """FedAdam with Yogi's second moment, which changes additively.
@@ -89,21 +89,21 @@ class FedYogi(FedAdam):
     kind: ClassVar[str] = "yogi"
 
 
-@algorithms.register("fedadagrad", reference="Reddi et al. 2021")
+@algorithms.register("fedadagrad", reference="Reddi et al. 2021", example={"lr": 0.05, "server_lr": 0.1})
 @dataclass(frozen=True)
 class FedAdagrad(FedAdam):
     """FedAdam with a second moment that only grows, and no momentum by default.
 
         v <- v + D^2
 
-    Choose it where the step should die out by itself; its rate wants tuning more than FedAdam's.
+    Choose it if the step should decrease by itself; its rate needs more tuning than FedAdam's.
     """
 
     kind: ClassVar[str] = "adagrad"
     beta1: Any = 0.0
 
 
-@algorithms.register("fedams", reference="Wang et al. 2022")
+@algorithms.register("fedams", reference="Wang et al. 2022", example={"lr": 0.05, "server_lr": 0.05})
 @dataclass(frozen=True)
 class FedAMS(FedAdam):
     """FedAdam stepping by the largest second moment so far (AMSGrad on the server).

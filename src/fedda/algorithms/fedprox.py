@@ -14,7 +14,7 @@ from ..rules.schedules import schedule
 from .fedavg import FedAvg
 
 
-@algorithms.register("fedprox", reference="Li et al. 2020")
+@algorithms.register("fedprox", reference="Li et al. 2020", example={"lr": 0.1, "mu": 0.1})
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """FedAvg whose clients are pulled back to x by the penalty (mu / 2) ||X - x||^2.

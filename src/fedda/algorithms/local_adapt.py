@@ -15,10 +15,14 @@ from ..rules.moments import KINDS, debiased, second_moment
 from ..rules.schedules import schedule
 
 
-@algorithms.register("local-adapt", reference="Wang et al. 2021")
+@algorithms.register(
+    "local-adapt",
+    reference="Wang et al. 2021",
+    example={"lr": 0.01, "server": "sgd", "server_lr": 1.0, "eps": 0.001, "correction": "joint"},
+)
 @dataclass(frozen=True)
 class LocalAdapt(Algorithm):
-    """Clients run an adaptive optimiser of their own, begun anew every round; the server another on the mean change.
+    """Clients run an adaptive optimiser that restarts every round; the server runs another one on the mean change.
 
         m <- beta1 m + (1 - beta1) g;     v <- second moment (client = adam, yogi, adagrad; sgd has none)
         X <- X - eta_t m / (sqrt(v) + eps)
@@ -26,7 +30,7 @@ class LocalAdapt(Algorithm):
         D = mean dX  (correction none),   mean(dX / C)  (local),   mean(dX / C) / mean(1 / C)  (joint)
         x <- x + server_lr D  (server = sgd), or Adam's step on D
 
-    Deviations: momentum only for client adam and yogi. `bias_correction` is on (also for A), because clients begin at
+    Deviations: momentum only for client adam and yogi. `bias_correction` is on (also for A), because clients start at
     zero every round: without it the first step is 3.2 times too long. `server_eps` and `v0` are the server Adam's.
 
     Choose it with a correction where clients are adaptive and must not pull the average towards their own optimum.
@@ -70,26 +74,32 @@ class LocalAdapt(Algorithm):
         D, *inverse = cohort.average(self.local, x, t)
         D = D / inverse[0] if inverse else D
         if self.server == "adam":
-            m, v, n = self.beta1 * m + (1 - self.beta1) * D, second_moment("adam", v, D, self.beta2), t / self.steps + 1
+            n = t / self.steps + 1
+            m = self.beta1 * m + (1 - self.beta1) * D
+            v = second_moment("adam", v, D, self.beta2)
             D = self.corrected(m, self.beta1, n) / (self.corrected(v, self.beta2, n).sqrt() + self.server_eps)
         return self.Server(x + self.server_lr * D, m, v, t + self.steps)
 
     @on_client
     def local(self, client: Client, x0: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-        lr, x, b1 = schedule(self.lr), x0, self.beta1 if self.client in ("adam", "yogi") else 0.0
+        lr, x = schedule(self.lr), x0
+        b1 = self.beta1 if self.client in ("adam", "yogi") else 0.0
         m, v, A, C = (torch.zeros_like(x0) for _ in range(4))
         for i in range(self.steps):
             (g,) = client.gradients(x)
-            m, P = b1 * m + (1 - b1) * g, torch.ones_like(x0)
+            m = b1 * m + (1 - b1) * g
+            P = torch.ones_like(x0)
             if self.client != "sgd":
                 v = second_moment(self.client, v, g, self.beta2)
-                decays = self.client != "adagrad"
-                P = 1 / ((self.corrected(v, self.beta2, i + 1) if decays else v).sqrt() + self.eps)
+                v_hat = v if self.client == "adagrad" else self.corrected(v, self.beta2, i + 1)
+                P = 1 / (v_hat.sqrt() + self.eps)
             x = x - lr(t + i) * self.corrected(m, b1, i + 1) * P
             A = b1 * A + (1 - b1) * P
             C = C + self.corrected(A, b1, i + 1)
         dx = x - x0
-        return {"none": (dx,), "local": (dx / C,), "joint": (dx / C, 1 / C)}[self.correction]
+        if self.correction == "none":
+            return (dx,)
+        return (dx / C,) if self.correction == "local" else (dx / C, 1 / C)
 
     def corrected(self, moment: Tensor, beta: Any, n: Any) -> Tensor:
         return debiased(moment, beta, n) if self.bias_correction else moment

@@ -13,17 +13,17 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("local-amsgrad", reference="Chen, Li, Li 2020")
+@algorithms.register("local-amsgrad", reference="Chen, Li, Li 2020", example={"lr": 0.01, "eps": 0.001})
 @dataclass(frozen=True)
 class LocalAmsgrad(Algorithm):
-    """Local steps in a metric that all clients share and that is refreshed once a round.
+    """Local steps in a metric that all clients share and that is updated once per round.
 
         m <- beta1 m + (1 - beta1) g;     v <- beta2 v + (1 - beta2) g^2;     X <- X - eta_t m / (sqrt(v_hat) + eps)
         x <- mean_k X;     v_hat <- max(v_hat, mean_k v)
 
-    Where m and v live is `state`: "local" keeps them on the client (the paper); "averaged" sends their means round, so
-    that clients are stateless, the better choice where they seldom return; "naive" is the variant that the paper shows
-    to diverge: every client steps by a v_hat of its own, and x alone is averaged. v_hat begins at the mean square of a
+    Where m and v live is `state`: "local" keeps them on the client (the paper); "averaged" sends their means to all, so
+    that clients are stateless, the better choice if they seldom return; "naive" is the variant that the paper shows
+    to diverge: every client uses its own v_hat, and only x is averaged. v_hat begins at the mean square of a
     first gradient (+ 1e-8), or at `v0`: the paper's tiny constant would make the first round as long as eta / sqrt(v0).
 
     Choose it as the adaptive baseline closest to FedDA-2-1. A single bad round freezes it: v_hat never falls.

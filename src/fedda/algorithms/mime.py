@@ -14,7 +14,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("mime", reference="Karimireddy et al. 2021")
+@algorithms.register("mime", reference="Karimireddy et al. 2021", example={"lr": 0.1})
 @dataclass(frozen=True)
 class Mime(Algorithm):
     """Clients mimic a central optimiser: its state is fixed in the round, and a correction removes their drift.
@@ -26,7 +26,7 @@ class Mime(Algorithm):
     Deviations: none for base sgdm; for adam `mix_second_moment` puts g into v before each step, as one well-known
     library does.
 
-    Choose it where clients are many and stateless and can afford a pass over their data; it needs two exchanges a
+    Choose it where clients are many and stateless and can afford a pass over their data; it needs two exchanges per
     round.
 
     >>> import fedda
@@ -46,7 +46,6 @@ class Mime(Algorithm):
         {"base": "adam", "eps": 0.1},
         {"base": "adam", "eps": 0.1, "mix_second_moment": True},
     )
-    lite: ClassVar[bool] = False
     lr: Any = 0.05
     steps: int = 5
     base: str = "sgdm"
@@ -61,13 +60,18 @@ class Mime(Algorithm):
 
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, m, v, t = server
-        state = (m, v) if self.base == "adam" else (m,)
-        if self.lite:
-            y, c = cohort.average(self.local, x, t, *state)
-        else:
-            (c,) = cohort.average(self.statistics, x)
-            (y,) = cohort.average(self.local, x, t, *state, c)
-        m, v = (1 - self.momentum) * c + self.momentum * m, (1 - self.beta2) * c**2 + self.beta2 * v
+        (c,) = cohort.average(self.statistics, x)
+        (y,) = cohort.average(self.local, x, t, *self.optimiser(m, v), c)
+        return self.server_step(server, y, c)
+
+    def optimiser(self, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """The state of the central optimiser that clients need."""
+        return (m, v) if self.base == "adam" else (m,)
+
+    def server_step(self, server: Any, y: Tensor, c: Tensor) -> Any:
+        x, m, v, t = server
+        m = (1 - self.momentum) * c + self.momentum * m
+        v = (1 - self.beta2) * c**2 + self.beta2 * v
         return self.Server(x + self.server_lr * (y - x), m, v, t + self.steps)
 
     @on_client
@@ -75,29 +79,44 @@ class Mime(Algorithm):
         return (client.full_gradient(x),)
 
     @on_client(model_replies=(0,))
-    def local(self, client: Client, x: Tensor, t: Tensor, m: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        lr, y = schedule(self.lr), x  # rest: v for base adam, then c for Mime
+    def local(self, client: Client, x: Tensor, t: Tensor, *sent: Tensor) -> tuple[Tensor, ...]:
+        *state, c = sent
+        lr, y = schedule(self.lr), x
         for i in range(self.steps):
-            if self.lite:
-                (g,) = client.gradients(y)
-            else:
-                g, g_x = client.gradients(y, x)
-                g = g - g_x + rest[-1]
-            step = (1 - self.momentum) * g + self.momentum * m
-            if self.base == "adam":
-                v = rest[0]
-                v = (1 - self.beta2) * g**2 + self.beta2 * v if self.mix_second_moment else v
-                step = step / (v.sqrt() + self.eps)
-            y = y - lr(t + i) * step
-        return (y, client.full_gradient(x)) if self.lite else (y,)
+            g, g_x = client.gradients(y, x)
+            g = g - g_x + c
+            y = y - lr(t + i) * self.direction(g, *state)
+        return (y,)
+
+    def direction(self, g: Tensor, m: Tensor, *second: Tensor) -> Tensor:
+        """The step of the central optimiser, with its state fixed; `second` is v for base adam."""
+        step: Tensor = (1 - self.momentum) * g + self.momentum * m
+        if not second:
+            return step
+        (v,) = second
+        if self.mix_second_moment:
+            v = (1 - self.beta2) * g**2 + self.beta2 * v
+        step = step / (v.sqrt() + self.eps)
+        return step
 
 
-@algorithms.register("mimelite", reference="Karimireddy et al. 2021")
+@algorithms.register("mimelite", reference="Karimireddy et al. 2021", example={"lr": 0.1})
 @dataclass(frozen=True)
 class MimeLite(Mime):
     """Mime without the correction: g = g_k(y; B), and the full gradients go up with the models, in one exchange.
 
-    Choose it instead of Mime where a second exchange or a second gradient a step is too dear.
+    Choose it instead of Mime where a second exchange or a second gradient per step costs too much.
     """
 
-    lite: ClassVar[bool] = True
+    def round(self, server: Any, cohort: Cohort) -> Any:
+        x, m, v, t = server
+        y, c = cohort.average(self.local, x, t, *self.optimiser(m, v))
+        return self.server_step(server, y, c)
+
+    @on_client(model_replies=(0,))
+    def local(self, client: Client, x: Tensor, t: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        lr, y = schedule(self.lr), x
+        for i in range(self.steps):
+            (g,) = client.gradients(y)
+            y = y - lr(t + i) * self.direction(g, *state)
+        return y, client.full_gradient(x)

@@ -14,10 +14,10 @@ from ..rules.estimators import Mvr, default_c, weight
 from ..rules.schedules import Schedule, cube_root
 
 
-@algorithms.register("mime-mvr", reference="Karimireddy et al. 2021")
+@algorithms.register("mime-mvr", reference="Karimireddy et al. 2021", example={"lr": 0.2, "w": 8.0, "c": 100.0})
 @dataclass(frozen=True)
 class MimeMvr(Algorithm):
-    """Clients mimic central STORM: the momentum is refreshed once a round, on one batch at both models, then fixed.
+    """Clients mimic central STORM: the momentum is updated once per round, on one batch at both models, then fixed.
 
         m <- mean_k g(x; B) + (1 - a) (m - mean_k g(x_prev; B)),   a = min(1, c eta^2) of the step that led to x
         y <- y - eta (g(y; B) - g(x; B) + m)                                       (form A)
@@ -27,7 +27,7 @@ class MimeMvr(Algorithm):
     without writing it down; form A is the exact mimicry, form B another reading. It has no preconditioner, though the
     paper files it under adaptive methods.
 
-    Choose it as the control for FedDA-MVR that refreshes its momentum once a round instead of at every step.
+    Choose it as the control for FedDA-MVR that updates its momentum once per round instead of at every step.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
@@ -44,7 +44,6 @@ class MimeMvr(Algorithm):
     choices: ClassVar = {"form": ("A", "B")}
     one_rate_per_round: ClassVar[bool] = True
     variants: ClassVar[tuple[Any, ...]] = ({"form": "B"},)
-    lite: ClassVar[bool] = False
     lr: Any = 0.1
     w: Any = 100.0
     c: Any = None
@@ -56,7 +55,7 @@ class MimeMvr(Algorithm):
         return cube_root(self.lr, self.w)
 
     def alpha(self, t: Tensor) -> Any:
-        """The weight of the step that led to x; 1 at first, where there is no history."""
+        """The weight of the step that led to x; 1 in the first round, which has no history."""
         a = weight(default_c(self.c, self.rate), self.rate((t - self.steps).clamp(min=0)))
         return torch.where(t == 0, torch.ones_like(torch.as_tensor(a)), torch.as_tensor(a))
 
@@ -67,11 +66,9 @@ class MimeMvr(Algorithm):
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, x_prev, m, t = server
         a = self.alpha(t)
-        if self.lite:
-            y, fresh = cohort.average(self.local, x, t, m, x_prev)
-        else:
-            fresh, *g = cohort.average(self.statistics, x, x_prev, t)
-            (y,) = cohort.average(self.local, x, t, (a * g[0] if g else fresh) + (1 - a) * m)
+        fresh, *g = cohort.average(self.statistics, x, x_prev, t)  # form B sends g too
+        first = a * g[0] if self.form == "B" else fresh
+        (y,) = cohort.average(self.local, x, t, first + (1 - a) * m)
         return self.Server(y, x, fresh + (1 - a) * m, t + self.steps)
 
     @on_client
@@ -81,24 +78,38 @@ class MimeMvr(Algorithm):
         return (fresh, g) if self.form == "B" else (fresh,)
 
     @on_client(model_replies=(0,))
-    def local(self, client: Client, x: Tensor, t: Tensor, m: Tensor, *x_prev: Tensor) -> tuple[Tensor, ...]:
+    def local(self, client: Client, x: Tensor, t: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         y, eta = x, self.rate(t)
         for _ in range(self.steps):
-            g, old = client.gradients(y, x_prev[0] if self.lite else x)
-            y = y - eta * (g + (1 - self.alpha(t)) * (m - old) if self.lite else g - old + m)
-        return (y, *self.statistics(client, x, x_prev[0], t)) if self.lite else (y,)
+            g, g_x = client.gradients(y, x)
+            y = y - eta * (g - g_x + m)
+        return (y,)
 
 
-@algorithms.register("mimelite-mvr", reference="Karimireddy et al. 2021")
+@algorithms.register("mimelite-mvr", reference="Karimireddy et al. 2021", example={"lr": 0.2, "w": 8.0, "c": 100.0})
 @dataclass(frozen=True)
 class MimeLiteMvr(MimeMvr):
     """Mime-MVR in one exchange: the correction is at the previous model, and the statistics go up with the models.
 
         y <- y - eta (g(y; B) + (1 - a) (m - g(x_prev; B)))
 
-    Choose it instead of Mime-MVR where a second exchange a round is too dear.
+    Choose it instead of Mime-MVR where a second exchange per round costs too much.
     """
 
-    choices: ClassVar = {"form": ("A",)}  # what form B mixes is another exchange
+    choices: ClassVar = {"form": ("A",)}  # form B needs a second exchange
     variants: ClassVar[tuple[Any, ...]] = ()
-    lite: ClassVar[bool] = True
+
+    def round(self, server: Any, cohort: Cohort) -> Any:
+        x, x_prev, m, t = server
+        y, fresh = cohort.average(self.local, x, t, m, x_prev)
+        return self.Server(y, x, fresh + (1 - self.alpha(t)) * m, t + self.steps)
+
+    @on_client(model_replies=(0,))
+    def local(  # type: ignore[override]
+        self, client: Client, x: Tensor, t: Tensor, m: Tensor, x_prev: Tensor
+    ) -> tuple[Tensor, ...]:
+        y, eta, a = x, self.rate(t), self.alpha(t)
+        for _ in range(self.steps):
+            g, g_prev = client.gradients(y, x_prev)
+            y = y - eta * (g + (1 - a) * (m - g_prev))
+        return y, *self.statistics(client, x, x_prev, t)

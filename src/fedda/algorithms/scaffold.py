@@ -14,7 +14,7 @@ from ..registry import algorithms
 from ..rules.schedules import schedule
 
 
-@algorithms.register("scaffold", reference="Karimireddy et al. 2020")
+@algorithms.register("scaffold", reference="Karimireddy et al. 2020", example={"lr": 0.1})
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
     """Each client corrects its gradients by the difference of a global and its own control variate.
@@ -26,8 +26,8 @@ class Scaffold(Algorithm):
     r of K clients take part, so c moves by 1/K of the SUM of the changes and stays the mean of all c_k, also when a
     client fails or counts by its samples. c_k stays on the client. Deviations: none.
 
-    Choose it where clients differ much and return often: it removes their drift exactly, at the price of a vector
-    kept by each.
+    Choose it where clients differ much and return often: it removes their drift exactly, at the cost of one vector
+    that each client keeps.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]])

@@ -16,7 +16,7 @@ from ..rules.schedules import Schedule, cube_root
 from .old_point import CHOICES, MEMORY, keep_point, own_point
 
 
-@algorithms.register("stem", reference="Khanduri et al. 2021")
+@algorithms.register("stem", reference="Khanduri et al. 2021", example={"lr": 0.1, "w": 8.0})
 @dataclass(frozen=True)
 class Stem(Algorithm):
     """Variance-reduced momentum on clients and server: FedDA-MVR without the adaptive metric.
@@ -59,7 +59,7 @@ class Stem(Algorithm):
     def rate(self) -> Schedule:
         return cube_root(self.lr, self.w)
 
-    @cached_property  # made once: it looks at its numbers, which a recorded round must not
+    @cached_property  # created once, because it reads numbers, which a recorded round must not
     def estimator(self) -> Mvr:
         return Mvr.default(self.c, self.rate)
 

@@ -1,7 +1,7 @@
-"""Federated rounds as plain PyTorch loops over clients, written by hand: what the engines are measured against.
+"""Federated rounds as plain PyTorch loops over clients, written by hand: the reference for the engines' speed.
 
-One module, one client after the other, one `backward` a gradient. Steps are taken in place: on models this small that
-is as fast as `torch.optim.SGD`. A round is given its batches, so that a test can give it those of an engine.
+One module, one client after the other, one `backward` per gradient. Steps are taken in place, which on small models is
+as fast as `torch.optim.SGD`. A round takes its batches as an argument, so a test can pass those of an engine.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ..problems.neural import Batch, Neural, trainable
 
-Batches = Sequence[Iterable[Batch]]  # for each client of the round, what it takes its steps on
+Batches = Sequence[Iterable[Batch]]  # for each client of the round, one batch per step
 
 
 class LoopDraws:
-    """Who takes part in a round and on which samples, drawn in ordinary PyTorch, with replacement."""
+    """The clients of a round and their samples, drawn in ordinary PyTorch, with replacement."""
 
     def __init__(self, problem: Neural, cohort: int, steps: int, seed: int = 0):
         self.problem, self.cohort, self.steps = problem, cohort, steps
@@ -39,7 +39,7 @@ class LoopDraws:
         (first, size), problem = self.spans[client], self.problem
         for _ in range(number):
             index = torch.randint(size, (problem.batch_size,), generator=self.samples, device=problem.device)
-            yield problem.ready(problem.pick(problem.data, first + index))
+            yield problem.standardised(problem.pick(problem.data, first + index))
 
 
 class LoopFedAvg:
@@ -52,8 +52,8 @@ class LoopFedAvg:
 
     def round(self, batches: Batches) -> None:
         means = [torch.zeros_like(value) for value in self.server]
-        for own in batches:
-            self.local(own)
+        for samples in batches:
+            self.local(samples)
             for mean, p in zip(means, self.parameters, strict=True):
                 mean += p.detach() / len(batches)
         self.server = means
@@ -72,9 +72,9 @@ class LoopFedAvg:
 
 
 class LoopFedDA:
-    """FedDA-MVR without a penalty: two gradients a step on one batch, and its vectors kept flat, as the paper has them.
+    """FedDA-MVR without a penalty: two gradients per step on one batch; its vectors are flat, as in the paper.
 
-    `algorithm` gives the numbers: its step sizes, the weight of its estimator, the decay and the floor of its H.
+    `algorithm` gives the hyper-parameters: step sizes, the weight of the estimator, the decay and the floor of H.
     """
 
     def __init__(self, problem: Neural, algorithm: Any, first: Batches):
@@ -82,15 +82,15 @@ class LoopFedDA:
         self.parameters = [p for _, p in trainable(self.model)]
         self.c = float(algorithm.estimator.c)
         self.x = parameters_to_vector(self.parameters).detach().clone()
-        self.nu = torch.stack([self.gradient(self.x, batch) for own in first for batch in own]).mean(dim=0)
+        self.nu = torch.stack([self.gradient(self.x, batch) for batches in first for batch in batches]).mean(dim=0)
         self.mu, self.t = torch.zeros_like(self.x), 0
 
     def round(self, batches: Batches) -> None:
         matrix, steps = self.algorithm.preconditioner, self.algorithm.steps
         H = self.mu.sqrt() + matrix.eps
         z, nu = torch.zeros_like(self.x), torch.zeros_like(self.x)
-        for own in batches:
-            for mean, reply in zip((z, nu), self.local(own, H), strict=True):
+        for samples in batches:
+            for mean, reply in zip((z, nu), self.local(samples, H), strict=True):
                 mean += reply / len(batches)
         self.x, self.nu, self.t = self.x + z / H, nu, self.t + steps
         s = z / self.algorithm.lr(self.t - 1)

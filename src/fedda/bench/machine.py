@@ -1,4 +1,4 @@
-"""What a figure of time is worth nothing without: the machine, the versions, the command, the day."""
+"""The context of a time: machine, versions, command and date."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The CPU's name: Linux alone tells it in a file."""
+    """The CPU's name. Only Linux has it in a file."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -39,13 +39,10 @@ def processor() -> str:
 
 
 def process_peak_mb() -> float | None:
-    """The most memory this process has held: of everything measured, since growth belongs to nobody alone.
-
-    None on Windows, which does not tell it.
-    """
+    """The peak memory of this process, over everything that was measured. None on Windows, which does not report it."""
     try:
         import resource
     except ImportError:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e6 if sys.platform == "darwin" else 1e3)  # bytes there, kB elsewhere
+    return peak / (1e6 if sys.platform == "darwin" else 1e3)  # bytes on macOS, kB elsewhere

@@ -1,22 +1,23 @@
-"""One algorithm on one workload: every path that fits, several seeds at once, and a plain loop, in one race."""
+"""Algorithms on one workload: every path that fits, several seeds at once, and a plain loop, timed together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..core import Algorithm
 from ..engines import Vectorised
-from ..problems.gradients.choose import tensor_cores
+from ..problems.gradients.choose import allow_tf32
 from ..problems.neural import Neural
 from ..registry import make
 from ..run import Run
 from . import loop
 from .timing import PATIENCE, Contender, race, started
-from .workloads import Workload
+from .workloads import WORKLOADS, Workload
 
 SEEDS = 5
 PLAIN = "plain loop"
@@ -24,9 +25,23 @@ Advance = Callable[[], object]
 
 
 def measure(
+    name: str, algorithms: list[str], device: torch.device, precision: str, seconds: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """A workload, and the figures of each algorithm on it."""
+    workload = WORKLOADS[name]
+    problem = workload.problem().to(device)
+    figures = {}
+    for label in algorithms:
+        tell = partial(lambda label, text: say(f"{name}: {label}: {text}"), label)
+        figures[label] = measure_algorithm(label, workload, problem, precision, seconds, tell)
+    about = {key: getattr(workload, key) for key in ("about", "clients", "cohort", "steps", "batch")}
+    return about | {"parameters": problem.d, "random_images": workload.random, "algorithms": figures}
+
+
+def measure_algorithm(
     name: str, workload: Workload, problem: Neural, precision: str, seconds: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Every figure of this algorithm, with units in their names."""
+    """Every figure of this algorithm, with units in the keys."""
     algorithm = make(name, steps=workload.steps)
     device = problem.device
 
@@ -34,10 +49,10 @@ def measure(
         return Run(algorithm, problem, workload.cohort, seed, engine=Vectorised(path=path, precision=precision))
 
     say("paths that fit")
-    paths = problem.with_path("auto", precision, workload.cohort).paths
+    paths = problem.with_path("auto", precision, workload.cohort).gradient_paths
     taken = paths.chosen
     reference, by_hand = plain(name, algorithm, problem, workload.cohort, paths.precision)
-    makers: dict[str, Callable[[], Advance]] = {path: lambda path=path: run(path).advance for path in paths.ways}  # type: ignore[misc]
+    makers: dict[str, Callable[[], Advance]] = {path: lambda path=path: run(path).advance for path in paths.paths}  # type: ignore[misc]
     makers |= {reference: by_hand}
     contenders = {}
     for label, maker in makers.items():
@@ -46,7 +61,7 @@ def measure(
     say(f"{SEEDS} seeds: start-up")
     several = started("seeds", lambda: run(seed=list(range(SEEDS))).advance, device)
     say("rounds")
-    # Where rounds are slow, the first one of several seeds is its figure: it is five times the work.
+    # If rounds are slow, one round of several seeds is enough: it is five times the work.
     slow = several.once > PATIENCE * seconds
     race([*contenders.values(), *([] if slow else [several])], seconds, device)
     relative = (several.once if slow else several.seconds) / contenders[taken].seconds
@@ -68,7 +83,7 @@ def measure(
 
 
 def row(one: Contender, workload: Workload, images: int, reference: Contender) -> dict[str, Any]:
-    """`ms_per_step` is one local step of all clients that take part; the blocks tell the spread."""
+    """`ms_per_step` is one local step of all clients that take part; the blocks give the spread."""
     step = 1000 / workload.steps
     return {
         "ms_per_step": step * one.seconds,
@@ -86,8 +101,8 @@ def row(one: Contender, workload: Workload, images: int, reference: Contender) -
 def plain(
     name: str, algorithm: Algorithm, problem: Neural, cohort: int, precision: str
 ) -> tuple[str, Callable[[], Advance]]:
-    """What an algorithm is compared with: a loop written by hand where there is one, else the sequential engine, which
-    takes one client after the other with ordinary autograd."""
+    """The reference of an algorithm: a loop written by hand, if there is one, else the sequential engine, which runs
+    one client after the other with ordinary autograd."""
     if name not in HAND_WRITTEN:
         return "sequential", lambda: Run(algorithm, problem, cohort, engine="sequential").advance
 
@@ -113,6 +128,6 @@ HAND_WRITTEN: dict[str, Callable[[Neural, Any, loop.LoopDraws], loop.LoopFedAvg 
 
 @contextmanager
 def rounding(precision: str) -> Iterator[None]:
-    """The loop computes as precisely as the paths it is compared with."""
-    with tensor_cores(precision != "float32"), torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+    """The same precision for the loop as for the paths."""
+    with allow_tf32(precision != "float32"), torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
         yield

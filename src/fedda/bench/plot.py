@@ -64,13 +64,13 @@ def _panel(panel: Axes, algorithms: dict[str, Any], quantity: str, label: str, f
             if not there:
                 continue
             x, y = np.array([row["value"] for row in there]), np.array([row[who][figure] for row in there])
-            fill = colour if who == "fedda" else "white"  # where a curve is a single point, no dash tells it apart
+            fill = colour if who == "fedda" else "white"  # tells a single point of a curve from the dashed one
             panel.plot(x, y, color=colour, linestyle=style, marker="o", markersize=3.5, markerfacecolor=fill)
             drawn.extend(y)
             first = own is next(iter(algorithms.values()))
             if who == "fedda" and first and figure != "us_per_client_step" and quantity != "steps":
                 panel.plot(x, y[0] * x / x[0], color=GREY, linewidth=0.8, zorder=0)
-    if drawn:  # the guide leaves the panel rather than flatten the curves; a flat curve stays flat
+    if drawn:  # the guide may leave the panel, so the curves are not flattened
         middle = np.sqrt(min(drawn) * max(drawn))
         panel.set_ylim(min(min(drawn) / 1.4, middle / 4), max(max(drawn) * 1.4, middle * 4))
     values = sorted({row["value"] for own in algorithms.values() for row in own.get(quantity, [])})
@@ -82,5 +82,5 @@ def _panel(panel: Axes, algorithms: dict[str, Any], quantity: str, label: str, f
 
 
 def _number(value: float, _: object) -> str:
-    """Thousands as people write them, small numbers as they are."""
+    """Large numbers with separators, small numbers as they are."""
     return f"{value:,.0f}" if value >= 10 else written(value)

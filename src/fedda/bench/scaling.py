@@ -1,4 +1,4 @@
-"""How the cost of a round grows with what it is made of: one quantity at a time, from the same base."""
+"""How the cost of a round grows: one quantity at a time, from the same base."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .measure import PLAIN, plain
 from .timing import PATIENCE, Contender, race, started
 from .workloads import CIFAR, DIGITS, noise
 
-SHARE = 4  # of the seconds asked for, a part for each point: there are many
+SHARE = 4  # each point gets this part of the given seconds
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One point: `width` is that of the hidden layer, or the filters of a convolution."""
+    """One point; `width` is the size of the hidden layer, or the number of filters."""
 
     shape: tuple[int, ...]
     width: int
@@ -32,13 +32,13 @@ class Setting:
     seeds: int = 1
 
     def problem(self) -> Any:
-        word = "filters" if len(self.shape) == 3 else "hidden"
-        return noise(self.shape, self.clients, self.batch, samples=2, **{word: self.width})
+        width = "filters" if len(self.shape) == 3 else "hidden"
+        return noise(self.shape, self.clients, self.batch, samples=2, **{width: self.width})
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """A quantity, the values it takes while they are affordable, and what a setting is at one of them."""
+    """A quantity, its values (as long as they are affordable), and the setting at one of them."""
 
     quantity: str
     values: tuple[int, ...]
@@ -50,7 +50,7 @@ BASES = {"small": Setting(DIGITS, width=32, clients=1000), "cnn": Setting(CIFAR,
 SWEEPS = (
     Ladder("clients", (2, 5, 10, 20, 50, 100, 200, 500), lambda s, n: replace(s, cohort=n, clients=max(s.clients, n))),
     Ladder("steps", (1, 2, 5, 10, 20), lambda s, n: replace(s, steps=n)),
-    # quarters of the base's width; told as the number of parameters
+    # in quarters of the base's width; reported as the number of parameters
     Ladder("parameters", (1, 2, 4, 8, 16, 32), lambda s, n: replace(s, width=s.width * n // 4)),
     Ladder("seeds", (1, 2, 4, 8, 16), lambda s, n: replace(s, seeds=n), by_hand=False),
     # All clients of FedDA compute a first gradient, which would take a plain loop half a minute.
@@ -59,39 +59,40 @@ SWEEPS = (
 
 
 def scaling(
-    workload: str, name: str, device: torch.device, precision: str, seconds: float, say: Callable[[str], None]
-) -> dict[str, list[dict[str, Any]]]:
-    """For each quantity, a row a value; values whose round would take a few times `seconds` are left out."""
-    base, found = BASES[workload], {}
-    for sweep in SWEEPS:
-        if sweep.quantity == "population" and workload != "small":
-            continue  # a hundred thousand clients with images fill the memory and say the same
-        found[sweep.quantity] = list(climb(sweep, base, name, device, precision, seconds, say))
-    return found
+    workload: str, algorithms: list[str], device: torch.device, precision: str, seconds: float,
+    say: Callable[[str], None],
+) -> dict[str, dict[str, list[dict[str, Any]]]]:  # fmt: skip
+    """{algorithm: {quantity: one row per value}}; values whose round would take a few times `seconds` are left out."""
+    # A hundred thousand clients with images would fill the memory and show nothing new.
+    sweeps = [sweep for sweep in SWEEPS if sweep.quantity != "population" or workload == "small"]
+    return {
+        name: {sweep.quantity: list(climb(sweep, workload, name, device, precision, seconds, say)) for sweep in sweeps}
+        for name in algorithms
+    }
 
 
 def climb(
-    sweep: Ladder, base: Setting, name: str, device: torch.device, precision: str, seconds: float,
+    sweep: Ladder, workload: str, name: str, device: torch.device, precision: str, seconds: float,
     say: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    left_out: set[str] = set()  # who has become too slow
+    left_out: set[str] = set()  # contenders that are too slow now
     for value, following in pairwise((*sweep.values, 0)):
-        setting = sweep.at(base, value)
+        setting = sweep.at(BASES[workload], value)
         makers, d = contenders(setting, name, device, precision, sweep.by_hand)
-        told = d if sweep.quantity == "parameters" else value
-        say(f"{sweep.quantity} {told:,}")
+        shown = d if sweep.quantity == "parameters" else value
+        say(f"{workload}: {name}: {sweep.quantity} {shown:,}")
         racing = [started(label, maker, device) for label, maker in makers.items() if label not in left_out]
         if not racing:
             return
         race(racing, seconds / SHARE, device)
-        yield {"value": told, "parameters": d} | {one.name: row(one, setting) for one in racing}
+        yield {"value": shown, "parameters": d} | {one.name: row(one, setting) for one in racing}
         left_out |= {one.name for one in racing if one.seconds * following / value > PATIENCE * seconds}
 
 
 def contenders(
     setting: Setting, name: str, device: torch.device, precision: str, by_hand: bool
 ) -> tuple[dict[str, Callable[[], Callable[[], object]]], int]:
-    """By name, how each is made; and the number of parameters."""
+    """A factory for each contender, and the number of parameters."""
     problem = setting.problem().to(device)
     algorithm = make(name, steps=setting.steps)
     seed = 0 if setting.seeds == 1 else list(range(setting.seeds))
@@ -99,12 +100,12 @@ def contenders(
     def run() -> Callable[[], object]:
         return Run(algorithm, problem, setting.cohort, seed, engine=Vectorised(precision=precision)).advance
 
-    made: dict[str, Callable[[], Callable[[], object]]] = {"fedda": run}
+    makers: dict[str, Callable[[], Callable[[], object]]] = {"fedda": run}
     if by_hand:
         label, start = plain(name, algorithm, problem, setting.cohort, precision)
-        if label == PLAIN:  # some algorithms have no loop by hand
-            made[PLAIN] = start
-    return made, problem.d
+        if label == PLAIN:  # some algorithms have no hand-written loop
+            makers[PLAIN] = start
+    return makers, problem.d
 
 
 def row(one: Contender, setting: Setting) -> dict[str, float]:

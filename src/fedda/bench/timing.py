@@ -1,4 +1,4 @@
-"""How long a round takes: contenders in turn, block by block, so that all of them meet the same machine."""
+"""The time of a round: contenders take turns, block by block, so all meet the same machine."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..problems.gradients.measured import seconds as seconds_of
+from ..problems.gradients.tuning import seconds as seconds_of
 
-BLOCKS = 5  # timed parts of a contender; its figure is their median
-PATIENCE = 3  # times the seconds asked for: what a slow contender may take, and a round that is slow
+BLOCKS = 5  # timed parts of a contender; the result is their median
+PATIENCE = 3  # a slow contender may take this many times the given seconds
 
 
 @dataclass
 class Contender:
-    """Something that does rounds. `startup` is how long it took to make and to do its first round, in seconds, `peak`
-    the memory that this took on a GPU, in bytes, `blocks` the seconds of a round in each block."""
+    """Something that runs rounds. `startup` is the time to build it and to run its first round, in seconds; `peak` is
+    the GPU memory of that, in bytes; `blocks` are the seconds per round of each block."""
 
     name: str
     advance: Callable[[], object]
     startup: float
     peak: int | None
-    once: float  # a first guess at the seconds of a round
+    once: float  # an estimate of the seconds of a round
     blocks: list[float] = field(default_factory=list)
 
     @property
@@ -32,12 +32,12 @@ class Contender:
         return statistics.median(self.blocks)
 
     def speed_to(self, other: Contender) -> float:
-        """How many times faster than the other: the median of what each block says."""
+        """How many times faster than the other: the median over blocks."""
         return statistics.median(b / a for a, b in zip(self.blocks, other.blocks, strict=False))
 
 
 def started(name: str, make: Callable[[], Callable[[], object]], device: torch.device) -> Contender:
-    """Made and warm: traces, captures and caches are part of no timed round."""
+    """A contender that is built and warm: timed rounds contain no tracing, capturing or filling of caches."""
     cuda = device.type == "cuda"
     before = 0
     if cuda:
@@ -54,19 +54,19 @@ def started(name: str, make: Callable[[], Callable[[], object]], device: torch.d
 
 
 def race(contenders: list[Contender], seconds: float, device: torch.device) -> None:
-    """Time each for about so many seconds, in turn; a slow one for two rounds, or for one that takes long."""
+    """Time each for about `seconds`, in turn; a slow one for two rounds, or for one."""
     for block in range(BLOCKS):
-        shift = block % len(contenders)  # nobody always comes after the same
+        shift = block % len(contenders)  # the order changes
         for one in contenders[shift:] + contenders[:shift]:
             affordable = int(PATIENCE * seconds / one.once)
             if block < max(2 if affordable else 1, min(BLOCKS, affordable)):
                 rounds = max(1, int(seconds / BLOCKS / one.once))
                 one.blocks.append(timed(one.advance, rounds, device) / rounds)
-                one.once = min(one.once, one.blocks[-1])  # the guess may have met a busy moment
+                one.once = min(one.once, one.blocks[-1])  # the estimate may have been disturbed
 
 
 def timed(advance: Callable[[], object], rounds: int, device: torch.device) -> float:
-    """Seconds of so many rounds, to their end on the device."""
+    """The seconds of `rounds` rounds, until the device has finished."""
 
     def block() -> None:
         for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What is measured: two workloads, one that dispatch decides and one that arithmetic does."""
+"""The two workloads: one is limited by dispatch, the other by arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIGITS, CIFAR = (64,), (3, 32, 32)  # shapes of a sample
 
 @dataclass(frozen=True)
 class Workload:
-    """Clients, how many of them take part in a round, their steps."""
+    """A task, its clients, how many of them take part in a round, and their steps."""
 
     name: str
     about: str
@@ -24,7 +24,7 @@ class Workload:
     cohort: int
     steps: int = 5
     batch: int = 16
-    random: bool = False  # whether the samples are noise, which changes no time
+    random: bool = False  # whether the samples are noise, which does not change the time
 
     def problem(self) -> Neural:
         if self.random:
@@ -47,5 +47,5 @@ def noise(shape: tuple[int, ...], clients: int, batch: int, samples: int, **mode
         torch.manual_seed(0)
         network, loss = cnn(shape, 10, **model) if images else mlp(shape, 10, **model)
     scale = (torch.full((shape[0], 1, 1), 127.5), torch.full((shape[0], 1, 1), 73.9)) if images else None
-    given = x if images else x / 255.0
-    return problem(network, loss, x=given, y=y, client=torch.arange(n) // samples, batch=batch, scale=scale)
+    values = x if images else x / 255.0
+    return problem(network, loss, x=values, y=y, client=torch.arange(n) // samples, batch=batch, scale=scale)

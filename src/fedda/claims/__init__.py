@@ -1,7 +1,7 @@
-"""The claims of the paper as data (`claims.toml`), and verdicts on them from run folders."""
+"""The paper's claims as data (`claims.toml`), and verdicts on them from run folders."""
 
-from .groups import Group, alone, dumps, verdicts, write
+from .groups import Group, dumps, judge_one_run, verdicts, write
 from .judge import Verdict
 from .statements import Claim, claims
 
-__all__ = ["Claim", "Group", "Verdict", "alone", "claims", "dumps", "verdicts", "write"]
+__all__ = ["Claim", "Group", "Verdict", "claims", "dumps", "judge_one_run", "verdicts", "write"]

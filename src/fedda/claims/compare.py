@@ -1,4 +1,4 @@
-"""The verdict rule: a difference against twice its standard error, and what many verdicts make together."""
+"""The verdict rule: a difference against twice its standard error, and how verdicts combine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .values import MethodValues, Value
 SUPPORTED, PARTIAL, INCONCLUSIVE = "SUPPORTED", "PARTIAL", "INCONCLUSIVE"
 NOT_SUPPORTED, NOT_TESTED = "NOT SUPPORTED", "NOT TESTED"
 WORDS = (SUPPORTED, PARTIAL, NOT_SUPPORTED, INCONCLUSIVE, NOT_TESTED)
-SEEDS = 3  # fewer decide nothing
-EQUAL = 1e-12  # rounding is no difference
+SEEDS = 3  # fewer seeds decide nothing
+EQUAL = 1e-12  # smaller differences are rounding
 SPARSE = frozenset(("density", "nonzero"))
-LOWER = SPARSE | {"train_loss", "test_loss"}  # lower is better; of the others, higher
+LOWER = SPARSE | {"train_loss", "test_loss"}  # lower is better; for all others, higher
 
 Table = Mapping[str, MethodValues]
 
 
 @dataclass(frozen=True)
 class Detail:
-    """One comparison, A against B; the difference is positive where it favours the claim."""
+    """One comparison, A against B; a positive difference favours the claim."""
 
     comparison: str
     metric: str
@@ -35,18 +35,18 @@ class Detail:
 
     @property
     def by_divergence(self) -> bool:
-        """Whether it is won because the other side has no number."""
+        """Whether A wins because B diverged."""
         return self.verdict == SUPPORTED and self.a is not None and self.b is None
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a rule says of one case."""
+    """The verdict of a rule on one case."""
 
     verdict: str
     details: Sequence[Detail] = ()
     remarks: Sequence[str] = ()
-    summary: str = ""  # instead of the sentence that the details make
+    summary: str = ""  # replaces the sentence made of the details
 
 
 def decide(difference: Value) -> str:
@@ -64,7 +64,7 @@ def decide(difference: Value) -> str:
 
 
 def combine(verdicts: Iterable[str]) -> str:
-    """The verdict on a claim of many parts; a part that is not tested is one that is not shown.
+    """The verdict on a claim of several parts; a part that is not tested is not supported.
 
     >>> combine([SUPPORTED, SUPPORTED]), combine([SUPPORTED, NOT_TESTED]), combine([SUPPORTED, NOT_SUPPORTED])
     ('SUPPORTED', 'PARTIAL', 'PARTIAL')
@@ -82,7 +82,7 @@ def combine(verdicts: Iterable[str]) -> str:
 
 
 def worth(table: Table, key: str, metric: str) -> Value | None:
-    """A method's value with the sign that makes more better; minus infinity for one that diverged.
+    """A method's value, negated if lower is better; minus infinity if it diverged.
 
     >>> worth({"a": MethodValues("a", {"test_loss": Value(0.5, 0.1, 0.7, 3)})}, "a", "test_loss").mean
     -0.5
@@ -99,17 +99,17 @@ def worth(table: Table, key: str, metric: str) -> Value | None:
 
 
 def compare(table: Table, a: str, b: str, metric: str, margin: float = 0.0, what: str = "") -> Detail:
-    """Whether `a` is better than `b`, or at least not worse by more than `margin`."""
+    """Whether `a` is better than `b`, or not worse by more than `margin`."""
     ours, theirs = worth(table, a, metric), worth(table, b, metric)
     d = None if ours is None or theirs is None else (ours - theirs).plus(margin)
-    words = what or f"{called(table, a)} vs {called(table, b)}"
-    # A model that has no weights left, or predicts a constant, is not sparse but empty.
+    text = what or f"{called(table, a)} vs {called(table, b)}"
+    # A model without weights, or one that predicts a constant, does not count as sparse.
     empty = d is not None and metric in SPARSE and table[a].constant and decide(d) == SUPPORTED
-    return detail(words, metric, d, raw(table, a, metric), raw(table, b, metric), INCONCLUSIVE if empty else "")
+    return detail(text, metric, d, raw(table, a, metric), raw(table, b, metric), INCONCLUSIVE if empty else "")
 
 
 def called(table: Table, key: str) -> str:
-    """A method's name in a comparison, which says that it diverged, or predicts a constant."""
+    """A method's name in a comparison, with a note if it diverged or predicts a constant."""
     if key not in table or not (table[key].lost or table[key].constant):
         return key
     return f"{key} ({'diverged' if table[key].lost else 'constant'})"
@@ -118,29 +118,21 @@ def called(table: Table, key: str) -> str:
 def detail(
     comparison: str, metric: str, d: Value | None, a: float | None, b: float | None, verdict: str = ""
 ) -> Detail:
-    """A comparison as it is written: a number that does not exist is None."""
+    """A comparison; a number that does not exist is None."""
     if d is None:
         return Detail(comparison, metric, NOT_TESTED, a, b)
     exists = math.isfinite(d.mean)
-    return Detail(
-        comparison,
-        metric,
-        verdict or decide(d),
-        a,
-        b,
-        d.mean if exists else None,
-        d.se if exists else None,
-        d.area if math.isfinite(d.area) else None,
-        d.seeds,
-    )
+    difference, se = (d.mean, d.se) if exists else (None, None)
+    area = d.area if math.isfinite(d.area) else None
+    return Detail(comparison, metric, verdict or decide(d), a, b, difference, se, area, d.seeds)
 
 
 def not_run(comparison: str, metric: str) -> Detail:
-    """A part of the claim that no run tells of: a method or a number of steps is missing."""
+    """A part of the claim without a run: a method or a number of steps is missing."""
     return Detail(comparison, metric, NOT_TESTED)
 
 
 def raw(table: Table, key: str, metric: str) -> float | None:
-    """A method's mean as it was measured."""
+    """A method's mean, not negated."""
     value = table[key].values.get(metric) if key in table else None
     return None if value is None else value.mean

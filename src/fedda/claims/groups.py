@@ -1,4 +1,4 @@
-"""Verdicts from run folders, once for each setting, and as JSON."""
+"""Verdicts from run folders, once per setting, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runs.folder import Folder
+from ..files import write_whole
+from ..runs.names import CLAIMS
+from ..runs.reading import RecordedRun
 from .compare import NOT_TESTED, WORDS
-from .judge import Theory, Verdict, judge
+from .judge import Verdict, judge
 from .pool import not_a_piece
-from .runs import Source, source, sources
+from .runs import Source, Theory, source, sources
 from .statements import claims
 
 ORDER = ("paper", "tuned")  # the settings that come first
@@ -29,8 +31,11 @@ class Group:
     notes: list[str] = field(default_factory=list)  # runs that were not used, and why
 
 
-def verdicts(folders: Iterable[str | Path]) -> list[Group]:
-    """The verdicts on all 31 claims, once for each setting of the runs in and below `folders`.
+def verdicts(places: Iterable[str | Path | RecordedRun | Source], theory: Theory | None = None) -> list[Group]:
+    """The verdicts on all 31 claims, once per setting.
+
+    `places` are folders that hold runs at any depth, or runs that were read already; `theory` adds to the content of
+    the `theory.json` files in those folders.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -39,15 +44,16 @@ def verdicts(folders: Iterable[str | Path]) -> list[Group]:
     >>> [(v.claim.id, v.reason) for v in group.verdicts if v.verdict == "SUPPORTED"]
     [('C29', 'slope -0.67')]
     """
-    found, theory = sources(folders)
+    runs, read = sources(places)
+    theory = {**(theory or {}), **read}
     _check(theory)
     settings: dict[str, list[Source]] = {}
-    for s in found:
+    for s in runs:
         if s.figure:
             settings.setdefault(s.setting, []).append(s)
     ordered = sorted(settings, key=lambda s: (ORDER.index(s) if s in ORDER else len(ORDER), s))
     groups = [_group(setting, settings[setting], theory) for setting in ordered] or [_group("", [], theory)]
-    groups[-1].notes.extend(f"{s.run.folder}: speaks to no figure of the paper" for s in found if not s.figure)
+    groups[-1].notes.extend(f"{s.run.folder}: belongs to no figure of the paper" for s in runs if not s.figure)
     return groups
 
 
@@ -61,7 +67,7 @@ def _group(setting: str, runs: list[Source], theory: Theory) -> Group:
 
 
 def _unused(s: Source, used: Sequence[Source]) -> str:
-    """Why a run speaks to nothing."""
+    """Why a run was not used."""
     head = next((other for other in used if other.figure == s.figure), None)
     if head is None:
         known = any(s.figure in claim.named for claim in claims())
@@ -72,23 +78,25 @@ def _unused(s: Source, used: Sequence[Source]) -> str:
     if not why and s.name == head.name:
         both = sorted(s.ran & {label for other in used if other.figure == s.figure for label in other.ran})
         why = f"both have {', '.join(both[:3])}" + (f" and {len(both) - 3} more" if len(both) > 3 else "")
-    return f"{head.run.folder} speaks to {s.figure}" + (f" ({why.removeprefix('with ')})" if why else "")
+    return f"{head.run.folder} stands for {s.figure}" + (f" ({why.removeprefix('with ')})" if why else "")
 
 
 def _check(theory: Theory) -> None:
-    ours = [claim.id for claim in claims() if claim.kind == "theory"]
-    for name, says in theory.items():
-        if name not in ours:
-            raise ValueError(f"theory.json: {name!r} is not judged there; only {', '.join(ours)} are")
-        if says["verdict"] not in WORDS:
-            raise ValueError(f"theory.json: {name}: verdict must be one of {', '.join(WORDS)}, got {says['verdict']!r}")
-        details = says.get("details", [])
+    ids = [claim.id for claim in claims() if claim.kind == "theory"]
+    for name, table in theory.items():
+        if name not in ids:
+            raise ValueError(f"theory.json: {name!r} must be one of {', '.join(ids)}")
+        if table["verdict"] not in WORDS:
+            raise ValueError(
+                f"theory.json: {name}: verdict must be one of {', '.join(WORDS)}, got {table['verdict']!r}"
+            )
+        details = table.get("details", [])
         if not isinstance(details, list) or not all(_is_detail(d) for d in details):
             raise ValueError(f"theory.json: {name}: details must be tables of {', '.join(COLUMNS)}")
 
 
 def _is_detail(d: Any) -> bool:
-    """Whether a table can stand as one comparison under a verdict."""
+    """Whether a table is one comparison of a verdict."""
     whole = (
         isinstance(d, dict) and {"comparison", "metric", "verdict"} <= set(d) <= set(COLUMNS) and d["verdict"] in WORDS
     )
@@ -96,32 +104,31 @@ def _is_detail(d: Any) -> bool:
     return whole and all(v is None or (isinstance(v, int | float) and not isinstance(v, bool)) for v in numbers)
 
 
-def alone(folder: str | Path) -> Group | None:
-    """The verdicts on what one run speaks to, each on the run's own figure; None where it belongs to none."""
-    one = source(folder)
+def judge_one_run(place: str | Path | RecordedRun) -> Group | None:
+    """The verdicts that one run allows, on its own figure; None if it belongs to no figure of the paper."""
+    one = source(place)
     if not one.figure:
         return None
-    found = []
+    judged = []
     for claim in claims():
         if one.figure in claim.named:
             verdict = judge(claim, [one], {}, alone=True)
-            # A figure that only lends to a claim says nothing alone.
+            # A figure that only lends to a claim decides nothing alone.
             own = any(one.figure in (case if claim.either else case[:1]) for case in claim.figures)
-            found += [verdict] if own or verdict.verdict != NOT_TESTED else []
-    return Group(one.setting, [one.name], found)
+            judged += [verdict] if own or verdict.verdict != NOT_TESTED else []
+    return Group(one.setting, [one.name], judged)
 
 
-def write(folder: str | Path) -> Path | None:
-    """Write `claims.json` into a run folder, whole or not at all: the claims that this run alone speaks to.
+def write(place: str | Path | RecordedRun) -> Group | None:
+    """Write `claims.json` into a run folder, and return the verdicts in it.
 
-    Nothing is written, and None is given back, where the run belongs to no figure of the paper.
+    Without a figure of the paper nothing is written, and the result is None.
     """
-    group = alone(folder)
-    if group is None:
-        return None
-    path = Path(folder) / "claims.json"
-    Folder(path.parent).write(path.name, dumps([group]))
-    return path
+    group = judge_one_run(place)
+    if group is not None:
+        folder = place.folder if isinstance(place, RecordedRun) else Path(place)
+        write_whole(folder / CLAIMS, dumps([group]))
+    return group
 
 
 def dumps(groups: Sequence[Group]) -> str:

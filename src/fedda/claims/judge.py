@@ -1,69 +1,66 @@
-"""The verdict on one claim: its cases judged by its rule, and one line that says why."""
+"""The verdict on one claim: its rule judges its cases, and one line gives the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from . import kinds, ranks, rise, steps
+from . import kinds, ranks, steps
 from .compare import NOT_TESTED, SEEDS, SUPPORTED, Detail, Judged, Table, combine
 from .kinds import key
 from .pool import NO_RUN, RunChoice, choose, tabulate
-from .runs import Source
+from .runs import Source, Theory
+from .sentences import collapsed, counts, named, sentence, variants
 from .statements import Claim
-from .words import collapsed, counts, named, sentence, variants
 
 KINDS = {
     "beats": kinds.beats, "at_least": kinds.at_least, "most": kinds.most, "largest": kinds.largest, "drop": kinds.drop,
-    "density": kinds.density, "rank": ranks.rank, "mean_rank": ranks.mean_rank, "rise": rise.rise,
+    "density": kinds.density, "rank": ranks.rank, "mean_rank": ranks.mean_rank, "rise": kinds.rise,
     "between": steps.between, "margin": steps.margin, "improves": steps.improves, "gain": steps.gain,
     "traffic": steps.traffic,
 }  # fmt: skip
 NO_THEORY = "judged from a theory.json, as `fedda theory` writes it, and there is none"
 UNCHECKABLE = "no experiment can check it"
 
-Theory = dict[str, dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim and what the runs say of it."""
+    """The verdict on one claim."""
 
     claim: Claim
     verdict: str
     reason: str
     stand_in: str | None = None
     details: Sequence[Detail] = ()
-    sources: Sequence[Source] = ()  # the runs that were looked at
-    remarks: Sequence[str] = ()  # the short part of the reason: what qualifies the verdict
-    missing: Sequence[str] = ()  # figures that it is about and that no run tells of, and why
-    apart: Sequence[tuple[Source, str]] = ()  # runs that could not be compared with these, and why
+    sources: Sequence[Source] = ()  # the runs it was judged from
+    remarks: Sequence[str] = ()  # qualifications, a part of the reason
+    missing: Sequence[str] = ()  # why figures of the claim could not be judged
+    apart: Sequence[tuple[Source, str]] = ()  # runs that could not be compared, and why
 
     @property
     def in_part(self) -> bool:
-        """Whether it rests on a part of what the claim is about: a figure, a method or a number of steps is missing."""
+        """Whether a figure, a method or a number of local steps of the claim is missing."""
         tested = self.verdict != NOT_TESTED
         return tested and (bool(self.missing) or any(d.verdict == NOT_TESTED for d in self.details))
 
 
 @dataclass(frozen=True)
 class CasePart:
-    """One case of a claim, judged."""
+    """The verdict on one case of a claim."""
 
     choice: RunChoice
     verdict: str = NOT_TESTED
     details: Sequence[Detail] = ()
-    said: str = ""
+    reason: str = ""
     remarks: Sequence[str] = ()
 
 
 def judge(claim: Claim, runs: Sequence[Source], theory: Theory, alone: bool = False) -> Verdict:
-    """The verdict on a claim from the runs of one setting; `alone`, on the figures that were run and no others."""
+    """The verdict on a claim from the runs of one setting; with `alone`, only on the figures that were run."""
     if claim.kind == "theory":
-        says = theory.get(claim.id, {"verdict": NOT_TESTED, "reason": NO_THEORY})
-        reason = line(" ".join(str(says.get("reason", "")).split()), claim.remark)
-        return Verdict(claim, says["verdict"], reason, details=[Detail(**d) for d in says.get("details", ())])
+        table = theory.get(claim.id, {"verdict": NOT_TESTED, "reason": NO_THEORY})
+        reason = line(" ".join(str(table.get("reason", "")).split()), claim.remark)
+        return Verdict(claim, table["verdict"], reason, details=[Detail(**d) for d in table.get("details", ())])
     parts = [judge_case(claim, case, runs) for case in claim.figures]
     kept = [part for part, left in zip(parts, left_out(claim, runs), strict=True) if not (alone and left)]
     verdict = combine(part.verdict for part in kept)
@@ -80,11 +77,11 @@ def judge(claim: Claim, runs: Sequence[Source], theory: Theory, alone: bool = Fa
     beside = [*absent(whys), *[s.short for s in chosen if s.short][:1]]
     reason = line(
         UNCHECKABLE if claim.kind == "density" else "",
-        place and f"{place}: {verdict}", scope, *numbers, *(part.said for part in parts), *beside,
+        place and f"{place}: {verdict}", scope, *numbers, *(part.reason for part in parts), *beside,
         claim.remark if tested else "",
     )  # fmt: skip
     short = [", ".join(filter(None, ("" if stand_in else place, scope)))]
-    remarks = [word for word in (*short, *(word for part in parts for word in part.remarks), *beside) if word]
+    remarks = [text for text in (*short, *(text for part in parts for text in part.remarks), *beside) if text]
     looked = list(dict.fromkeys(s for part in parts for s in part.choice.pool))
     apart = [pair for part in parts for pair in part.choice.apart]
     return Verdict(claim, verdict, reason, stand_in, details, looked, remarks, whys, apart)
@@ -95,27 +92,27 @@ def judge_case(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> Cas
     if choice.why:
         return CasePart(choice)
     table = tabulate(claim, case, choice.pool)
-    found = KINDS[claim.kind](claim, table)
+    judged = KINDS[claim.kind](claim, table)
     home = next((method.figure for method in table.values()), case[0]) if claim.either else case[0]
     home = next((s.name for s in choice.pool if s.stand_in and s.figure == home), home)
     prefix = f"{home}: " if len(claim.figures) > 1 else ""
     waiting = [s.unfinished for s in runs if s.figure in case and s.unfinished]
-    remarks = list(about(claim, table, found, [*waiting, *(f"{s.name} {why}" for s, why in choice.apart)]))
-    tested = found.verdict != NOT_TESTED
-    body = found.summary or (sentence(found.details) if tested else "")
-    said = line(body, *found.remarks, *remarks, variants(table) if tested else "")
-    details = [replace(d, comparison=prefix + d.comparison) for d in found.details]
-    return CasePart(choice, found.verdict, details, said and prefix + said, remarks)
+    remarks = list(about(claim, table, judged, [*waiting, *(f"{s.name} {why}" for s, why in choice.apart)]))
+    tested = judged.verdict != NOT_TESTED
+    body = judged.summary or (sentence(judged.details) if tested else "")
+    reason = line(body, *judged.remarks, *remarks, variants(table) if tested else "")
+    details = [replace(d, comparison=prefix + d.comparison) for d in judged.details]
+    return CasePart(choice, judged.verdict, details, reason and prefix + reason, remarks)
 
 
 def left_out(claim: Claim, runs: Sequence[Source]) -> list[bool]:
-    """Whether a case has no run of its own."""
+    """For each case, whether it has no run of its own figure."""
     there = {s.figure for s in runs}
     return [not there & set(case if claim.either else case[:1]) for case in claim.figures]
 
 
 def absent(whys: Sequence[str]) -> list[str]:
-    """Reasons, with the figures that were not run as one.
+    """Reasons; all figures that were not run are joined to one.
 
     >>> absent(["no run of cifar10", "femnist is unfinished", "no run of pathmnist"])
     ['no run of cifar10, pathmnist', 'femnist is unfinished']
@@ -130,7 +127,7 @@ def line(*parts: str) -> str:
 
 
 def about(claim: Claim, table: Table, part: Judged, waiting: Sequence[str]) -> Iterable[str]:
-    """What a reader must know beside the numbers."""
+    """Remarks that a reader needs beside the numbers."""
     if not part.details:
         return
     names = {key.removeprefix("heterogeneous ").split(" (")[0] for key in table}
@@ -141,9 +138,9 @@ def about(claim: Claim, table: Table, part: Judged, waiting: Sequence[str]) -> I
     elif part.verdict == NOT_TESTED:
         yield f"no numbers for {', '.join(map(named, claim.metrics))}"
     for name in (name for name in wanted if name in names):
-        gone = [str(s) for s in claim.steps if key(name, s) not in table]
-        if gone:
-            yield f"{name} not run for I = {', '.join(gone)}"
+        absent_steps = [str(s) for s in claim.steps if key(name, s) not in table]
+        if absent_steps:
+            yield f"{name} not run for I = {', '.join(absent_steps)}"
     yield from (f"{name} {method.lost}" for name, method in table.items() if method.lost)
     seeds = min((d.seeds for d in part.details if d.seeds is not None), default=SEEDS)
     if seeds < SEEDS and claim.kind != "traffic":  # bytes are counted, not estimated

@@ -1,6 +1,6 @@
-"""The rules for claims about methods: small functions from a claim and a table of values to a verdict with its numbers.
+"""The rules for claims about methods: from a claim and a table of values to a verdict with its numbers.
 
-A table maps the method's name ("fedavg", or "fedavg (5)" where the claim is about local steps) to its `MethodValues`.
+A table maps a method's name ("fedavg", or "fedavg (5)" if the claim is about local steps) to its `MethodValues`.
 """
 
 from __future__ import annotations
@@ -8,16 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ..runs.final_values import mean, tail
 from .compare import (
     INCONCLUSIVE,
     NOT_SUPPORTED,
     NOT_TESTED,
+    SEEDS,
     SUPPORTED,
     Detail,
     Judged,
     Table,
     combine,
     compare,
+    decide,
     detail,
     not_run,
     raw,
@@ -59,23 +62,23 @@ def at_least(claim: Claim, table: Table) -> Judged:
     known = {b: value.mean for b in claim.against if (value := worth(table, b, metric)) is not None}
     best = max(known, key=lambda b: known[b], default=claim.against[0])
     allowed = f"{100 * claim.points:g} point" + "s" * (claim.points != 0.01)
-    found = [compare(table, a, best, metric, claim.points, f"{a} vs {best} less {allowed}") for a in claim.methods]
+    details = [compare(table, a, best, metric, claim.points, f"{a} vs {best} less {allowed}") for a in claim.methods]
     # A baseline that was not run may be the best.
     missing = [not_run(f"the best of the others, {b}", metric) for b in claim.against if known and b not in known]
-    return together([*found, *missing])
+    return together([*details, *missing])
 
 
 def most(claim: Claim, table: Table) -> Judged:
-    """The method is the best of all in at least three of four metrics; each metric's line shows the closest rival."""
+    """The method is the best in at least three of four metrics; each metric shows the closest rival."""
     (a,) = claim.methods
     needed, shown = 3, []
     for metric in claim.metrics:
-        found = [compare(table, a, b, metric) for b in claim.against]
-        verdicts = {d.verdict for d in found}
-        # One rival that is surely better is enough against "best"; all must be beaten for it.
+        details = [compare(table, a, b, metric) for b in claim.against]
+        verdicts = {d.verdict for d in details}
+        # One better rival refutes "best"; all must be beaten to support it.
         for verdict in (NOT_SUPPORTED, NOT_TESTED, INCONCLUSIVE, SUPPORTED):
             if verdict in verdicts:
-                rivals = [d for d in found if d.verdict == verdict]
+                rivals = [d for d in details if d.verdict == verdict]
                 closest = min(rivals, key=lambda d: math.inf if d.difference is None else d.difference)
                 shown.append(closest)
                 break
@@ -91,17 +94,17 @@ def most(claim: Claim, table: Table) -> Judged:
 
 
 def largest(claim: Claim, table: Table) -> Judged:
-    """The method has the largest value of all in each metric; one that diverged has none, and is left out."""
+    """The method has the largest value in each metric; methods that diverged have no value and are left out."""
     known = {name: method for name, method in table.items() if not method.lost}
-    gone = [name for name in (*claim.methods, *claim.against) if name in table and name not in known]
-    found = [compare(known, a, b, m) for a, b in pairs(claim) for m in claim.metrics if b not in gone]
-    return together(found, f"left out: {', '.join(gone)}" if gone else "")
+    diverged = [name for name in (*claim.methods, *claim.against) if name in table and name not in known]
+    details = [compare(known, a, b, m) for a, b in pairs(claim) for m in claim.metrics if b not in diverged]
+    return together(details, f"left out: {', '.join(diverged)}" if diverged else "")
 
 
 def drop(claim: Claim, table: Table) -> Judged:
     """The method loses most from the first figure to the second, whose methods are "heterogeneous NAME" in the table.
 
-    Who diverges on the second figure alone has lost everything; who diverges on the first has nothing to lose.
+    Divergence only on the second figure loses everything; divergence on the first decides nothing.
     """
     (a,), (metric,) = claim.methods, claim.metrics
 
@@ -109,18 +112,18 @@ def drop(claim: Claim, table: Table) -> Judged:
         before, after = worth(table, name, metric), worth(table, f"heterogeneous {name}", metric)
         return None if before is None or after is None else (before - after)
 
-    found = []
+    details = []
     for b in claim.against:
         ours, theirs = lost(a), lost(b)
         d = None if ours is None or theirs is None else ours - theirs
-        undone = any(name in table and table[name].lost for name in (a, b))
-        verdict = INCONCLUSIVE if undone and d is not None else ""
-        words = f"drop of {a} vs drop of {b}"
+        diverged_first = any(name in table and table[name].lost for name in (a, b))
+        verdict = INCONCLUSIVE if diverged_first and d is not None else ""
+        text = f"drop of {a} vs drop of {b}"
         for name in (a, b):
             if f"heterogeneous {name}" in table and table[f"heterogeneous {name}"].lost:
-                words += f" ({name} diverged)"
-        found.append(detail(words, metric, d, finite(ours), finite(theirs), verdict))
-    return together(found)
+                text += f" ({name} diverged)"
+        details.append(detail(text, metric, d, finite(ours), finite(theirs), verdict))
+    return together(details)
 
 
 def finite(value: Value | None) -> float | None:
@@ -128,7 +131,35 @@ def finite(value: Value | None) -> float | None:
 
 
 def density(claim: Claim, table: Table) -> Judged:
-    """Nothing to judge: the densities, where there are any."""
+    """No judgement: only the densities, if there are any."""
     known = {name: raw(table, name, "density") for name in claim.methods}
-    found = [f"{name} {value:.3g}" for name, value in known.items() if value is not None]
-    return Judged(NOT_TESTED, summary=f"densities: {', '.join(found)}" if found else "")
+    listed = [f"{name} {value:.3g}" for name, value in known.items() if value is not None]
+    return Judged(NOT_TESTED, summary=f"densities: {', '.join(listed)}" if listed else "")
+
+
+def rise(claim: Claim, table: Table) -> Judged:
+    """The smoothed curve (mean over 5 % of the rounds) has its minimum before 80 % of the rounds and ends above it."""
+    (name,), (metric,) = claim.methods, claim.metrics
+    method = table.get(name)
+    if method is None or (metric not in method.values and not method.lost):
+        return together([not_run(f"{name}, end vs minimum", metric)])
+    label = method.label  # FedDA-1-1 is FedDA-MVR in the main figures
+    if method.lost:
+        return Judged(INCONCLUSIVE, [Detail(f"{label} (diverged)", metric, INCONCLUSIVE, seeds=method.seeds)])
+    seeds: dict[int, list[dict[str, float]]] = {}
+    for row in sorted(method.rows, key=lambda row: row["round"]):
+        seeds.setdefault(row["seed"], []).append(row)
+
+    smooth = {
+        end: {seed: mean(tail(rows, end, method.rounds), metric) for seed, rows in seeds.items()}
+        for end in sorted({row["round"] for row in method.rows})
+    }
+    if not all(math.isfinite(value) for at in smooth.values() for value in at.values()):
+        return Judged(INCONCLUSIVE, [Detail(f"{label} (not finite on the way)", metric, INCONCLUSIVE)])
+    curve = {end: Value.over(at, at) for end, at in smooth.items()}
+    low, end = min(curve, key=lambda r: curve[r].mean), max(curve)
+    d = Value((curve[end] - curve[low]).mean, (curve[end] - curve[low]).se, math.nan, method.seeds)
+    late = 5 * low >= 4 * method.rounds
+    verdict = NOT_SUPPORTED if late and d.seeds >= SEEDS else decide(d)
+    line = detail(f"{label}, end vs minimum at round {low}", metric, d, curve[end].mean, curve[low].mean, verdict)
+    return together([line], "the minimum is in the last fifth of the rounds" if late else "")

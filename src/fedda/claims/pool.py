@@ -1,4 +1,4 @@
-"""The runs that a case of a claim is judged from, and the claim's methods in them."""
+"""Choose the runs for a case of a claim, and find the claim's methods in them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ NO_RUN = "no run of "
 
 @dataclass(frozen=True)
 class RunChoice:
-    """The runs of a case, or why there are none."""
+    """The runs of a case, or the reason why there are none."""
 
     pool: list[Source]
     why: str = ""
-    apart: list[tuple[Source, str]] = field(default_factory=list)  # runs that cannot be compared with these, and why
+    apart: list[tuple[Source, str]] = field(default_factory=list)  # runs that cannot be compared, and why
 
 
 def choose(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> RunChoice:
-    """The runs for a case, all of the same problem and for as many rounds."""
+    """The runs for a case, all of the same problem and with the same rounds."""
     best = sorted(runs, key=preference)
     of = {figure: [s for s in best if s.figure == figure] for figure in case}
     first = next((figure for figure in case if of[figure]), case[0]) if claim.either else case[0]
@@ -45,7 +45,7 @@ def choose(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> RunChoi
                 pool += pieces([s for s in alike if s.name == alike[0].name], alike[0])
             else:
                 empty.append(figure)
-                # Where either figure will do, nothing is compared.
+                # If either figure is enough, nothing is compared.
                 why = f"not compared with {head.name}: other "
                 apart += [(s, why + ", ".join(differ[s])) for s in done if not claim.either]
         if not drop or not empty:
@@ -57,31 +57,31 @@ def choose(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> RunChoi
 
 
 def preference(s: Source) -> tuple[object, ...]:
-    """What comes first is taken: a finished run, the figure's own data, more seeds, rounds, methods, then by name."""
+    """The sort key of runs: finished, on the figure's own data, more seeds, rounds and methods first; then by name."""
     return bool(s.unfinished), bool(s.stand_in), -s.seeds, -s.rounds, -len(s.ran), s.name, str(s.run.folder)
 
 
 def pieces(runs: Sequence[Source], head: Source) -> list[Source]:
-    """The parts of one experiment, each with some of its methods: alike in all else, and no method twice."""
-    found, labels = [head], set(head.ran)
+    """The parts of one experiment: the same conditions, and no method twice."""
+    parts, labels = [head], set(head.ran)
     for s in runs:
         if s is not head and not s.unfinished and not not_a_piece(s, head) and not s.ran & labels:
-            found.append(s)
+            parts.append(s)
             labels |= s.ran
-    return found
+    return parts
 
 
 def not_a_piece(s: Source, head: Source) -> str:
-    """Why a run is no part of the experiment of another, if it is none."""
+    """Why two runs are not parts of one experiment, if they are not."""
     seeds = ["seeds"] if s.run.config.get("seeds") != head.run.config.get("seeds") else []
-    words = [*s.differs(head), *seeds]
-    return f"with other {', '.join(words)}" if words else ""
+    keys = [*s.differs(head), *seeds]
+    return f"with other {', '.join(keys)}" if keys else ""
 
 
 def tabulate(claim: Claim, case: Sequence[str], pool: Sequence[Source]) -> dict[str, MethodValues]:
     """The methods of the claim by name, each from the first run that has it.
 
-    A drop is from one figure to another: the methods of the second are "heterogeneous NAME".
+    A drop compares two figures: the methods of the second are "heterogeneous NAME".
     """
     parts = {"": list(pool)}
     if claim.kind == "drop":
@@ -90,10 +90,10 @@ def tabulate(claim: Claim, case: Sequence[str], pool: Sequence[Source]) -> dict[
             "heterogeneous ": [s for s in pool if s.figure == case[1]],
         }
     table: dict[str, MethodValues] = {}
-    for prefix, own in parts.items():
+    for prefix, sources in parts.items():
         for name in (*claim.methods, *claim.against):
             for steps in claim.steps or (None,):
-                found = next((m for s in own if (m := s.method(name, steps))), None)
-                if found:
-                    table[prefix + key(name, steps)] = found
+                method = next((m for s in sources if (m := s.method(name, steps))), None)
+                if method:
+                    table[prefix + key(name, steps)] = method
     return table

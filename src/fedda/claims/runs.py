@@ -1,30 +1,30 @@
-"""Which run speaks to which figure, and which of its curves is which method."""
+"""Which run belongs to which figure of the paper, and which of its curves is which method."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedda.runs.reading import RecordedRun, kept, read
-
-from ..experiments.config import Experiment, builtin, find
-from ..experiments.jobs import MEMORY
-from ..problems import options_of
-from ..registry import partitions
+from ..runs.names import CONFIG, METRICS, OUT_OF_MEMORY, SWEEP_CONFIG
+from ..runs.reading import RecordedRun, kept, read_run
+from .statements import figures
 from .values import MethodValues, known, measure
 
 THEORY = "theory.json"
 TITLES = {"cifar10": "CIFAR-10", "femnist": "FEMNIST", "pathmnist": "PathMNIST"}
 ALIASES = {"fedda-mvr": "fedda-1-1"}
+PARTITION = frozenset(("partition", "rho", "alpha", "shards", "labels"))  # keys of [problem] about the clients' shares
+
+Theory = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True, eq=False)  # a run is itself: arrays have no single truth
+@dataclass(frozen=True, eq=False)
 class Source:
-    """A run and what it can speak to."""
+    """A run as a source of evidence. Values are computed once per method."""
 
     run: RecordedRun
     name: str
@@ -36,15 +36,15 @@ class Source:
 
     @property
     def stand_in(self) -> str | None:
-        """What the data are, where they are not those of the figure's built-in experiment."""
-        figure = shipped(self.figure)
-        if figure is None or self.data == figure.problem.data:
+        """Which data replace those of the figure's built-in experiment, if others do."""
+        figure = figures().get(self.figure)
+        if figure is None or self.data == figure["data"]:
             return None
-        return f"{self.data or 'unknown data'}, standing in for {TITLES.get(figure.problem.data, figure.problem.data)}"
+        return f"{self.data or 'unknown data'}, standing in for {TITLES.get(figure['data'], figure['data'])}"
 
     @property
     def place(self) -> str:
-        """What the figure is about, in words."""
+        """The data of the figure as text."""
         if self.stand_in:
             return f"{self.data} for {self.figure}"
         title = TITLES.get(self.data, self.data)
@@ -52,147 +52,138 @@ class Source:
 
     @cached_property
     def ran(self) -> set[str]:
-        """The labels, less those that the machine had no memory for."""
-        return {label for label in self.run.labels if not self.run.failures.get(label, "").startswith(MEMORY)}
+        """The labels, except those that ran out of memory."""
+        return {label for label in self.run.labels if not self.run.failures.get(label, "").startswith(OUT_OF_MEMORY)}
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
-        """What two runs must have in common to be compared: the rounds, the cohort, how replies are averaged, the
-        whole problem."""
-        config, problem = self.run.config, _table(self.run.config.get("problem"))
-        cohort = config.get("cohort") or problem.get("clients")
-        how = {"weights": config.get("weights", "uniform"), "aggregation": config.get("aggregation")}
-        return {"rounds": self.rounds, "cohort": cohort} | how | dict(problem)
+        """What comparable runs have in common: rounds, cohort, aggregation and the whole problem."""
+        config, problem = self.run.config, self.run.table("problem")
+        return {
+            "rounds": self.rounds,
+            "cohort": config.get("cohort") or problem.get("clients"),
+            "weights": config.get("weights", "uniform"),
+            "aggregation": config.get("aggregation"),
+            **problem,
+        }
 
     def differs(self, other: Source, partition: bool = True) -> list[str]:
-        """The conditions in which two runs differ, with those of the partition or without."""
+        """The conditions in which two runs differ, with or without those of the partition."""
         ours, theirs = self.conditions, other.conditions
-        apart = [word for word in {**ours, **theirs} if ours.get(word) != theirs.get(word)]
-        if partition:
-            return apart
-        names = {str(found.get("partition")) for found in (ours, theirs)} & set(partitions.entries)
-        own = {"partition"}.union(*(options_of(partitions.find(name)) for name in names))
-        return [word for word in apart if word not in own]
+        different = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+        return different if partition else [key for key in different if key not in PARTITION]
 
     @cached_property
     def unfinished(self) -> str:
-        """Which method is not at its last round yet, if one is."""
-        reached: dict[str, dict[int, int]] = {}
-        for row in self.run.rows:
-            seeds = reached.setdefault(row["algorithm"], {})
-            seeds[row["seed"]] = max(row["round"], seeds.get(row["seed"], 0))
+        """Which method has not reached its last round, if one has not."""
         for label in self.run.labels:
-            at = reached.get(label, {})
-            last = min(at.values(), default=0) if len(at) >= self.seeds else 0
-            if label not in self.run.failures and last < self.rounds:
-                return f"{self.name} is unfinished: {label} is at round {last} of {self.rounds}"
+            last: dict[int, int] = {}
+            for row in self.run.rows_of(label):
+                last[row["seed"]] = max(row["round"], last.get(row["seed"], 0))
+            reached = min(last.values(), default=0) if len(last) >= self.seeds else 0
+            if label not in self.run.failures and reached < self.rounds:
+                return f"{self.name} is unfinished: {label} is at round {reached} of {self.rounds}"
         return ""
-
-    @cached_property
-    def metrics(self) -> list[str]:
-        return known(self.run.rows)
 
     @property
     def short(self) -> str:
-        """That the run is shorter than the experiment of its name, if it is."""
-        full = shipped(self.name)
-        return f"after {self.rounds} of {full.rounds} rounds" if full and self.rounds < full.rounds else ""
+        """A remark if the run has fewer rounds than the built-in experiment of its name."""
+        full = figures().get(self.name, {}).get("rounds", 0)
+        return f"after {self.rounds} of {full} rounds" if self.rounds < full else ""
 
     @cached_property
     def methods(self) -> list[MethodValues]:
         """Every curve of the run with its values."""
-        return [method for label in self.run.labels if (method := self.method(label, None)) is not None]
+        return [self._values(label) for label in self.run.labels if label in self.ran]
 
     def method(self, name: str, steps: int | None) -> MethodValues | None:
-        """The curve of a method: by its label, else by the algorithm (and local steps) behind the label.
+        """The curve of a method, by its label, else by the algorithm (and local steps) of the label.
 
-        None where there is none, or several that could be meant, or where the machine failed it.
+        None if no curve or several match, or if it ran out of memory.
         """
-        label = _label(self.run, name, steps)
-        if label is None or self.run.failures.get(label, "").startswith(MEMORY):
-            return None
-        rows = [row for row in self.run.rows if row["algorithm"] == label]
-        found = replace(measure(label, rows, self.rounds, _words(self.run, label), self.metrics), figure=self.figure)
-        if label in self.run.failures:
-            why = self.run.failures[label].splitlines() or [""]
-            return replace(found, values={}, seeds=self.seeds, lost=f"diverged ({why[0][:80]})")
-        return found
+        full = name if steps is None else f"{name} ({steps})"
+        matches = [label for label in self.run.labels if _is(name, steps, label, self.run.params(label))]
+        label = full if full in self.run.labels else matches[0] if len(matches) == 1 else None
+        return self._values(label) if label in self.ran and label is not None else None
+
+    @cached_property
+    def _measured(self) -> dict[str, MethodValues]:
+        return {}
+
+    @cached_property
+    def _metrics(self) -> list[str]:
+        return known(self.run.rows)
+
+    def _values(self, label: str) -> MethodValues:
+        if label not in self._measured:
+            rows, params = self.run.rows_of(label), self.run.params(label)
+            values = replace(measure(label, rows, self.rounds, params, self._metrics), figure=self.figure)
+            if label in self.run.failures:
+                why = self.run.failures[label].splitlines() or [""]
+                values = replace(values, values={}, seeds=self.seeds, lost=f"diverged ({why[0][:80]})")
+            self._measured[label] = values
+        return self._measured[label]
 
 
-@cache
-def shipped(name: str) -> Experiment | None:
-    """The built-in experiment of this name."""
-    return find(name) if name in builtin() else None
-
-
-def _table(found: Any) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}
-
-
-def _words(run: RecordedRun, label: str) -> Mapping[str, Any]:
-    return _table(_table(run.config.get("algorithms")).get(label))
-
-
-def _label(run: RecordedRun, name: str, steps: int | None) -> str | None:
-    full = name if steps is None else f"{name} ({steps})"
-    if full in run.labels:
-        return full
-    found = [label for label in run.labels if _is(name, steps, label, _words(run, label))]
-    return found[0] if len(found) == 1 else None
-
-
-def _is(name: str, steps: int | None, label: str, words: Mapping[str, Any]) -> bool:
-    """Whether the algorithm behind a label is this method; FedDA-MVR comes with the penalty and without."""
-    algorithm, wanted = words.get("name", label), name.removesuffix("-l1")
-    prox = words.get("prox")
+def _is(name: str, steps: int | None, label: str, params: Mapping[str, Any]) -> bool:
+    """Whether the algorithm of a label is this method; FedDA-MVR exists with and without the penalty."""
+    algorithm, wanted = params.get("name", label), name.removesuffix("-l1")
+    prox = params.get("prox")
     l1 = isinstance(prox, dict) and prox.get("kind") == "l1"
     same = label == name or ALIASES.get(algorithm, algorithm) == ALIASES.get(wanted, wanted)
-    return same and (steps is None or words.get("steps") == steps) and (wanted != "fedda-mvr" or l1 == (name != wanted))
+    return (
+        same and (steps is None or params.get("steps") == steps) and (wanted != "fedda-mvr" or l1 == (name != wanted))
+    )
 
 
-def sources(folders: Iterable[str | Path]) -> tuple[list[Source], dict[str, dict[str, Any]]]:
-    """The runs in and below `folders`, and what their `theory.json` say."""
+def sources(places: Iterable[str | Path | RecordedRun | Source]) -> tuple[list[Source], Theory]:
+    """The runs in and below folders, or runs that were read already, and the content of every `theory.json`."""
     runs: dict[Path, Source] = {}
-    theory: dict[str, dict[str, Any]] = {}
-    for folder in map(Path, folders):
+    theory: Theory = {}
+    for place in places:
+        if isinstance(place, Source | RecordedRun):
+            one = place if isinstance(place, Source) else source(place)
+            runs.setdefault(one.run.folder.resolve(), one)
+            continue
+        folder = Path(place)
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder; give a run folder, or a folder that holds some")
-        itself = (folder / "config.toml").is_file() or kept(folder, "metrics.jsonl").is_file()
-        below = [folder] if itself else sorted({p.parent for p in folder.rglob("metrics.jsonl*") if p.suffix != ".tmp"})
-        # A folder that is being made begins with a dot; a sweep has rows of many settings, and is no result.
+        itself = (folder / CONFIG).is_file() or kept(folder, METRICS).is_file()
+        below = [folder] if itself else sorted({p.parent for p in folder.rglob(f"{METRICS}*") if p.suffix != ".tmp"})
+        # A folder under construction begins with a dot. A sweep has rows of many settings and is not a result.
         held = [p for p in below if itself or not any(part.startswith(".") for part in p.relative_to(folder).parts)]
-        held = [p for p in held if not (p / "sweep.toml").is_file()]
+        held = [p for p in held if not (p / SWEEP_CONFIG).is_file()]
         files = sorted(folder.rglob(THEORY))
         if not held and not files:
             raise ValueError(f"{folder}: holds no run; give a run folder, or a folder that holds some")
         for path in held:
-            runs.setdefault(path.resolve(), source(path))
+            if path.resolve() not in runs:
+                runs[path.resolve()] = source(path)
         for file in files:
             theory |= _theory(file)
     return list(runs.values()), theory
 
 
-def source(folder: str | Path) -> Source:
-    """A run folder as a source."""
-    run = read(folder)
-    data = str(_table(run.config.get("problem")).get("data", ""))
+def source(place: str | Path | RecordedRun) -> Source:
+    """A run, or a folder that holds one, as a source."""
+    run = place if isinstance(place, RecordedRun) else read_run(place)
     rounds, seeds = run.config.get("rounds"), run.config.get("seeds")
     return Source(
         run,
         str(run.config.get("name") or run.folder.resolve().name),
         str(run.config.get("figure") or ""),
         str(run.config.get("setting") or ""),
-        data,
+        str(run.table("problem").get("data", "")),
         rounds if isinstance(rounds, int) else max(row["round"] for row in run.rows),
         len(seeds) if isinstance(seeds, list) else len({row["seed"] for row in run.rows}),
     )
 
 
-def _theory(path: Path) -> dict[str, dict[str, Any]]:
+def _theory(path: Path) -> Theory:
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(v, dict) and "verdict" in v for v in found.values()):
+        content = None
+    if not isinstance(content, dict) or not all(isinstance(v, dict) and "verdict" in v for v in content.values()):
         raise ValueError(f'{path}: must read {{"C26": {{"verdict": ..., "reason": ...}}, ...}}')
-    return found
+    return content

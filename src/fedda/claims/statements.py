@@ -1,4 +1,4 @@
-"""The claims as data, read from `claims.toml`."""
+"""The claims as data, and the figures they are about, from `claims.toml`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,34 @@ class Claim:
     text: str
     where: str
     kind: str  # the rule that judges it
-    figures: tuple[tuple[str, ...], ...] = ()  # one entry a case: its own figure, then those that lend to it
-    methods: tuple[str, ...] = ()  # who is said to win
+    figures: tuple[tuple[str, ...], ...] = ()  # one entry per case: its own figure, then those that lend to it
+    methods: tuple[str, ...] = ()  # the winners according to the paper
     against: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
-    steps: tuple[int, ...] = ()  # the numbers of local steps, where the claim is about them
-    points: float = 0.0  # what "as good as" allows
-    without: tuple[str, ...] = ()  # judged once more without these
-    either: bool = False  # any figure of a case will do
-    remark: str = ""  # said with every verdict
+    steps: tuple[int, ...] = ()  # the numbers of local steps, if the claim is about them
+    points: float = 0.0  # the tolerance of "as good as"
+    without: tuple[str, ...] = ()  # judged a second time without these
+    either: bool = False  # any figure of a case is enough
+    remark: str = ""  # part of every verdict's reason
 
     @property
     def named(self) -> set[str]:
         """Every figure that the claim reads."""
         return {figure for case in self.figures for figure in case}
+
+
+@cache
+def _content() -> dict[str, Any]:
+    return tomllib.loads((resources.files(__package__) / "claims.toml").read_text(encoding="utf-8"))
+
+
+def figures() -> dict[str, dict[str, Any]]:
+    """Data and rounds of the built-in experiments, by name.
+
+    >>> figures()["digits"]
+    {'data': 'digits', 'rounds': 300}
+    """
+    return dict(_content()["figures"])
 
 
 @cache
@@ -40,12 +54,9 @@ def claims() -> tuple[Claim, ...]:
     >>> len(claims()), claims()[5].text
     (31, 'FedDA-MVR beats all seven baselines in all four metrics on CIFAR-10.')
     """
-    file = resources.files(__package__) / "claims.toml"
-    found = []
-    for table in tomllib.loads(file.read_text(encoding="utf-8"))["claims"]:
-        words: dict[str, Any] = {
-            word: tuple(value) if isinstance(value, list) else value for word, value in table.items()
-        }
-        words["figures"] = tuple(tuple(case) for case in table.get("figures", ()))
-        found.append(Claim(**words))
-    return tuple(found)
+    listed = []
+    for table in _content()["claims"]:
+        fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+        fields["figures"] = tuple(tuple(case) for case in table.get("figures", ()))
+        listed.append(Claim(**fields))
+    return tuple(listed)

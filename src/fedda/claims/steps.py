@@ -1,4 +1,4 @@
-"""The rules for claims about the number of local steps I, and about what is sent."""
+"""The rules for claims about the number of local steps I, and about the bytes sent."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from fedda.runs.curves import number
-from fedda.runs.formats import size
-
+from ..runs.curves import number
+from ..runs.formats import size
 from .compare import (
     INCONCLUSIVE,
     NOT_SUPPORTED,
@@ -28,12 +27,12 @@ from .kinds import finite, key, pairs, together
 from .statements import Claim
 from .values import MethodValues, Value
 
-NEAR = 1e-3  # a counter of a few bytes beside the vectors is no difference
+NEAR = 1e-3  # a few bytes of counters beside the vectors do not count
 
 
 def between(claim: Claim, table: Table) -> Judged:
-    """Each of `methods` is better than each of `against`, but by no more than `points`: both bounds are decided."""
-    (metric,), found = claim.metrics, []
+    """Each of `methods` is better than each of `against`, but by no more than `points`."""
+    (metric,), details = claim.metrics, []
     for a, b in pairs(claim):
         ours, theirs = worth(table, a, metric), worth(table, b, metric)
         d = None if ours is None or theirs is None else ours - theirs
@@ -42,21 +41,21 @@ def between(claim: Claim, table: Table) -> Judged:
             bounds = {decide(d), decide((-d).plus(claim.points))}
             undecided = INCONCLUSIVE if INCONCLUSIVE in bounds else SUPPORTED
             verdict = NOT_SUPPORTED if NOT_SUPPORTED in bounds else undecided
-        words = f"{called(table, a)} vs {called(table, b)}"
-        found.append(detail(words, metric, d, raw(table, a, metric), raw(table, b, metric), verdict))
-    return together(found)
+        text = f"{called(table, a)} vs {called(table, b)}"
+        details.append(detail(text, metric, d, raw(table, a, metric), raw(table, b, metric), verdict))
+    return together(details)
 
 
 def growing(
     claim: Claim, table: Table, names: tuple[str, ...], what: str
 ) -> tuple[list[tuple[int, int]], list[Detail]]:
-    """The steps from one number of local steps to the next that was run for all of `names`, and those not run."""
+    """Pairs of successive numbers of local steps that were run for all of `names`, and details for those not run."""
     there = [s for s in claim.steps if all(key(name, s) in table for name in names)]
     ways, (metric,) = list(pairwise(there)), claim.metrics
-    gone = (
+    absent = (
         [f"{s}" for s in claim.steps if s not in there] if ways else [f"{t} vs {s}" for s, t in pairwise(claim.steps)]
     )
-    return ways, [not_run(f"{what}, I = {steps}", metric) for steps in gone]
+    return ways, [not_run(f"{what}, I = {steps}", metric) for steps in absent]
 
 
 def apart(table: Table, a: str, b: str, metric: str) -> Value | None:
@@ -70,66 +69,66 @@ def less(a: Value | None, b: Value | None) -> Value | None:
 
 
 def unbounded(d: Value | None) -> str:
-    """No growth can be told from what diverged: neither a step away from it, nor a margin over it, has a size."""
+    """A difference to a method that diverged has no size, so no growth can be judged."""
     return INCONCLUSIVE if d is not None and d.mean == math.inf else ""
 
 
 def margin(claim: Claim, table: Table) -> Judged:
     """The lead of the method over the other grows from each number of local steps to the next."""
     (a,), (b,), (metric,) = claim.methods, claim.against, claim.metrics
-    found, what = [], f"margin of {a} over {b}"
+    details, what = [], f"margin of {a} over {b}"
     ways, missing = growing(claim, table, (a, b), what)
     for few, many in ways:
         now = apart(table, key(a, many), key(b, many), metric)
         before = apart(table, key(a, few), key(b, few), metric)
         d = less(now, before)
-        words = f"{what}, I = {many} vs {few}"
-        found.append(detail(words, metric, d, finite(now), finite(before), unbounded(d)))
-    return together([*found, *missing])
+        text = f"{what}, I = {many} vs {few}"
+        details.append(detail(text, metric, d, finite(now), finite(before), unbounded(d)))
+    return together([*details, *missing])
 
 
 def improves(claim: Claim, table: Table) -> Judged:
     """Each method gets better from each number of local steps to the next."""
-    (metric,), found = claim.metrics, []
+    (metric,), details = claim.metrics, []
     for name in claim.methods:
         ways, missing = growing(claim, table, (name,), name)
         for few, many in ways:
             now, before = key(name, many), key(name, few)
-            words = f"{called(table, now)} vs {called(table, before)}"
+            text = f"{called(table, now)} vs {called(table, before)}"
             d = apart(table, now, before, metric)
-            found.append(detail(words, metric, d, raw(table, now, metric), raw(table, before, metric), unbounded(d)))
-        found += missing
-    return together(found)
+            details.append(detail(text, metric, d, raw(table, now, metric), raw(table, before, metric), unbounded(d)))
+        details += missing
+    return together(details)
 
 
 def gain(claim: Claim, table: Table) -> Judged:
     """From the fewest to the most local steps the method gains more than each of the others."""
     (a,), (metric,) = claim.methods, claim.metrics
     few, many = min(claim.steps), max(claim.steps)
-    ours, found = apart(table, key(a, many), key(a, few), metric), []
+    ours, details = apart(table, key(a, many), key(a, few), metric), []
     for b in claim.against:
         theirs = apart(table, key(b, many), key(b, few), metric)
-        words = f"gain of {a} vs gain of {b}, I = {many} against {few}"
-        found.append(detail(words, metric, less(ours, theirs), finite(ours), finite(theirs)))
-    return together(found)
+        text = f"gain of {a} vs gain of {b}, I = {many} against {few}"
+        details.append(detail(text, metric, less(ours, theirs), finite(ours), finite(theirs)))
+    return together(details)
 
 
 def traffic(claim: Claim, table: Table) -> Judged:
-    """Both send as much a round, up and down: counted, so that one seed is enough, and one number of local steps, on
-    which it does not depend."""
-    found, summary = [], ""
+    """Both send the same bytes per round, up and down. Bytes are counted and do not depend on the local steps: one seed
+    and one number of steps are enough."""
+    details, summary = [], ""
     for a, b in pairs(claim):
         sent = {m: (a_round(table.get(a), m), a_round(table.get(b), m)) for m in claim.metrics}
         for metric, (ours, theirs) in sent.items():
             if ours is None or theirs is None:
-                found.append(detail(f"{a} vs {b}", metric, None, ours, theirs))
+                details.append(detail(f"{a} vs {b}", metric, None, ours, theirs))
                 continue
             verdict = SUPPORTED if math.isclose(ours, theirs, rel_tol=NEAR) else NOT_SUPPORTED
             seeds = min(table[a].seeds, table[b].seeds)
-            found.append(Detail(f"{a} vs {b}", metric, verdict, ours, theirs, ours - theirs, 0.0, None, seeds))
+            details.append(Detail(f"{a} vs {b}", metric, verdict, ours, theirs, ours - theirs, 0.0, None, seeds))
         summary = summary or "; ".join(_line(claim, sent))
-    found = [d for d in found if d.verdict != NOT_TESTED] or found
-    return Judged(together(found).verdict, found, summary=summary)
+    details = [d for d in details if d.verdict != NOT_TESTED] or details
+    return Judged(together(details).verdict, details, summary=summary)
 
 
 def _line(claim: Claim, sent: dict[str, tuple[float | None, float | None]]) -> Iterator[str]:
@@ -141,7 +140,7 @@ def _line(claim: Claim, sent: dict[str, tuple[float | None, float | None]]) -> I
 
 
 def a_round(method: MethodValues | None, metric: str) -> float | None:
-    """What a round sends: from the first row to the last, so that the start is not counted."""
+    """Bytes per round, between the first and the last row: the start is not counted."""
     rows = sorted((r for r in method.rows if metric in r), key=lambda r: r["round"]) if method else []
     if not rows or rows[0]["round"] == rows[-1]["round"]:
         return None

@@ -1,4 +1,4 @@
-"""From the rows of a run to what a verdict compares: for each method and metric a mean and its standard error."""
+"""The values that verdicts compare: per method and metric, a mean over seeds and its standard error."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedda.runs.curves import Row, number
-
+from ..runs.curves import Row, number
 from ..runs.final_values import mean, tail
 
 METRICS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
-# Taken seed by seed: both halves of a gap come from the same model.
+# Per seed: both halves of a gap come from the same model.
 GAPS = {"loss_gap": ("test_loss", "train_loss"), "accuracy_gap": ("train_accuracy", "test_accuracy")}
-EMPTY = 1e-3  # of the weights
-ALIKE = 1e-6  # accuracies of predictors of one class
+EMPTY = 1e-3  # share of the weights: fewer count as none
+ALIKE = 1e-6  # accuracies of predictors of one class differ by less
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number over seeds. The difference of two has the standard error of independent numbers.
+    """A mean over seeds. A difference of two has the standard error of independent values.
 
     >>> a = Value.over({0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.5, 1: 0.5, 2: 0.5})
     >>> round(a.mean, 3), round(a.se, 3), a.seeds
@@ -31,7 +30,7 @@ class Value:
     """
 
     mean: float
-    se: float  # 0 for one seed, which has no verdict anyway
+    se: float  # 0 for one seed, which gets no verdict
     area: float  # mean over all rounds: the area under the curve
     seeds: int
     last: Mapping[int, float] = field(default_factory=dict)  # by seed
@@ -56,34 +55,34 @@ class Value:
 
 @dataclass(frozen=True)
 class MethodValues:
-    """One curve of a figure: its values by metric, or why it has none."""
+    """One curve of a figure: its values by metric, or the reason why it has none."""
 
     label: str
     values: Mapping[str, Value] = field(default_factory=dict)
     seeds: int = 0
-    lost: str = ""  # "diverged ...": it loses every comparison
-    broken: frozenset[int] = frozenset()  # the seeds that did
-    words: Mapping[str, Any] = field(default_factory=dict)
+    lost: str = ""  # "diverged ...": the method loses every comparison
+    broken: frozenset[int] = frozenset()  # the seeds that diverged
+    params: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     rounds: int = 0
-    figure: str = ""  # that it comes from
+    figure: str = ""  # the figure of its run
 
     @property
     def unreduced(self) -> bool:
-        """Whether alpha = min(1, c eta^2) is 1 in every step, so that the estimate is a plain gradient.
+        """Whether alpha = min(1, c eta^2) is 1 in every step: then the estimate is a plain gradient.
 
-        >>> words = {"lr": 1.0, "w": 100.0, "c": 2000.0, "steps": 5}
-        >>> [MethodValues("stem", words=words, rounds=n).unreduced for n in (4000, 40_000)]
+        >>> params = {"lr": 1.0, "w": 100.0, "c": 2000.0, "steps": 5}
+        >>> [MethodValues("stem", params=params, rounds=n).unreduced for n in (4000, 40_000)]
         [True, False]
         """
-        lr, w, c = (number(self.words.get(word)) for word in ("lr", "w", "c"))
-        last = w + max(0.0, self.rounds * number(self.words.get("steps", 1)) - 1)
-        return last > 0 and c * (lr / last ** (1 / 3)) ** 2 >= 1  # false where there is no c
+        lr, w, c = (number(self.params.get(word)) for word in ("lr", "w", "c"))
+        last = w + max(0.0, self.rounds * number(self.params.get("steps", 1)) - 1)
+        return last > 0 and c * (lr / last ** (1 / 3)) ** 2 >= 1  # false without c, which is then NaN
 
     @property
     def constant(self) -> bool:
-        """Whether it ended as a constant predictor: with next to no weights, or as accurate in every seed as one class
-        is frequent, in training and in test, with no less loss than that class's surprise."""
+        """Whether it ended as a constant predictor: with almost no weights, or in every seed with the accuracy of one
+        class and at least the loss of predicting that class."""
         if "nonzero" in self.values and self.values["nonzero"].mean < EMPTY:
             return True
         both = [self.values[m] for m in ("train_accuracy", "test_accuracy") if m in self.values]
@@ -98,17 +97,17 @@ class MethodValues:
 
 
 def known(rows: Iterable[Row]) -> list[str]:
-    """The metrics that are a number somewhere; one that never is does not belong to the problem."""
-    found = {m for row in rows for m in METRICS if math.isfinite(number(row.get(m)))}
-    return [m for m in METRICS if m in found]
+    """The metrics that have a number in some row; the others do not belong to the problem."""
+    present = {m for row in rows for m in METRICS if math.isfinite(number(row.get(m)))}
+    return [m for m in METRICS if m in present]
 
 
 def measure(
-    label: str, rows: list[Row], rounds: int, words: Mapping[str, Any] | None = None, metrics: list[str] | None = None
+    label: str, rows: list[Row], rounds: int, params: Mapping[str, Any] | None = None, metrics: list[str] | None = None
 ) -> MethodValues:
-    """The values of one label from its rows, in the metrics of its run.
+    """The values of one label from its rows.
 
-    A method with a seed that is not finite at the end has diverged: the mean over the survivors would flatter it.
+    A method has diverged if one seed is not finite at the end: a mean over the other seeds would be too good.
 
     >>> rows = [{"seed": s, "round": r, "train_loss": 1 / (r + s + 1)} for s in (0, 1) for r in range(101)]
     >>> value = measure("fedavg", rows, 100).values["train_loss"]
@@ -129,4 +128,4 @@ def measure(
     lost = f"diverged in {len(broken)} of {len(seeds)} seeds" if broken else ""
     values = {} if lost else {m: Value.over(last[m], areas[m]) for m in last}
     lost = "diverged" if len(broken) == len(seeds) and broken else lost
-    return MethodValues(label, values, len(seeds), lost, broken, words or {}, tuple(rows), rounds)
+    return MethodValues(label, values, len(seeds), lost, broken, params or {}, tuple(rows), rounds)

@@ -1,6 +1,6 @@
-"""The command line's frame: how it begins, and how every mistake ends.
+"""The command line: its start, and one line for every error.
 
-Exit 0 on success, 2 on a mistake of the user's, 1 on a failure of ours, 128 + n when stopped by signal n.
+Exit status 0 is success, 2 a mistake of the user, 1 a failure of fedda, 128 + n the end by signal n.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import typer
 from .. import __version__, plugins
 from ..processes import Lost, Stopped, started_by_torchrun
 from . import ranks
+from .plugin_commands import CommandGroup
 
 app = typer.Typer(
+    cls=CommandGroup,
     help="Federated optimisation: FedDA and the methods it is compared with.",
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -30,23 +32,25 @@ app = typer.Typer(
 
 Plugins = Annotated[
     list[str] | None,
-    typer.Option("--plugin", help="A .py file or module with algorithms of your own; may be given several times."),
+    typer.Option("--plugin", help="A .py file or module with your own algorithms; may be given several times."),
 ]
-Words = Annotated[
+Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="One word of the file: problem.batch=32, fedavg.lr=0.1; nothing after = takes it out."),
+    typer.Option(
+        "--set", help="Replace a value of the file: problem.batch=32, fedavg.lr=0.1; problem.rho= removes it."
+    ),
 ]
 
 Shard = Annotated[
-    str, typer.Option(help="What torchrun's processes share: clients, or replicas (seeds, points of a grid).")
+    str, typer.Option(help="What the processes of torchrun share: clients, or replicas (seeds, points of a grid).")
 ]
 
 
 def main() -> None:
-    """Whatever a user can meet ends in one line on stderr; a traceback (exit 1) is a failure of ours."""
+    """Every error of a user ends in one line on stderr; a traceback (exit 1) is a bug."""
     warnings.showwarning = note
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # an ASCII terminal gets a substitute for what it cannot show
+        if hasattr(stream, "reconfigure"):  # an ASCII terminal gets substitutes
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
     try:
         code = app(prog_name="fedda", standalone_mode=False)
@@ -55,54 +59,52 @@ def main() -> None:
         code = mistake(why.format_message())
     except ValueError as why:
         code = mistake(str(why))
-    except BrokenPipeError:  # `fedda list | head -1`: the reader has what it wanted
+    except BrokenPipeError:  # `fedda list | head -1`: the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + 13  # SIGPIPE, which Windows does not name
     except OSError as why:
-        code = mistake(f"cannot write: {place_and_reason(why)}")
+        code = mistake(f"cannot write: {file_and_reason(why)}")
     except Stopped as why:
         if ranks.speaks():
-            say(f"fedda: {why}; go on with: {again()}")
+            say(f"fedda: {why}; resume with: {resume_command()}")
         sys.exit(128 + why.signal)
     except Lost as why:
-        mistake(f"{why}; go on with: {again()}", ranks.lost)
+        mistake(f"{why}; resume with: {resume_command()}", ranks.lost)
         code = 1
     except click.Abort:
         code = 128 + signal.SIGINT
     except Exception as why:
         ranks.blame(f"{type(why).__name__}: {why}")
         raise
-    if (
-        code == 128 + signal.SIGINT and ranks.speaks()
-    ):  # typer makes this of a Ctrl-C outside the rounds, without a word
+    if code == 128 + signal.SIGINT and ranks.speaks():  # typer ends so, silently, after a Ctrl-C outside the rounds
         say("fedda: stopped by SIGINT")
     ranks.end(code)
 
 
-def mistake(words: str, said: Callable[[str], str | None] = ranks.blame) -> int:
-    """One line, from one of the processes that may run."""
-    line = said(words)
+def mistake(message: str, by_rank: Callable[[str], str | None] = ranks.blame) -> int:
+    """Print one line, on one of the ranks only."""
+    line = by_rank(message)
     if line is not None:
         say(f"fedda: {line}")
     return 2
 
 
-def say(words: str) -> None:
-    with suppress(OSError):  # nobody may be there to read it
-        print(" ".join(words.split("\n")), file=sys.stderr, flush=True)
+def say(message: str) -> None:
+    with suppress(OSError):  # the terminal may be closed
+        print(" ".join(message.split("\n")), file=sys.stderr, flush=True)
 
 
-def note(message: Warning | str, *where: Any, **more: Any) -> None:
-    """A warning, once: an algorithm is built more than once in a run."""
-    if str(message) not in NOTED and ranks.speaks():
-        NOTED.add(str(message))
+def note(message: Warning | str, *_: Any, **more: Any) -> None:
+    """Print a warning once, although an algorithm is built several times in a run."""
+    if str(message) not in PRINTED and ranks.speaks():
+        PRINTED.add(str(message))
         say(f"note: {message}")
 
 
-NOTED: set[str] = set()
+PRINTED: set[str] = set()
 
 
-def place_and_reason(why: OSError) -> str:
+def file_and_reason(why: OSError) -> str:
     return f"{why.filename}: {why.strerror}" if why.filename else f"{why.strerror or why}"
 
 
@@ -118,14 +120,14 @@ def fedda(
         print(context.get_help())
 
 
-def load_plugins(given: list[str] | None) -> None:
+def load_plugins(names: list[str] | None) -> None:
     plugins.discover()
-    for plugin in given or []:
+    for plugin in names or []:
         plugins.load(plugin)
 
 
-def again() -> str:
-    """The command that was given, to go on with."""
-    given = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
-    many = ["torchrun", f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', '1')}", "-m"]
-    return shlex.join([*(many if started_by_torchrun() else []), "fedda", *given, "--resume"])
+def resume_command() -> str:
+    """The command of this process, with --resume."""
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--overwrite", "--resume")]
+    launcher = ["torchrun", f"--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', '1')}", "-m"]
+    return shlex.join([*(launcher if started_by_torchrun() else []), "fedda", *arguments, "--resume"])

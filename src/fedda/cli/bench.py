@@ -1,96 +1,89 @@
-"""`fedda bench`: what a round costs on this machine, and how that grows."""
+"""`fedda bench`: the cost of a round on this machine, and how it grows."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from .app import Plugins, app, load_plugins
-
-if TYPE_CHECKING:
-    import torch
 
 
 @app.command(epilog="Example: fedda bench --workload small --algorithms fedavg --out bench.json")
 def bench(
     workload: Annotated[str, typer.Option(help="small (digits, MLP), cnn (the paper's CNN) or all.")] = "all",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    algorithms: Annotated[str, typer.Option(help="Which, by comma.")] = "fedavg,fedda-mvr",
+    algorithms: Annotated[str, typer.Option(help="Names, separated by commas.")] = "fedavg,fedda-mvr",
     precision: Annotated[str, typer.Option(help="auto, float32, or on a GPU tf32 or bf16.")] = "auto",
-    threads: Annotated[int, typer.Option(help="Threads on a CPU; more are far slower on a busy machine.")] = 1,
+    threads: Annotated[int, typer.Option(help="Threads on a CPU; several are slow on a busy machine.")] = 1,
     seconds: Annotated[float, typer.Option(help="How long each contender is timed.")] = 1.0,
     scaling: Annotated[bool, typer.Option("--scaling", help="Measure how the cost grows, and draw it.")] = False,
-    out: Annotated[Path, typer.Option(help="Every figure, as JSON.")] = Path("bench.json"),
-    plot: Annotated[
-        Path | None, typer.Option(help="The folder of --scaling's pictures, that of --out if left out.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="Write all figures as JSON.")] = Path("bench.json"),
+    plot: Annotated[Path | None, typer.Option(help="Folder of --scaling's pictures; by default that of --out.")] = None,
     plugin: Plugins = None,
 ) -> None:
     """Measure rounds on this machine: each path that fits, beside a plain PyTorch loop over clients in the same run.
 
-    A step is one local step of all clients that take part; images count once for every gradient. With --scaling, the
-    cost of a round is measured against clients, steps, parameters, seeds and the size of the population instead.
+    A step is one local step of all clients that take part; an image counts once per gradient. With --scaling, the cost
+    of a round is measured against clients, steps, parameters, seeds and the size of the population instead.
     """
-    from .. import bench as benchmark
-    from ..arguments import usable_device
-    from ..checks import count, one_of
+    from ..arguments import check_device
+    from ..bench.machine import machine, process_peak_mb
+    from ..bench.measure import measure
+    from ..bench.plot import draw
+    from ..bench.scaling import scaling as measure_scaling
+    from ..bench.workloads import WORKLOADS
+    from ..checks import POSITIVE, count, number, one_of
     from ..problems.gradients.choose import PRECISIONS
-    from ..problems.gradients.measured import threads as so_many
+    from ..problems.gradients.tuning import threads as with_threads
 
     load_plugins(plugin)
-    one_of("bench", "--workload", workload, ("all", *benchmark.WORKLOADS))
+    one_of("bench", "--workload", workload, ("all", *WORKLOADS))
     one_of("bench", "--precision", precision, ("auto", *PRECISIONS))
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(f"bench: --seconds must be > 0, got {seconds}")
+    number("bench", "--seconds", seconds, POSITIVE)
     count("bench", "--threads", threads, at_most=1024)
     if plot is not None and not scaling:
-        raise ValueError("bench: --plot is where --scaling's pictures go: give that, too")
+        raise ValueError("bench: --plot is the folder of --scaling's pictures: give --scaling as well")
     names = chosen(algorithms)
-    where = usable_device(device, "--device")
+    where = check_device(device, "--device")
     if precision in ("tf32", "bf16") and where.type != "cuda":
         raise ValueError(f"bench: --precision {precision} needs a CUDA device, got --device {device}")
-    place = out.parent if plot is None else plot
-    refuse_places(out, place if scaling else out.parent)
-    workloads = list(benchmark.WORKLOADS) if workload == "all" else [workload]
-    with progress() as say, so_many(threads):
-        found: dict[str, Any] = {"machine": benchmark.machine(where), "seconds": seconds}
-        if scaling:
-            found["scaling"] = {w: grown(w, names, where, precision, seconds, say) for w in workloads}
-        else:
-            found["workloads"] = {w: measured(w, names, where, precision, seconds, say) for w in workloads}
-    found["process_peak_mb"] = benchmark.process_peak_mb()
-    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    show(found)
-    for name, own in found.get("scaling", {}).items():
-        picture = place / f"scaling-{name}.png"
-        picture.write_bytes(benchmark.draw(own, f"{name}: {facts(found)}"))
+    folder = out.parent if plot is None else plot
+    refuse_unwritable(out, folder if scaling else out.parent)
+    workloads = list(WORKLOADS) if workload == "all" else [workload]
+    measured, kind = (measure_scaling, "scaling") if scaling else (measure, "workloads")
+    with progress() as say, with_threads(threads):
+        results: dict[str, Any] = {"machine": machine(where), "seconds": seconds}
+        results[kind] = {name: measured(name, names, where, precision, seconds, say) for name in workloads}
+    results["process_peak_mb"] = process_peak_mb()
+    out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    show(results)
+    for name, algorithm_rows in results.get("scaling", {}).items():
+        picture = folder / f"scaling-{name}.png"
+        picture.write_bytes(draw(algorithm_rows, f"{name}: {facts(results['machine'])}"))
         print(f"picture: {picture}")
     print(f"figures: {out}")
 
 
-def chosen(words: str) -> list[str]:
+def chosen(text: str) -> list[str]:
+    """The algorithms of a list with commas."""
     from .. import registry
-    from ..checks import nearest
 
-    names = [word.strip() for word in words.split(",") if word.strip()]
+    names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"bench: --algorithms must be different names by comma, got {words!r}")
-    known = registry.algorithms.entries
+        raise ValueError(f"bench: --algorithms must be different names, separated by commas, got {text!r}")
     for name in names:
-        if name not in known:
-            raise ValueError(f"bench: unknown algorithm {name!r}; {nearest(name, known)}")
+        registry.algorithms.find(name)  # refuses an unknown one
     return names
 
 
-def refuse_places(out: Path, pictures: Path) -> None:
-    """What cannot be written is said before the work."""
+def refuse_unwritable(out: Path, pictures: Path) -> None:
+    """Fail before the work if the results cannot be written."""
     for folder in (out.parent, pictures):
         folder.mkdir(parents=True, exist_ok=True)
     with out.open("a"):
@@ -99,40 +92,9 @@ def refuse_places(out: Path, pictures: Path) -> None:
         out.unlink()
 
 
-def measured(
-    name: str, names: list[str], device: torch.device, precision: str, seconds: float, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """One workload, and what was found of each algorithm."""
-    from .. import bench as benchmark
-
-    workload = benchmark.WORKLOADS[name]
-    problem = workload.problem().to(device)
-    found = {
-        algorithm: benchmark.measure(algorithm, workload, problem, precision, seconds, of(say, name, algorithm))
-        for algorithm in names
-    }
-    about = {word: getattr(workload, word) for word in ("about", "clients", "cohort", "steps", "batch")}
-    return about | {"parameters": problem.d, "random_images": workload.random, "algorithms": found}
-
-
-def grown(
-    name: str, names: list[str], device: torch.device, precision: str, seconds: float, say: Callable[[str], None]
-) -> dict[str, Any]:
-    from .. import bench as benchmark
-
-    return {
-        algorithm: benchmark.scaling(name, algorithm, device, precision, seconds, of(say, name, algorithm))
-        for algorithm in names
-    }
-
-
-def of(say: Callable[[str], None], workload: str, algorithm: str) -> Callable[[str], None]:
-    return lambda words: say(f"{workload}: {algorithm}: {words}")
-
-
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """What is being done: one line that changes on a terminal, lines elsewhere."""
+    """Shows the current work: one changing line on a terminal, else one line each."""
     from rich.console import Console
 
     console = Console(stderr=True, markup=False, emoji=False, highlight=False)
@@ -143,79 +105,75 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield line
 
 
-def line(words: str) -> None:
-    with suppress(OSError):  # a reader that went away does not end the work
-        print(words, file=sys.stderr, flush=True)
+def line(text: str) -> None:
+    with suppress(OSError):  # stderr may be closed
+        print(text, file=sys.stderr, flush=True)
 
 
-def facts(found: dict[str, Any]) -> str:
-    own = found["machine"]
-    threads = f", {own['threads']} thread{'s' if own['threads'] > 1 else ''}"
-    where = own["processor"] + threads if own["device"] == "cpu" else own["device"]
-    return f"{where}, torch {own['torch']}"
+def facts(machine: dict[str, Any]) -> str:
+    threads = f", {machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+    where = machine["processor"] + threads if machine["device"] == "cpu" else machine["device"]
+    return f"{where}, torch {machine['torch']}"
 
 
-def show(found: dict[str, Any]) -> None:
-    from ..progress import table
+def show(results: dict[str, Any]) -> None:
     from ..runs.formats import size
 
-    print(facts(found))
-    for name, own in found.get("workloads", {}).items():
+    print(facts(results["machine"]))
+    for name, own in results.get("workloads", {}).items():
         about = f"{name}: {own['about']} ({own['parameters']:,} parameters)"
-        many = f"{own['cohort']} of {own['clients']} clients a round, {own['steps']} steps, batch {own['batch']}"
+        clients = f"{own['cohort']} of {own['clients']} clients a round, {own['steps']} steps, batch {own['batch']}"
         noise = "; images are random, which changes no time" if own["random_images"] else ""
-        table(HEADS, rows(own["algorithms"]), f"{about}, {many}{noise}")
-    for name, own in found.get("scaling", {}).items():
-        table(["algorithm", "quantity", "value", *GROWTH, "to plain"], growth(own), f"{name}: how the cost grows")
-    if found["process_peak_mb"] is not None:
-        print(f"most memory this process held: {size(1e6 * found['process_peak_mb'])}")
+        show_table(path_rows(own["algorithms"]), f"{about}, {clients}{noise}")
+    for name, own in results.get("scaling", {}).items():
+        show_table(scaling_rows(own), f"{name}: how the cost grows")
+    if results["process_peak_mb"] is not None:
+        print(f"most memory this process held: {size(1e6 * results['process_peak_mb'])}")
 
 
-HEADS = (
-    "algorithm",
-    "path",
-    "ms a step",
-    "least to most",
-    "rounds/s",
-    "images/s",
-    "memory",
-    "start-up",
-    "to plain",
-    "seeds",
-)
+def show_table(rows: Iterable[dict[str, str]], title: str) -> None:
+    """A table whose heads are the keys of its rows."""
+    from ..progress import table
+
+    lines = list(rows)
+    table(list(lines[0]), [list(line.values()) for line in lines], title)
 
 
-def rows(algorithms: dict[str, Any]) -> Iterator[list[str]]:
+def path_rows(algorithms: dict[str, Any]) -> Iterator[dict[str, str]]:
     from ..runs.formats import size
 
     for name, own in algorithms.items():
         for path, row in own["paths"].items():
-            taken = path == own["chosen"]
-            yield [
-                name,
-                path + (" (auto)" if taken else ""),
-                short(row["ms_per_step"]),
-                f"{short(row['ms_per_step_min'])} to {short(row['ms_per_step_max'])}",
-                short(row["rounds_per_second"]),
-                f"{row['images_per_second']:,.0f}",
-                "–" if row["peak_memory_mb"] is None else size(1e6 * row["peak_memory_mb"]),
-                f"{row['startup_seconds']:.2g} s",
-                f"{short(row['ratio_to_reference'])} x",
-                f"{own['seeds']} in {short(own['seeds_relative_time'])} x" if taken else "",
-            ]
+            auto = path == own["chosen"]
+            yield {
+                "algorithm": name,
+                "path": path + (" (auto)" if auto else ""),
+                "ms a step": short(row["ms_per_step"]),
+                "least to most": f"{short(row['ms_per_step_min'])} to {short(row['ms_per_step_max'])}",
+                "rounds/s": short(row["rounds_per_second"]),
+                "images/s": f"{row['images_per_second']:,.0f}",
+                "memory": "–" if row["peak_memory_mb"] is None else size(1e6 * row["peak_memory_mb"]),
+                "start-up": f"{row['startup_seconds']:.2g} s",
+                "to plain": f"{short(row['ratio_to_reference'])} x",
+                "seeds": f"{own['seeds']} in {short(own['seeds_relative_time'])} x" if auto else "",
+            }
 
 
 def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-GROWTH = {"ms a round": "ms_per_round", "ms a step": "ms_per_step", "µs a client and step": "us_per_client_step"}
-
-
-def growth(algorithms: dict[str, Any]) -> Iterator[list[str]]:
+def scaling_rows(algorithms: dict[str, Any]) -> Iterator[dict[str, str]]:
     for name, own in algorithms.items():
         for quantity, points in own.items():
             for point in points:
-                own_row, plain = point["fedda"], point.get("plain loop")
-                ratio = f"{short(plain['ms_per_round'] / own_row['ms_per_round'])} x" if plain else ""
-                yield [name, quantity, f"{point['value']:,}", *(short(own_row[key]) for key in GROWTH.values()), ratio]
+                ours, plain = point["fedda"], point.get("plain loop")
+                yield {
+                    "algorithm": name,
+                    "quantity": quantity,
+                    "value": f"{point['value']:,}",
+                    "ms a round": short(ours["ms_per_round"]),
+                    "ms a step": short(ours["ms_per_step"]),
+                    "µs a client and step": short(ours["us_per_client_step"]),
+                    "to plain": f"{short(plain['ms_per_round'] / ours['ms_per_round'])} x" if plain else "",
+                }

@@ -14,14 +14,14 @@ from .app import app
 def claims(
     folders: list[Path],
     details: Annotated[bool, typer.Option("--details", help="Print every comparison under the table.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write the verdicts into this file, too.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write the verdicts into this file.")] = None,
 ) -> None:
-    """Print a verdict on each of the paper's 31 claims, once for each setting (the paper's values, tuned ones, ...).
+    """Print a verdict on each of the paper's 31 claims, once per setting (the paper's values, tuned ones, ...).
 
     FOLDERS are run folders, or folders that hold some at any depth.
     """
     from .. import claims as judged
-    from ..runs.folder import Folder
+    from ..files import write_whole
     from .verdicts import console, show
 
     groups = judged.verdicts(folders)
@@ -29,5 +29,5 @@ def claims(
     for group in groups:
         show(group, details, screen)
     if json is not None:
-        Folder(json.parent).write(json.name, judged.dumps(groups))
+        write_whole(json, judged.dumps(groups))
         print(f"verdicts: {json}")

@@ -1,4 +1,4 @@
-"""`fedda data`: which data sets there are, fetching them, checking them, looking at them."""
+"""`fedda data`: list, fetch, check and show data sets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import typer
 from .app import Plugins, app, load_plugins
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from ..data import Dataset
-    from ..data.ondisk import Download, OnDisk
+    from ..data.from_files import Download, FileDataset
 
 data = typer.Typer(rich_markup_mode="rich")
 app.add_typer(data, name="data")
-# What is built in, so that listing loads nothing: training, testing, classes.
+# Training samples, test samples and classes of the built-in data sets, so that a list need not load them.
 BUILT_IN = {"digits": (1438, 359, 10), "breast-cancer": (455, 114, 2)}
 
 
@@ -35,97 +33,73 @@ def data_(context: typer.Context) -> None:
 def list_(plugin: Plugins = None) -> None:
     """List the data sets and where their files are.
 
-    FEDDA_DATA names the folder of the files; `fedda data fetch` brings what is absent.
+    FEDDA_DATA names the data folder; `fedda data fetch` downloads absent files.
     """
     from .. import registry
-    from ..data.ondisk import ON_DISK
+    from ..data.from_files import FILE_DATASETS
     from ..progress import table
 
     load_plugins(plugin)
     rows = []
     for entry in registry.datasets:
-        kept = ON_DISK.get(entry.name)
-        train, test, classes = (kept.train, kept.test, kept.classes) if kept else BUILT_IN.get(entry.name, (0, 0, 0))
-        shown = (
-            f"{train:,} + {test:,}" if train else "",
-            str(classes or ""),
-            kept.clients if kept else "",
-            place(kept),
-        )
-        rows.append((entry.name, entry.summary, *shown))
+        known = FILE_DATASETS.get(entry.name)
+        sizes = (known.train, known.test, known.classes) if known else BUILT_IN.get(entry.name, (0, 0, 0))
+        train, test, classes = sizes
+        samples = f"{train:,} + {test:,}" if train else ""
+        clients = known.clients if known else ""
+        rows.append((entry.name, entry.summary, samples, str(classes or ""), clients, location(known)))
     table(("name", "what", "samples", "classes", "clients", "where"), rows)
 
 
-def place(kept: OnDisk | None) -> str:
-    """Where the files are, or that they are not; nothing is read."""
-    if kept is None:
+def location(known: FileDataset | None) -> str:
+    """Where the files are, or that they are absent; no file is read."""
+    if known is None:
         return "built in"
-    found = kept.found()
-    if all(found):
-        return str(found[0][0] if len(found) == 1 else found[0][0].parent)
-    return "absent" if not any(found) else f"{sum(map(bool, found))} of {len(found)} files"
+    paths = known.paths()
+    if all(paths):
+        return str(paths[0][0] if len(paths) == 1 else paths[0][0].parent)
+    return "absent" if not any(paths) else f"{sum(map(bool, paths))} of {len(paths)} files"
 
 
 @data.command("fetch", epilog="Example: fedda data fetch cifar10")
 def fetch_(name: str) -> None:
-    """Fetch a data set from its official place into the folder of the data.
+    """Download a data set from its official source into the data folder.
 
-    What is there and whole is not fetched again; what comes is checked against the published checksum.
+    Complete files are not downloaded again; a download is checked against the published checksum.
     """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
     from ..data.download import fetch
 
-    bars = DownloadBars()
-    try:
-        paths = fetch(name, bars.watch)
-    finally:
-        bars.stop()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    live = sys.stderr.isatty()
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not live) as progress:
+
+        def bar(download: Download) -> ProgressBar:
+            if not live:
+                print(f"fetching {download.url}", file=sys.stderr)
+            return ProgressBar(progress, os.path.basename(download.file))
+
+        paths = fetch(name, bar)
     folders = sorted({str(path.parent) for path in paths})
     print(f"{name}: {len(paths)} file{'s' if len(paths) > 1 else ''} in {', '.join(folders)}")
 
 
-class DownloadBars:
-    """A bar for each download on a terminal, a line elsewhere."""
+class ProgressBar:
+    """One download as a task of rich, with the attributes that pooch uses."""
 
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-
-        parts = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        self.progress = Progress(*parts, TimeRemainingColumn(), console=Console(stderr=True))
-        self.live = sys.stderr.isatty()
-        if self.live:
-            self.progress.start()
-
-    def stop(self) -> None:
-        if self.live:
-            self.progress.stop()
-
-    def watch(self, download: Download) -> Bar:
-        if not self.live:
-            print(f"fetching {download.url}", file=sys.stderr)
-        return Bar(self.progress, os.path.basename(download.file))
-
-
-class Bar:
-    """What pooch tells: the total once it is known, then the bytes as they come."""
-
-    def __init__(self, progress: Progress, name: str):
+    def __init__(self, progress: Any, name: str):
         self.progress, self.task = progress, progress.add_task(name, total=None)
 
     @property
     def total(self) -> float | None:
-        return self.progress.tasks[self.task].total
+        total: float | None = self.progress.tasks[self.task].total
+        return total
 
     @total.setter
     def total(self, total: float) -> None:
-        self.progress.update(self.task, total=total or None, completed=0)  # a download may begin again
+        self.progress.update(self.task, total=total or None, completed=0)  # a download may start again
 
     def update(self, count: float) -> None:
         self.progress.advance(self.task, count)
@@ -139,7 +113,7 @@ class Bar:
 
 @data.command(epilog="Example: fedda data check digits")
 def check(name: str, plugin: Plugins = None) -> None:
-    """Read a data set from end to end and say what is in it.
+    """Read all files of a data set and describe its contents.
 
     NAME is a data set (`fedda data list`), a .npz file or a folder of images by class.
     """
@@ -147,39 +121,39 @@ def check(name: str, plugin: Plugins = None) -> None:
 
     from .. import registry
     from ..data import open_dataset
-    from ..data.ondisk import ON_DISK
+    from ..data.from_files import FILE_DATASETS
     from ..progress import table
 
     load_plugins(plugin)
-    found = open_dataset(name, fresh=True)
-    kept = ON_DISK.get(name)
-    shape = "x".join(map(str, found.x.shape[1:]))
-    print(f"{name}: {place(kept) if name in registry.datasets.entries else name}")
-    print(f"samples: {len(found.y):,} for training, {len(found.y_test):,} for testing; {shape} {found.x.dtype}")
-    if found.mean is not None and found.std is not None:
-        pairs = (f"{mean:.2f} +- {std:.2f}" for mean, std in zip(found.mean, found.std, strict=True))
+    content = open_dataset(name, fresh=True)
+    known = FILE_DATASETS.get(name)
+    shape = "x".join(map(str, content.x.shape[1:]))
+    print(f"{name}: {location(known) if name in registry.datasets.entries else name}")
+    print(f"samples: {len(content.y):,} for training, {len(content.y_test):,} for testing; {shape} {content.x.dtype}")
+    if content.mean is not None and content.std is not None:
+        pairs = (f"{mean:.2f} +- {std:.2f}" for mean, std in zip(content.mean, content.std, strict=True))
         print(f"channels: {', '.join(pairs)} (of 255, over the training part)")
-    for who, part in (("training", found.client), ("testing", found.client_test)):
-        if part is not None:
-            sizes = np.unique(part, return_counts=True)[1]
+    for part, client in (("training", content.client), ("testing", content.client_test)):
+        if client is not None:
+            sizes = np.unique(client, return_counts=True)[1]
             spread = f"{sizes.min():,} to {sizes.max():,} samples, median {np.median(sizes):,.0f}"
-            print(f"clients ({who}): {len(sizes)}, each with {spread}")
-    counts = [np.bincount(part, minlength=found.classes) for part in (found.y, found.y_test)]
-    names = found.names or tuple(map(str, range(found.classes)))
+            print(f"clients ({part}): {len(sizes)}, each with {spread}")
+    counts = [np.bincount(part, minlength=content.classes) for part in (content.y, content.y_test)]
+    names = content.names or tuple(map(str, range(content.classes)))
     table(("class", "training", "testing"), [(n, f"{a:,}", f"{b:,}") for n, a, b in zip(names, *counts, strict=True)])
-    print(f"the files are whole{published(kept, found) if kept else ''}")
+    print(f"the files are complete{compare_published(known, content) if known else ''}")
 
 
-def published(kept: OnDisk, found: Dataset) -> str:
-    """How the files compare with those at the official place, where they can be compared."""
-    if kept.train and (len(found.y), len(found.y_test)) != (kept.train, kept.test):
-        return f", but not as published: {kept.train:,} samples for training and {kept.test:,} for testing"
-    paths = [path for group in kept.found() for path in group]
-    official = {os.path.basename(d.file): d.md5 for d in kept.downloads if not d.members}
-    known = [path for path in paths if path.name in official]
-    if known and all(hashlib.md5(path.read_bytes()).hexdigest() == official[path.name] for path in known):
-        return ", with the published checksum"
-    return ", but their checksum is not the published one" if known else ""
+def compare_published(known: FileDataset, content: Dataset) -> str:
+    """How the files compare with the published ones, if they can be compared."""
+    if known.train and (len(content.y), len(content.y_test)) != (known.train, known.test):
+        return f", but not as published: {known.train:,} samples for training and {known.test:,} for testing"
+    official = {os.path.basename(d.file): d.md5 for d in known.downloads if not d.members}
+    paths = [path for group in known.paths() for path in group if path.name in official]
+    if not paths:
+        return ""
+    same = all(hashlib.md5(path.read_bytes()).hexdigest() == official[path.name] for path in paths)
+    return ", with the published checksum" if same else ", but their checksum is not the published one"
 
 
 @data.command(epilog="Example: fedda data show digits --partition dirichlet --option alpha=0.3 --out digits.png")
@@ -191,10 +165,10 @@ def show(
         list[str] | None, typer.Option(help="An option of the partition, such as rho=0.8; may be given several times.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The seed of the partition.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The picture, NAME.png if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file of the picture; NAME.png by default.")] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Draw samples of each class, and how a partition divides them over clients, into a PNG.
+    """Draw samples of each class, and the partition over clients, into a PNG.
 
     NAME is a data set (`fedda data list`), a .npz file or a folder of images by class.
     """
@@ -206,33 +180,37 @@ def show(
     from ..problems.loading import CLIENTS, names_owners, options_of
 
     load_plugins(plugin)
-    options = dict(map(word_and_value, option or []))
+    options = dict(map(parse_option, option or []))
     entry = registry.partitions.find(partition)
-    found = open_dataset(name)
-    for word in options:
-        if word not in options_of(entry):
-            raise ValueError(f"--option: {partition} has no word {word!r}; {checks.nearest(word, options_of(entry))}")
+    defaults = options_of(entry)
+    content = open_dataset(name)
+    for key in options:
+        if key not in defaults:
+            raise ValueError(f"--option: {partition} has no option {key!r}; {checks.nearest(key, defaults)}")
     if seed < 0:
         raise ValueError(f"--seed must be a whole number >= 0, got {seed}")
     if clients is None:
-        own = names_owners(partition) and found.client is not None
-        clients = len(np.unique(found.client)) if own else min(CLIENTS, len(found.y))  # type: ignore[arg-type]
-    owner = split(partition, found.y, clients, seed, found.client, **options)
+        if names_owners(partition) and content.client is not None:
+            clients = len(np.unique(content.client))
+        else:
+            clients = min(CLIENTS, len(content.y))
+    owner = split(partition, content.y, clients, seed, content.client, **options)
     title = Path(name).stem if name not in registry.datasets.entries else name
-    used = options_of(entry) | options
-    words = [f"{word} = {value}" for word, value in used.items()] + [f"seed {seed}"] * ("seed" in entry.defaults)
+    texts = [f"{key} = {value}" for key, value in (defaults | options).items()]
+    texts += [f"seed {seed}"] * ("seed" in entry.defaults)
     file = out or Path(f"{title}.png")
-    file.write_bytes(draw(title, found, owner, f"{partition} ({', '.join(words)})" if words else partition))
+    file.write_bytes(draw(title, content, owner, f"{partition} ({', '.join(texts)})" if texts else partition))
     print(f"picture: {file}")
 
 
-def word_and_value(text: str) -> tuple[str, Any]:
-    word, equals, value = text.partition("=")
-    if not word or not equals:
-        raise ValueError(f"--option must be word=value, such as rho=0.8, got {text!r}")
+def parse_option(text: str) -> tuple[str, Any]:
+    """`key=value` with a number or a text."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ValueError(f"--option must be key=value, such as rho=0.8, got {text!r}")
     for kind in (int, float):
         try:
-            return word, kind(value)
+            return key, kind(value)
         except ValueError:
             continue
-    return word, value
+    return key, value

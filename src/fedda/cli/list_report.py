@@ -1,21 +1,25 @@
-"""`fedda list` and `fedda report`: what there is, and what came out."""
+"""`fedda list` and `fedda report`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .app import Plugins, app, load_plugins
 
+if TYPE_CHECKING:
+    from ..runs.reading import RecordedRun
+    from ..runs.sweeps import SweepResults
+
 
 @app.command("list", epilog="Example: fedda list algorithms")
 def list_(what: Annotated[str, typer.Argument()] = "all", plugin: Plugins = None) -> None:
-    """List what there is, all of it or one kind.
+    """List everything, or one kind.
 
-    WHAT is experiments, algorithms (with what they cost), words (of the algorithms), presets, data, partitions, models,
-    prox, engines or aggregation.
+    WHAT is experiments, algorithms (with what they cost), params (the hyper-parameters of the algorithms), presets,
+    data, partitions, models, prox, engines or aggregation.
     """
     from .. import checks, listing
     from ..progress import table
@@ -34,7 +38,7 @@ def report_(
     csv: Annotated[Path | None, typer.Option(help="Write every point of every curve into this file.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write the final values as a LaTeX table into this file.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where the comparison goes, the common parent of the folders if left out.")
+        Path | None, typer.Option(help="The folder of the comparison; by default the common parent of the folders.")
     ] = None,
 ) -> None:
     """Write report.html and its pictures into each folder, and print one table of final values.
@@ -43,85 +47,75 @@ def report_(
     folder that `fedda sweep` wrote gets a page of its sweep.
     """
     from .. import claims, report
+    from ..runs.reading import read_run
+    from ..runs.sweeps import is_sweep, read_sweep
 
-    runs = [folder for folder in folders if not report.is_sweep(folder)]
+    sweeps = {folder: read_sweep(folder) for folder in folders if is_sweep(folder)}
+    runs = [read_run(folder) for folder in {f.resolve(): f for f in folders if f not in sweeps}.values()]
     if (csv or latex) and not runs:
         raise ValueError("--csv and --latex need a run folder; a sweep's points are in its sweep.json")
-    several = len({folder.resolve() for folder in runs}) > 1
-    if out is not None and not several:
-        raise ValueError("--out is where a comparison goes: give two run folders or more")
-    for folder in runs:
-        claims.write(folder)
-    pages = [report.write(folder) for folder in folders]
-    comparison = report.compare(runs, out) if several else None
+    if out is not None and len(runs) < 2:
+        raise ValueError("--out is the folder of a comparison: give two run folders or more")
+    reports = [report.Report([run]) for run in runs]
+    for run in runs:
+        claims.write(run)
+    pages = [one.write() for one in reports] + [report.write_sweep(sweep) for sweep in sweeps.values()]
+    together = report.Report(runs) if len(runs) > 1 else reports[0] if runs else None
+    comparison = together.write_comparison(out) if together and len(runs) > 1 else None
     if comparison and comparison.is_relative_to(Path.cwd()):
         comparison = comparison.relative_to(Path.cwd())
-    if csv:
-        csv.write_text(report.csv(runs), encoding="utf-8")
-    if latex:
-        latex.write_text(report.latex(runs), encoding="utf-8")
+    if csv and together:
+        csv.write_text(together.csv, encoding="utf-8")
+    if latex and together:
+        latex.write_text(together.latex, encoding="utf-8")
     if runs:
         print_summaries(runs)
-    for folder in folders:
-        if folder not in runs:
-            print_choices(folder)
+    for sweep in sweeps.values():
+        print_choices(sweep)
     for page in pages:
         print(f"report: {page}")
-    for word, path in (("comparison", comparison), ("csv", csv), ("latex", latex)):
+    for name, path in (("comparison", comparison), ("csv", csv), ("latex", latex)):
         if path:
-            print(f"{word}: {path}")
+            print(f"{name}: {path}")
 
 
-def print_choices(folder: Path) -> None:
-    """One table of what a sweep chose, and how many points came to nothing."""
-    from .. import report
+def print_choices(sweep: SweepResults) -> None:
+    """One table of the chosen values of a sweep, and the number of points without a value."""
     from ..progress import table
+    from ..report.sweep import chosen
 
-    sweep = report.read_sweep(folder)
     rows = []
-    for own in sweep.algorithms:
-        words, value = report.sweep.chosen(own, sweep.metric)
-        lost = sum(not point.ok for point in own.points)
-        rows.append([own.label, words, value, str(len(own.points)), str(lost) if lost else ""])
+    for swept in sweep.algorithms:
+        lost = sum(not point.ok for point in swept.points)
+        rows.append([swept.label, *chosen(swept, sweep.metric), str(len(swept.points)), str(lost) if lost else ""])
     heads = ["algorithm", "chosen", sweep.metric.replace("_", " "), "points", "without a value"]
-    table(heads, rows, folder.resolve().name)
+    table(heads, rows, sweep.folder.resolve().name)
 
 
-COLUMNS = (
-    "train_loss",
-    "train_accuracy",
-    "test_loss",
-    "test_accuracy",
-    "density",
-    "nonzero",
-    "epsilon_outside",
-    "epsilon_site",
-)
+METRICS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
+COLUMNS = (*METRICS, "epsilon_outside", "epsilon_site")
 
 
-def print_summaries(folders: list[Path]) -> None:
+def print_summaries(runs: list[RecordedRun]) -> None:
     """One table of final values: mean and standard deviation over seeds."""
-    from .. import report
     from ..progress import table
     from ..runs import formats
+    from ..runs.final_values import summary
 
-    found = [(folder.resolve().name, row) for folder in folders for row in report.summary(folder)]
-    shown = [c for c in COLUMNS if any(row.get(c) is not None for _, row in found)]
+    finals = [(run.folder.resolve().name, row) for run in runs for row in summary(run)]
+    shown = [c for c in COLUMNS if any(row.get(c) is not None for _, row in finals)]
     rows = []
-    for name, row in found:
-        cells = [
-            row["label"] + (" (failed)" if row["failure"] else ""),
-            *([name] if len(folders) > 1 else []),
-            str(row["rounds"]),
-        ]
+    for name, row in finals:
+        cells = [row["label"] + (" (failed)" if row["failure"] else ""), *([name] if len(runs) > 1 else [])]
+        cells.append(str(row["rounds"]))
         cells.append(f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else ""))
         for c in shown:
             percent = c.endswith(("accuracy", "density", "nonzero"))
             cells.append(formats.spread(row.get(c), row.get(f"{c}_std"), percent))
         rows.append([*cells, formats.size(row["bytes"]), formats.duration(row["seconds"])])
-    several = ["run"] if len(folders) > 1 else []
+    several = ["run"] if len(runs) > 1 else []
     table(["algorithm", *several, "rounds", "seeds", *(c.replace("_", " ") for c in shown), "sent", "time"], rows)
-    for _, row in found:
+    for _, row in finals:
         if row["failure"]:
             print(f"{row['label']}: failed: {row['failure']}")
         if row["privacy"]:

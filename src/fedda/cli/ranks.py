@@ -1,4 +1,4 @@
-"""One command in several processes (`torchrun -m fedda ...`): who speaks, and how the failure of one ends all."""
+"""One command in several processes (`torchrun -m fedda ...`): which one prints, and how one failure ends all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ..engines import World
     from ..experiments.ranks import Ranks
 
-GRACE = 2.0  # seconds in which a rank may end by itself after another has failed: most mistakes are everybody's
-HERE: list[World] = []  # the world, once it is joined
+GRACE = 2.0  # seconds for a rank to end by itself after another has failed: most mistakes happen on all ranks
+HERE: list[World] = []  # the world, after `enter`
 
 
 def enter(shard: str) -> Ranks:
-    """The ranks of this command: one, or those that torchrun has started."""
+    """The ranks of this command: one process, or those that torchrun started."""
     if shard not in ("clients", "replicas"):
         raise ValueError(f"--shard must be 'clients' or 'replicas', got {shard!r}")
     from ..engines import join
@@ -34,8 +34,8 @@ def enter(shard: str) -> Ranks:
     return Ranks(HERE[0], shard)
 
 
-def own(device: str | None) -> str | None:
-    """Each process of a host takes a GPU of its own."""
+def own_device(device: str | None) -> str | None:
+    """The device of this process: each process of a host takes another GPU."""
     if device != "cuda" or not started_by_torchrun():
         return device
     import torch
@@ -43,43 +43,43 @@ def own(device: str | None) -> str | None:
     return f"cuda:{local_rank() % max(1, torch.cuda.device_count())}"
 
 
-def goes_on(ranks: Ranks, resume: bool) -> bool:
-    """Whether a run goes on: it was asked to, or torchrun has started this job again after it had begun."""
+def resumes(ranks: Ranks, resume: bool) -> bool:
+    """Whether to resume: on --resume, or if torchrun has restarted this job."""
     return ranks.world.marked() or resume
 
 
 def speaks() -> bool:
-    """Whether this process prints what all would print."""
+    """Whether this process prints: the first rank does."""
     return os.environ.get("RANK", "0") == "0" or not started_by_torchrun()
 
 
-def blame(words: str) -> str | None:
-    """What this process says of its failure; nothing where another has said it, or had failed before."""
+def blame(message: str) -> str | None:
+    """The message of this process about its failure; None if another rank failed first."""
     if not HERE:
-        return words if speaks() else None
+        return message if speaks() else None
     world = HERE[0]
-    with suppress(RuntimeError):  # the store may be gone
-        world.tell(words)
-        first = world.told()
+    with suppress(RuntimeError):  # the store may be closed
+        world.report_failure(message)
+        first = world.failure()
         if first is not None and first[0] != world.rank:
             return None
-    return f"rank {world.rank}: {words}" if world.rank else words
+    return f"rank {world.rank}: {message}" if world.rank else message
 
 
-def lost(words: str) -> str | None:
-    """The same of a process that was left alone: the one that failed may yet say why."""
+def lost(message: str) -> str | None:
+    """The message of a process that lost the others: waits a moment for the reason of the rank that failed."""
     deadline = time.monotonic() + GRACE
     while HERE and time.monotonic() < deadline:
         with suppress(RuntimeError):
-            heard = HERE[0].told()
-            if heard is not None:
-                return because(*heard) if speaks() else None
+            first = HERE[0].failure()
+            if first is not None:
+                return because(*first) if speaks() else None
         time.sleep(0.1)
-    return blame(words)
+    return blame(message)
 
 
 def end(code: Any) -> None:
-    """Exit. A process that has failed does not wait for those that wait for it."""
+    """Exit. After a failure the process does not wait for the other ranks."""
     if HERE and code:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -87,12 +87,12 @@ def end(code: Any) -> None:
     sys.exit(code)
 
 
-def _ended(rank: int, words: str) -> None:
+def _ended(rank: int, message: str) -> None:
     time.sleep(GRACE)
     if speaks():
-        print(f"fedda: {because(rank, words)}", file=sys.stderr, flush=True)
+        print(f"fedda: {because(rank, message)}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
-def because(rank: int, words: str) -> str:
-    return f"stopped, because of rank {rank}: {words}"
+def because(rank: int, message: str) -> str:
+    return f"stopped, because of rank {rank}: {message}"

@@ -1,4 +1,4 @@
-"""Verdicts on the paper's claims, as a terminal shows them."""
+"""Verdicts on the paper's claims in a terminal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COLOURS = dict(zip(WORDS, ("green", "yellow", "red", "cyan", "dim"), strict=True
 
 
 def console() -> Console:
-    """As wide as the terminal, in a file wide enough; "[b]" in a label is no markup."""
+    """As wide as the terminal, or 200 columns in a file; "[b]" in a label is not markup."""
     return Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False, highlight=False)
 
 
-def print_verdicts(folder: Path) -> None:
+def print_verdicts(group: judged.Group, folder: Path) -> None:
     """The verdicts of one run in short, each on the run's own figure."""
-    group, screen = judged.alone(folder), console()
-    for v in group.verdicts if group else ():
+    screen = console()
+    for v in group.verdicts:
         if v.verdict != NOT_TESTED:
             screen.print(Text(f"{v.claim.id:4}").append(f"{v.verdict:14}", COLOURS[v.verdict]).append(in_short(v)))
     print(f"numbers: {shlex.join(['fedda', 'claims', str(folder)])}")
@@ -40,7 +40,7 @@ def in_short(v: judged.Verdict) -> str:
 
 
 def show(group: judged.Group, details: bool, console: Console) -> None:
-    """One setting: the claims that were tested as a table, the others in short, and how many came out how."""
+    """One setting: a table of the claims that were tested, the others in short, and the number of each verdict."""
     runs = f"runs: {', '.join(group.runs) or 'none'}"
     console.print(f"setting: {group.setting or 'not named'}; {runs}", style="bold")
     tested = [v for v in group.verdicts if v.verdict != NOT_TESTED]
@@ -83,7 +83,7 @@ def comparisons(v: judged.Verdict) -> Table:
 
 
 def untested(verdicts: Sequence[judged.Verdict]) -> dict[str, list[str]]:
-    """Reason -> the claims that were not tested for it."""
+    """The claims that were not tested, by reason."""
     reasons: dict[str, list[str]] = {}
     for v in verdicts:
         if v.verdict == NOT_TESTED:

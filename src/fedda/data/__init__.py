@@ -1,8 +1,8 @@
-"""Bytes to arrays over clients; knows no models."""
+"""Data sets: from files to arrays that belong to clients; no models."""
 
-from . import catalogue, medmnist, skews  # noqa: F401  register data sets and partitions
+from . import catalogue  # noqa: F401  registers data sets
 from .datasets import Dataset
-from .opening import known, open_dataset
+from .from_files import find_dataset, open_dataset
 from .partition import split
 
-__all__ = ["Dataset", "known", "open_dataset", "split"]
+__all__ = ["Dataset", "find_dataset", "open_dataset", "split"]

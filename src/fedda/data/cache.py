@@ -1,7 +1,7 @@
-"""Parsed data sets as .npy files that are mapped into memory: the second opening takes no time.
+"""A cache of parsed data sets: .npy files that are mapped into memory, so that a data set opens at once.
 
-A folder `parsed/NAME-FINGERPRINT/` appears under its name only when it is whole (written aside, then renamed), and its
-fingerprint changes with the files it was made from. Without a place to write there is no cache, and all else works.
+A folder `parsed/NAME-FINGERPRINT/` is written under a temporary name and then renamed, so it is always complete. The
+fingerprint changes with the source files and with the readers. If nothing can be written, there is no cache.
 """
 
 from __future__ import annotations
@@ -21,52 +21,46 @@ from typing import Any
 import numpy as np
 
 from .datasets import Dataset
-from .files import BadFile, home
+from .files import BadFile, data_folder
 
-STALE = 3600.0  # seconds after which a folder aside belongs to nobody
+STALE = 3600.0  # seconds after which a temporary folder was left by a killed process
 ARRAYS = ("x", "y", "x_test", "y_test", "client", "client_test", "mean", "std")
 
 
 def cached(name: str, sources: Sequence[Path], parse: Callable[[], Dataset]) -> Dataset:
-    """What `parse` makes of the sources, from the cache where it is there."""
-    made_from, state = fingerprint(sources)
+    """The result of `parse`, which reads these sources, from the cache if possible."""
+    paths, state = fingerprint(sources)
     try:
-        folder = home() / "parsed" / f"{name}-{made_from}{state}"
+        folder = data_folder() / "parsed" / f"{name}-{paths}{state}"
     except ValueError:  # no home directory
         return parse()
-    found = load(folder)
-    if found is None:
-        found = parse()
-        with suppress(OSError):  # read-only, or full: go on without
-            store(folder, found)
-            forget(folder, f"{name}-{made_from}")
-            found = load(folder) or found
-    return found
+    data = load(folder)
+    if data is None:
+        data = parse()
+        with suppress(OSError):  # a read-only or a full disk: work without a cache
+            store(folder, data)
+            remove_stale(folder, f"{name}-{paths}")
+            data = load(folder) or data
+    return data
 
 
 def fingerprint(sources: Sequence[Path]) -> tuple[str, str]:
-    """Which files, and their state: sizes, times, and how this module stores them."""
-    which, state = hashlib.sha256(), readers()
+    """A hash of the paths, and one of the sizes and times of the files and of the readers' source code."""
+    paths, state = hashlib.sha256(), hashlib.sha256()
+    for module in sorted(Path(__file__).parent.glob("*.py")):
+        state.update(module.read_bytes())
     for path in sources:
         try:
             about = os.stat(path)
         except OSError as why:
             raise BadFile(path, f"cannot be read: {why.strerror}") from None
-        which.update(os.fsencode(path.absolute()) + b"\0")
+        paths.update(os.fsencode(path.absolute()) + b"\0")
         state.update(f"{path.name}\0{about.st_size}\0{about.st_mtime_ns}\0".encode(errors="surrogateescape"))
-    return which.hexdigest()[:8], state.hexdigest()[:16]
-
-
-def readers() -> Any:
-    """A hash of the readers themselves: with a reader that was mended, everything is parsed anew."""
-    found = hashlib.sha256()
-    for module in sorted(Path(__file__).parent.glob("*.py")):
-        found.update(module.read_bytes())
-    return found
+    return paths.hexdigest()[:8], state.hexdigest()[:16]
 
 
 def load(folder: Path) -> Dataset | None:
-    """The data set in a cache folder, or None where it is absent or damaged in any way."""
+    """The data set in a cache folder, or None if it is absent or damaged."""
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         fields: dict[str, Any] = {}
@@ -78,38 +72,38 @@ def load(folder: Path) -> Dataset | None:
             fields[name] = array
         names = about["names"]
         return Dataset(**fields, classes=about["classes"], names=None if names is None else tuple(names))
-    except Exception:  # whatever it is, the files it was made from are the truth
+    except Exception:  # any damage: parse the sources again
         return None
 
 
 def store(folder: Path, data: Dataset) -> None:
-    """Write the folder aside and rename it: it is there whole or not at all."""
+    """Write a temporary folder and rename it, so that the folder is complete or absent."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         arrays = {}
         for name in ARRAYS:
             array = getattr(data, name)
             if array is not None:
-                np.save(aside / f"{name}.npy", array, allow_pickle=False)
-                arrays[name] = list(array.shape), array.dtype.str, (aside / f"{name}.npy").stat().st_size
+                np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+                arrays[name] = list(array.shape), array.dtype.str, (temporary / f"{name}.npy").stat().st_size
         about = {"classes": data.classes, "names": data.names, "arrays": arrays}
-        (aside / "about.json").write_text(json.dumps(about), encoding="utf-8")
-        aside.chmod(0o755)  # mkdtemp's is the owner's alone; a shared folder of data is read by others
-        if folder.exists():  # damaged, or another process was quicker
+        (temporary / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        temporary.chmod(0o755)  # mkdtemp lets only the owner read, but a data folder may be shared
+        if folder.exists():  # damaged, or just written by another process
             if load(folder) is not None:
                 return
             shutil.rmtree(folder)
-        os.rename(aside, folder)
+        os.rename(temporary, folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def forget(folder: Path, prefix: str) -> None:
-    """Remove what earlier states of the same files left, and what writers that were killed did."""
+def remove_stale(folder: Path, prefix: str) -> None:
+    """Remove the folders of earlier states of the same files, and those that killed processes left."""
     pattern = re.compile(rf"\.?{re.escape(prefix)}[0-9a-f]{{16}}(-.*)?")
     for other in folder.parent.iterdir():
         if other != folder and pattern.fullmatch(other.name):
-            with suppress(OSError):  # another process may be at it
+            with suppress(OSError):  # another process may remove it too
                 if not other.name.startswith(".") or time.time() - other.stat().st_mtime > STALE:
                     shutil.rmtree(other)

@@ -1,4 +1,4 @@
-"""Fetching a data set from its official place, with its checksum; nothing here runs unless it is asked for."""
+"""Downloads of data sets from their official sources, with checksums; only `fedda data fetch` runs this."""
 
 from __future__ import annotations
 
@@ -9,63 +9,63 @@ from typing import Any
 
 from ..files import write_whole
 from ..registry import datasets
-from .files import BadFile, home, reading
-from .ondisk import ON_DISK, Download, OnDisk
+from .files import BadFile, data_folder, reading
+from .from_files import FILE_DATASETS, Download, FileDataset
 
-RETRIES = 2  # after 1 and 2 seconds: a connection that was cut once is no reason to begin again by hand
-Watch = Callable[[Download], Any]  # gives what pooch tells of its progress: total, update, reset, close
+RETRIES = 2  # after 1 and 2 seconds
+ProgressBar = Callable[[Download], Any]  # makes a progress bar for pooch: total, update, reset, close
 
 
-def fetch(name: str, watch: Watch | None = None) -> list[Path]:
-    """Bring the files of a data set to the folder of the data, where they are not there already; give their paths."""
-    if name not in ON_DISK:
+def fetch(name: str, progress: ProgressBar | None = None) -> list[Path]:
+    """Download the files of a data set to the data folder, if they are not there already; return their paths."""
+    if name not in FILE_DATASETS:
         datasets.find(name)
         raise ValueError(f"{name}: there is nothing to fetch, it comes with an installed package")
-    data = ON_DISK[name]
-    if not present(data):
+    data = FILE_DATASETS[name]
+    if not is_complete(data):
         if not data.downloads:
-            raise ValueError(data.absent([[] for _ in data.files]))
+            raise ValueError(data.describe_absent([[] for _ in data.files]))
         for download in data.downloads:
-            file = retrieve(name, download, watch)
+            file = retrieve(name, download, progress)
             if download.members:
                 extract(file, download.members)
-        data()  # read once: what was fetched can be used
-    return [path for group in data.found() for path in group]
+        data()  # check that the files can be read
+    return [path for group in data.paths() for path in group]
 
 
-def present(data: OnDisk) -> bool:
-    """Whether the files are there, can be read, and hold as many samples as the published ones."""
+def is_complete(data: FileDataset) -> bool:
+    """Whether the files can be read and hold the published number of samples."""
     try:
-        found = data()
+        content = data()
     except ValueError:
         return False
-    return not data.train or (len(found.y), len(found.y_test)) == (data.train, data.test)
+    return not data.train or (len(content.y), len(content.y_test)) == (data.train, data.test)
 
 
-def retrieve(name: str, download: Download, watch: Watch | None) -> Path:
-    """One file, put in its place only when its checksum is right."""
+def retrieve(name: str, download: Download, progress: ProgressBar | None) -> Path:
+    """Download one file; it appears under its name only if its checksum is right."""
     import pooch  # type: ignore[import-untyped]
     import requests
 
-    place = home() / download.file
-    place.parent.mkdir(parents=True, exist_ok=True)
+    path = data_folder() / download.file
+    path.parent.mkdir(parents=True, exist_ok=True)
     pooch.get_logger().setLevel("WARNING")
-    loader = pooch.HTTPDownloader(progressbar=watch(download) if watch else False, timeout=30)
+    loader = pooch.HTTPDownloader(progressbar=progress(download) if progress else False, timeout=30)
     try:
-        registry, urls = {place.name: f"md5:{download.md5}"}, {place.name: download.url}
-        files = pooch.create(place.parent, base_url="", registry=registry, urls=urls, retry_if_failed=RETRIES)
-        files.fetch(place.name, downloader=loader)
+        registry, urls = {path.name: f"md5:{download.md5}"}, {path.name: download.url}
+        files = pooch.create(path.parent, base_url="", registry=registry, urls=urls, retry_if_failed=RETRIES)
+        files.fetch(path.name, downloader=loader)
     except requests.RequestException as why:
-        raise ValueError(failed(name, download, reason(why))) from None
+        raise ValueError(failure(name, download, reason(why))) from None
     except ValueError as why:
         if "hash" not in str(why):
             raise
-        raise ValueError(failed(name, download, "what came has another checksum, it was thrown away")) from None
-    return place
+        raise ValueError(failure(name, download, "the checksum is wrong, so the file was deleted")) from None
+    return path
 
 
-def failed(name: str, download: Download, why: str) -> str:
-    by_hand = f"put that file at {home() / download.file} and call again: fedda data fetch {name}"
+def failure(name: str, download: Download, why: str) -> str:
+    by_hand = f"put that file at {data_folder() / download.file} and call again: fedda data fetch {name}"
     return f"{name}: cannot download {download.url}: {why}; try later, or {by_hand}"
 
 
@@ -83,17 +83,17 @@ def reason(why: Exception) -> str:
 
 
 def extract(archive: Path, members: tuple[str, ...]) -> None:
-    """Take the files that are expected out of a .tar.gz, and nothing else; each appears whole or not at all."""
+    """Extract only the expected files from a .tar.gz; each is written completely or not at all."""
     with reading(archive, ".tar.gz archive"), tarfile.open(archive, "r:gz") as tar:
-        for member in tar:  # in the archive's order: it is unpacked once
+        for member in tar:  # in the order of the archive, so that it is decompressed once
             if member.name not in members:
                 continue
             stream = tar.extractfile(member) if member.isfile() else None
             if stream is None:
                 raise BadFile(archive, f"{member.name} in it must be a plain file")
-            place = archive.parent / member.name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(place, stream.read(), 0o644)
+            path = archive.parent / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, stream.read(), 0o644)
     for name in members:
         if not (archive.parent / name).is_file():
             raise BadFile(archive, f"must hold {name}")

@@ -1,4 +1,4 @@
-"""Where data lies on this machine, and how a file that cannot be used is refused: one line with its name."""
+"""The data folder, and one-line errors for files that cannot be used."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def home() -> Path:
-    """The folder of the data: $FEDDA_DATA, else `fedda` in the user's cache."""
-    if given := os.environ.get("FEDDA_DATA"):
-        return Path(given).expanduser()
+def data_folder() -> Path:
+    """$FEDDA_DATA, or else `fedda` in the user's cache folder."""
+    if folder := os.environ.get("FEDDA_DATA"):
+        return Path(folder).expanduser()
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "fedda"
     except RuntimeError:  # no home directory, as in some containers
@@ -20,18 +20,18 @@ def home() -> Path:
 
 
 class BadFile(ValueError):
-    """A file that cannot be used, said in one line that begins with its name."""
+    """A file that cannot be used: one line that begins with its path."""
 
-    def __init__(self, path: Path | str, words: str):
-        super().__init__(" ".join(f"{path}: {words}".split()))
+    def __init__(self, path: Path | str, reason: str):
+        super().__init__(" ".join(f"{path}: {reason}".split()))
 
 
 @contextmanager
 def reading(path: Path, kind: str) -> Iterator[None]:
-    """Say whatever goes wrong within as a `BadFile` of this path; `kind` is what the file should be.
+    """Turn every exception inside into a `BadFile` of this path; `kind` is what the file should be.
 
-    A damaged file can make its decoder fail in any way at all (zlib.error, struct.error, KeyError, MemoryError, ...),
-    so every exception is caught here, and only here.
+    The decoder of a damaged file can raise anything (zlib.error, struct.error, KeyError, MemoryError, ...), so all
+    exceptions are caught, here and nowhere else.
 
     >>> with reading(Path("a.npz"), ".npz file"):
     ...     raise KeyError("x")
@@ -40,7 +40,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
     """
     try:
         mode = os.stat(path).st_mode if path.exists() else 0
-        if mode and not stat.S_ISREG(mode):  # a pipe would be waited for, for ever
+        if mode and not stat.S_ISREG(mode):  # reading a pipe could block for ever
             a = "an" if kind[0] in "aeiou" else "a"
             raise BadFile(path, f"must be {a} {kind}, got a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}")
         yield
@@ -49,9 +49,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
     except MemoryError:
         raise BadFile(path, "does not fit in memory") from None
     except Exception as why:
-        if (
-            isinstance(why, OSError) and why.strerror
-        ):  # Pillow and gzip also say "damaged" with OSError, without a reason
+        if isinstance(why, OSError) and why.strerror:  # Pillow and gzip raise OSError, without strerror, if damaged
             raise BadFile(path, f"cannot be read: {why.strerror}") from None
         reason = (str(why).strip().splitlines() or [""])[0][:200]
         raise BadFile(path, f"is not a whole {kind} ({type(why).__name__}: {reason})") from None

@@ -1,4 +1,4 @@
-"""Images in folders by class: FOLDER/CLASS/*.png, or FOLDER/train/CLASS and FOLDER/test/CLASS."""
+"""Images in a folder per class: FOLDER/CLASS/*.png, or FOLDER/train/CLASS and FOLDER/test/CLASS."""
 
 from __future__ import annotations
 
@@ -13,28 +13,19 @@ from .files import BadFile, reading
 
 Array = np.ndarray
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
-FORMATS = (
-    "PNG",
-    "JPEG",
-    "BMP",
-    "GIF",
-    "WEBP",
-    "TIFF",
-    "PPM",
-)  # Pillow would also start Ghostscript for a PostScript file
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # Pillow would run Ghostscript on a PostScript file
 
 
 def read_folder(folder: Path) -> Dataset:
-    """A data set from a folder of images; without a `test` folder a fifth is held out."""
+    """A data set from a folder of images; without a `test` folder, a fifth is held out."""
     train, test = parts(folder)
     classes = tuple(sorted(train))
     if len(classes) < 2:
         raise BadFile(folder, f"must hold a folder of images for each class, two or more, got {len(classes)}")
-    if strange := sorted(set(test) - set(classes)):
-        raise BadFile(folder / "test" / strange[0], "is a class that train does not have")
+    if unknown := sorted(set(test) - set(classes)):
+        raise BadFile(folder / "test" / unknown[0], "is a class that train does not have")
     paths = [[path for name in sorted(part) for path in part[name]] for part in (train, test)]
-    size = first_size(paths[0][0])
-    x, x_test = (stacked(part, size, paths[0][0]) for part in paths)
+    x, x_test = (stack(part, paths[0][0]) for part in paths)
     y, y_test = (
         np.repeat([classes.index(n) for n in sorted(p)], [len(p[n]) for n in sorted(p)]) for p in (train, test)
     )
@@ -54,43 +45,37 @@ def parts(folder: Path) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
 
 
 def by_class(folder: Path) -> dict[str, list[Path]]:
-    found = {}
-    for place in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
-        images = sorted(p for p in place.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    paths = {}
+    for part in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        images = sorted(p for p in part.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
         if not images:
-            raise BadFile(place, f"must hold images ({', '.join(SUFFIXES)}), it has none")
-        found[place.name] = images
-    return found
+            raise BadFile(part, f"must hold images ({', '.join(SUFFIXES)}), it has none")
+        paths[part.name] = images
+    return paths
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Every image, as the cache needs them to see a change."""
+    """All images: the cache checks them for changes."""
     return [path for part in parts(folder) for images in part.values() for path in images]
 
 
-def first_size(path: Path) -> tuple[int, int]:
-    from PIL import Image
-
-    with reading(path, "image"), Image.open(path, formats=FORMATS) as image:
-        return image.size
-
-
-def stacked(paths: Sequence[Path], size: tuple[int, int], first: Path) -> Array:
-    """All images as uint8 [n, 1 or 3, height, width]: grey if every one is."""
-    read = [pixels(path, size, first) for path in paths]
-    colour = any(image.ndim == 3 for image in read)
-    read = [np.repeat(i[:, :, None], 3, axis=2) if colour and i.ndim == 2 else i for i in read]
-    x = np.stack(read) if read else np.empty((0, 1, *size[::-1]), np.uint8)
-    return x.transpose(0, 3, 1, 2) if colour else x.reshape(len(x), 1, *size[::-1])
-
-
-def pixels(path: Path, size: tuple[int, int], first: Path) -> Array:
-    from PIL import Image
-
-    with reading(path, "image"), Image.open(path, formats=FORMATS) as image:
-        if image.size != size:
-            have, want = (f"{width}x{height}" for width, height in (image.size, size))
+def stack(paths: Sequence[Path], first: Path) -> Array:
+    """All images as uint8 [n, 1 or 3, height, width]: one channel if all images are grey."""
+    images, size = [read_image(path) for path in paths], read_image(first).shape[:2]
+    for path, image in zip(paths, images, strict=True):
+        if image.shape[:2] != size:
+            have, want = (f"{width}x{height}" for height, width in (image.shape[:2], size))
             raise BadFile(path, f"is {have} pixels, but {first} is {want}: all images must have one size")
+    if any(image.ndim == 3 for image in images):
+        return np.stack([np.broadcast_to(i.reshape(*size, -1), (*size, 3)) for i in images]).transpose(0, 3, 1, 2)
+    return np.array(images, np.uint8).reshape(-1, 1, *size)
+
+
+def read_image(path: Path) -> Array:
+    """uint8 [height, width], or [height, width, 3] in colour."""
+    from PIL import Image
+
+    with reading(path, "image"), Image.open(path, formats=FORMATS) as image:
         if image.mode[0] in "IF":
-            raise BadFile(path, f"must have 8 bits a pixel and channel, got Pillow's mode {image.mode}")
+            raise BadFile(path, f"must have 8 bits per pixel and channel, got Pillow's mode {image.mode}")
         return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))

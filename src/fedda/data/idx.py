@@ -1,4 +1,4 @@
-"""MNIST's own format, idx: a big-endian header with the shape, then the bytes; plain or gzipped."""
+"""MNIST's format, idx: a big-endian header with the shape, then the bytes; plain or gzipped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def idx(path: Path, dims: int) -> Array:
                 path, f"must be an idx file of bytes with {dims} axes, it begins with {head[:4].hex(' ') or '-'}"
             )
         shape = struct.unpack(f">{dims}I", head[4:])
-        # One byte more than the header promises would be read, so a file that is too long shows as well.
+        # One byte more than the header says, to detect a file that is too long.
         raw = file.read(math.prod(shape) + 1)
         if len(raw) != math.prod(shape):
             got = "more" if len(raw) > math.prod(shape) else str(len(raw))

@@ -1,4 +1,4 @@
-"""Arrays of a .npz file: the layout of one's own (`x`, `y`, ...) and that of MedMNIST (`train_images`, ...)."""
+"""Data sets in .npz files: with the arrays `x`, `y`, ... or with those of MedMNIST (`train_images`, ...)."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from .datasets import Dataset
 from .files import BadFile, reading
 
 Array = np.ndarray
-OWN = ("x", "y", "x_test", "y_test", "client", "client_test")
+PLAIN = ("x", "y", "x_test", "y_test", "client", "client_test")
 MEDMNIST = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def read_npz(path: Path, names: Sequence[str] | None = None) -> Dataset:
     """A data set from a .npz file in either layout."""
     with reading(path, ".npz file"):
-        found = arrays(path, (*OWN, *MEDMNIST))
-        medmnist = "train_images" in found
+        content = read_arrays(path, (*PLAIN, *MEDMNIST))
+        medmnist = "train_images" in content
         for need in MEDMNIST if medmnist else ("x", "y"):
-            if need not in found:
-                have = ", ".join(found) or "none of them"
+            if need not in content:
+                have = ", ".join(content) or "none of them"
                 raise BadFile(path, f"must hold the arrays x and y, or {', '.join(MEDMNIST)}; it has {have}")
-        if medmnist:  # its validation part is left alone: sweeps hold out samples of the training part, as everywhere
+        if (
+            medmnist
+        ):  # its validation part is unused: as for all data sets, validation samples come from the training part
             for part in ("train_images", "test_images"):
-                if found[part].dtype != np.uint8:
-                    raise BadFile(path, f"{part} must be uint8 images, got {found[part].dtype}")
-            parts = [found[part] for part in MEDMNIST]
+                if content[part].dtype != np.uint8:
+                    raise BadFile(path, f"{part} must be uint8 images, got {content[part].dtype}")
+            parts = [content[part] for part in MEDMNIST]
             return assemble(path, parts[0], parts[1], parts[2], parts[3], names=names, called=MEDMNIST)
-        x_test, y_test, client, client_test = (found.get(name) for name in OWN[2:])
-        return assemble(path, found["x"], found["y"], x_test, y_test, client, client_test, names)
+        x_test, y_test, client, client_test = (content.get(name) for name in PLAIN[2:])
+        return assemble(path, content["x"], content["y"], x_test, y_test, client, client_test, names)
 
 
-def named(names: Sequence[str]) -> Callable[[list[list[Path]]], Dataset]:
-    """A reader for a set that is one .npz file with classes of these names."""
-    return lambda found: read_npz(found[0][0], names)
+def npz_reader(names: Sequence[str]) -> Callable[[list[list[Path]]], Dataset]:
+    """A reader for a data set in one .npz file, with these names of the classes."""
+    return lambda paths: read_npz(paths[0][0], names)
 
 
-def arrays(path: Path, wanted: Sequence[str]) -> dict[str, Array]:
-    """The wanted arrays that the file has; pickled objects are never read."""
+def read_arrays(path: Path, wanted: Sequence[str]) -> dict[str, Array]:
+    """Those of the wanted arrays that the file has; pickled objects are never read."""
     with zipfile.ZipFile(path) as file:
         members = {member.filename: member for member in file.infolist()}
-        return {name: array(path, file, members[f"{name}.npy"]) for name in wanted if f"{name}.npy" in members}
+        return {name: read_array(path, file, members[f"{name}.npy"]) for name in wanted if f"{name}.npy" in members}
 
 
-def array(path: Path, file: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    """One array; one whose header promises more than it holds is refused before memory is reserved for it."""
+def read_array(path: Path, file: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """One array. If its header and its size disagree, it is refused before memory is allocated."""
     name = member.filename.removesuffix(".npy")
     with file.open(member) as stream:
         version = np.lib.format.read_magic(stream)
@@ -62,5 +64,5 @@ def array(path: Path, file: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
     if wants != holds:
         raise BadFile(path, f"{name} must hold {wants} bytes, got {holds}")
     with file.open(member) as stream:
-        found: Array = np.lib.format.read_array(stream, allow_pickle=False)
-    return found
+        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+    return array

@@ -1,4 +1,4 @@
-"""Who owns which sample: from labels y to a client number for each sample (-1 for one that nobody gets)."""
+"""Partitions: from labels y to the client of each sample, -1 for a sample that no client gets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = np.ndarray
 
 @partitions.register("iid")
 def iid(y: Array, clients: int, seed: int) -> Array:
-    """All clients alike: shuffled, sizes equal up to one sample."""
+    """All clients alike: samples are shuffled, sizes differ by at most one."""
     owner = np.empty(len(y), dtype=np.int64)
     owner[shuffled(np.arange(len(y)), seed)] = np.arange(len(y)) % clients
     return owner
@@ -26,8 +26,8 @@ def iid(y: Array, clients: int, seed: int) -> Array:
 def dominant_class(y: Array, clients: int, seed: int, rho: float = 0.8) -> Array:
     """The paper's heterogeneous CIFAR-10: client i gets the share rho of class i, (1 - rho) / 9 of each other class.
 
-    With m clients for each class, these share the dominant part equally. Shares are rounded down, so a few samples
-    are left over (one a class on CIFAR-10: 4000 + 9 x 111 of 5000).
+    With m clients per class, these share the dominant part equally. Shares are rounded down, so a few samples are
+    left over (one per class on CIFAR-10: 4000 + 9 x 111 of 5000).
     """
     classes = np.unique(y)
     each, rest = divmod(clients, len(classes))
@@ -51,9 +51,9 @@ def dominant_class(y: Array, clients: int, seed: int, rho: float = 0.8) -> Array
 
 @partitions.register("dirichlet")
 def dirichlet(y: Array, clients: int, seed: int, alpha: float = 0.5) -> Array:
-    """Each class is divided by proportions drawn from a Dirichlet distribution: the smaller alpha, the more uneven.
+    """Each class is divided in proportions from a Dirichlet distribution; a smaller alpha is more uneven.
 
-    One draw, no rejection: a client that is left empty gets one sample of the largest client.
+    One draw without rejection: an empty client gets one sample of the largest client.
     """
     owner = np.empty(len(y), dtype=np.int64)
     random = np.random.default_rng(seed)
@@ -73,9 +73,9 @@ def dirichlet(y: Array, clients: int, seed: int, alpha: float = 0.5) -> Array:
 
 @partitions.register("by_client")
 def by_client(client: Any, clients: int | None = None) -> Array:
-    """The owners that the data itself names: the distinct ids in ascending order become clients 0, 1, ...
+    """The owners that the data names: the distinct ids in ascending order become clients 0, 1, ...
 
-    With `clients`, only that many of them, evenly spread over the sorted ids; the samples of others go to nobody.
+    With `clients`, only that number of them, evenly spread over the sorted ids; the samples of the others are unused.
     """
     if client is None:
         others = ", ".join(entry.name for entry in partitions if entry.name != "by_client")
@@ -90,19 +90,89 @@ def by_client(client: Any, clients: int | None = None) -> Array:
     return number[owner]
 
 
-GIVEN = ("y", "clients", "seed", "client")  # what `split` hands on; all other words are a partition's options
+@partitions.register("shards", reference="McMahan et al. 2017, section 3")
+def shards(y: Array, clients: int, seed: int, shards: int = 2) -> Array:
+    """Samples are sorted by label and cut into equal shards; each client gets `shards` of them at random.
+
+    >>> owner = shards(np.arange(40) // 10, clients=4, seed=0)
+    >>> np.bincount(owner).tolist()
+    [10, 10, 10, 10]
+    """
+    if clients * shards > len(y):
+        raise ValueError(f"shards: {clients} clients with {shards} shards each need as many samples, got {len(y)}")
+    order = shuffled(np.arange(len(y)), seed)
+    order = order[np.argsort(y[order], kind="stable")]  # still shuffled within a class
+    owner = np.empty(len(y), dtype=np.int64)
+    pieces = np.array_split(order, clients * shards)
+    for i, piece in enumerate(shuffled(np.arange(len(pieces)), seed, len(y))):
+        owner[pieces[piece]] = i // shards
+    return owner
+
+
+@partitions.register("label_count")
+def label_count(y: Array, clients: int, seed: int, labels: int = 2) -> Array:
+    """Each client has exactly `labels` classes; the clients that have a class share its samples equally.
+
+    The numbers of clients per class differ by at most one. If there are too few clients for all classes, the samples of
+    some classes are unused.
+
+    >>> y = np.arange(40) % 4
+    >>> owner = label_count(y, clients=6, seed=0, labels=2)
+    >>> [len(np.unique(y[owner == k])) for k in range(6)]
+    [2, 2, 2, 2, 2, 2]
+    """
+    classes, number = np.unique(y, return_inverse=True)
+    count("label_count", "labels", labels, at_most=len(classes))
+    owners: list[list[int]] = [[] for _ in classes]
+    key = rng.fold(rng.key(seed, rng.SPLIT), len(classes))
+    for client in range(clients):
+        # The classes with the fewest clients so far; ties are broken at random.
+        order = rng.permutation(rng.fold(key, client), len(classes)).tolist()
+        for c in sorted(order, key=lambda c: len(owners[c]))[:labels]:
+            owners[c].append(client)
+    owner = np.full(len(y), -1, dtype=np.int64)
+    for c, owners_of_class in enumerate(owners):
+        members = shuffled(np.flatnonzero(number == c), seed, c)
+        if len(members) < len(owners_of_class):
+            raise ValueError(
+                f"label_count: class {classes[c]} has {len(members)} samples for {len(owners_of_class)} clients; "
+                "take fewer clients or labels"
+            )
+        if owners_of_class:
+            for client, part in zip(owners_of_class, np.array_split(members, len(owners_of_class)), strict=True):
+                owner[part] = client
+    return owner
+
+
+@partitions.register("quantity_skew")
+def quantity_skew(y: Array, clients: int, seed: int, alpha: float = 0.5) -> Array:
+    """Equal classes, unequal sizes from a Dirichlet distribution; a smaller alpha is more uneven.
+
+    >>> sorted(np.bincount(quantity_skew(np.zeros(100), clients=4, seed=0, alpha=0.2)).tolist())
+    [1, 16, 20, 63]
+    """
+    shares = np.random.default_rng(seed).dirichlet(np.full(clients, alpha))
+    # One sample each, the rest by shares. The cuts are rounded, so the sizes add up.
+    cuts = np.round(np.cumsum(shares)[:-1] * (len(y) - clients)).astype(int) + np.arange(1, clients)
+    owner = np.empty(len(y), dtype=np.int64)
+    for client, part in enumerate(np.split(shuffled(np.arange(len(y)), seed), cuts)):
+        owner[part] = client
+    return owner
+
+
+ARGUMENTS = ("y", "clients", "seed", "client")  # of `split`; all other arguments are options of the partition
 
 
 def split(name: str, y: Array, clients: int, seed: int = 0, client: Any = None, **options: Any) -> Array:
-    """The owners by the name of the partition; every client gets at least one sample.
+    """The client of each sample by a partition, given by its name; every client gets at least one sample.
 
     >>> split("iid", np.array([0, 1, 0, 1]), clients=2).tolist().count(0)
     2
     """
     entry = partitions.find(name)
     count(name, "clients", clients, at_most=len(y))
-    given = dict(zip(GIVEN, (y, clients, seed, client), strict=True))
-    owner: Array = entry(**{word: given[word] for word in GIVEN if word in entry.defaults}, **options)
+    arguments = dict(zip(ARGUMENTS, (y, clients, seed, client), strict=True))
+    owner: Array = entry(**{k: v for k, v in arguments.items() if k in entry.defaults}, **options)
     empty = np.flatnonzero(np.bincount(owner[owner >= 0], minlength=clients) == 0)
     if len(empty):
         raise ValueError(f"{name}: client {empty[0]} of {clients} would get no sample; take fewer clients")
@@ -110,7 +180,8 @@ def split(name: str, y: Array, clients: int, seed: int = 0, client: Any = None, 
 
 
 def shuffled(index: Array, seed: int, label: int | None = None) -> Array:
-    """In an order that is the seed's and, where it is given, the class's own."""
+    """The index in a random order that depends on the seed and on the label, if given."""
     key = rng.fold(rng.key(seed, rng.SPLIT), len(index))
     key = key if label is None else rng.fold(key, label)
-    return index[rng.permutation(key, len(index)).numpy()]
+    order: Array = index[rng.permutation(key, len(index)).numpy()]
+    return order

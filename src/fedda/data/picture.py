@@ -1,4 +1,4 @@
-"""A data set and its partition as one picture: a few samples of each class, and who has how much of what."""
+"""A picture of a data set and its partition: samples of each class, and how many of them each client has."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from .datasets import Dataset
 
 Array = np.ndarray
 WIDTH = 11.0  # inches
-IN_BAND, MOST_SHOWN = 16, 64  # classes side by side, and in all
+IN_BAND, MOST_SHOWN = 16, 64  # classes side by side, and in total
 INK = "#0072b2"
 RC: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 10, "text.parse_math": False, "axes.titlelocation": "left"}
 
 
-def draw(name: str, data: Dataset, owner: Array, words: str) -> bytes:
-    """The picture as PNG; `owner` is the client of each training sample, `words` say how it was chosen.
+def draw(name: str, data: Dataset, owner: Array, description: str) -> bytes:
+    """The picture as PNG; `owner` is the client of each training sample, `description` names the partition.
 
     >>> data = Dataset(np.zeros((4, 1, 2, 2)), np.array([0, 1, 0, 1]), np.zeros((1, 1, 2, 2)), np.array([0]), 2)
     >>> draw("tiny", data, np.array([0, 0, 1, 1]), "by hand")[1:4]
     b'PNG'
     """
-    counts = table(data, owner)
-    bands = bands_of(data)
-    heights = [height(data, band) for band in bands]
+    counts = count_samples(data, owner)
+    bands = class_bands(data)
+    heights = [min(1.3, WIDTH / len(band)) * samples_per_class(data) * 0.75 + 0.45 for band in bands]
     map_height = min(7.5, max(1.6, 0.28 * data.classes))
     with rc_context(RC):
         # No pyplot: a library must not touch the user's figures or backend.
         figure = Figure(figsize=(WIDTH, sum(heights) + map_height + 2.6), dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
-        figure.suptitle(headline(name, data), x=0.01, ha="left", fontsize=12)
+        shape, samples = "x".join(map(str, data.x.shape[1:])), f"{len(data.y):,} samples"
+        headline = f"{name}: {samples} ({shape}) for training, {len(data.y_test):,} for testing"
+        figure.suptitle(headline, x=0.01, ha="left", fontsize=12)
         rows = [*heights, 1.1, map_height]
         grid = figure.add_gridspec(len(rows), 2, height_ratios=rows, width_ratios=[1, 0.015])
         for i, band in enumerate(bands):
@@ -46,19 +48,14 @@ def draw(name: str, data: Dataset, owner: Array, words: str) -> bytes:
         sizes = figure.add_subplot(grid[len(bands), 0])
         shares = figure.add_subplot(grid[len(bands) + 1, 0], sharex=sizes)
         order = np.argsort(-counts.sum(axis=0), kind="stable") if many(counts) else np.arange(counts.shape[1])
-        bars(sizes, counts[:, order], words, int((owner < 0).sum()))
+        bars(sizes, counts[:, order], description, int((owner < 0).sum()))
         heat(figure, shares, figure.add_subplot(grid[len(bands) + 1, 1]), counts[:, order], data)
         file = io.BytesIO()
         figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()
 
 
-def headline(name: str, data: Dataset) -> str:
-    shape = "x".join(map(str, data.x.shape[1:]))
-    return f"{name}: {len(data.y):,} samples ({shape}) for training, {len(data.y_test):,} for testing"
-
-
-def table(data: Dataset, owner: Array) -> Array:
+def count_samples(data: Dataset, owner: Array) -> Array:
     """How many samples of each class each client has, [classes, clients]."""
     kept = owner >= 0
     clients = int(owner.max()) + 1
@@ -67,15 +64,15 @@ def table(data: Dataset, owner: Array) -> Array:
 
 
 def many(counts: Array) -> bool:
-    return bool(counts.shape[1] > 60)  # too many for a name each: shown by size
+    return bool(counts.shape[1] > 60)  # too many for labels: sorted by size
 
 
 def label(data: Dataset, c: int) -> str:
     return data.names[c] if data.names else str(c)
 
 
-def bands_of(data: Dataset) -> list[range]:
-    """The classes in rows of the picture, equally many in each; none where samples are no images."""
+def class_bands(data: Dataset) -> list[range]:
+    """The classes in rows of equal length; empty if the samples are not images."""
     if data.x.ndim != 4 or data.x.shape[1] not in (1, 3):
         return []
     shown = min(data.classes, MOST_SHOWN)
@@ -84,17 +81,13 @@ def bands_of(data: Dataset) -> list[range]:
     return [range(begin, min(begin + each, shown)) for begin in range(0, shown, each)]
 
 
-def height(data: Dataset, band: range) -> float:
-    return min(1.3, WIDTH / len(band)) * samples_each(data) * 0.75 + 0.45
-
-
-def samples_each(data: Dataset) -> int:
+def samples_per_class(data: Dataset) -> int:
     return 4 if data.classes <= IN_BAND else 2
 
 
 def mosaic(axes: Axes, data: Dataset, band: range, slots: int) -> None:
-    """A column for each class, a few of its training samples below each other, as wide as `slots` columns."""
-    each = samples_each(data)
+    """A column of training samples for each class; the picture is as wide as `slots` columns."""
+    each = samples_per_class(data)
     channels, tall, wide = data.x.shape[1:]
     gap = max(1, wide // 12)
     canvas = np.ones((each * (tall + gap) - gap, slots * (wide + gap) - gap, 3))
@@ -107,8 +100,8 @@ def mosaic(axes: Axes, data: Dataset, band: range, slots: int) -> None:
             canvas[y : y + tall, x : x + wide] = image if channels == 3 else np.repeat(image, 3, axis=2)
         if len(members) == 0:
             axes.text(column * (wide + gap) + wide / 2, tall / 2, "none", ha="center", va="center", color="#666666")
-        words = textwrap.wrap(label(data, c), max(6, round(150 / slots)), max_lines=3, placeholder="...")
-        axes.text(column * (wide + gap) + wide / 2, -gap, "\n".join(words), ha="center", va="bottom", fontsize=8)
+        lines = textwrap.wrap(label(data, c), max(6, round(150 / slots)), max_lines=3, placeholder="...")
+        axes.text(column * (wide + gap) + wide / 2, -gap, "\n".join(lines), ha="center", va="bottom", fontsize=8)
     axes.imshow(canvas, interpolation="nearest", aspect="equal")
     axes.set_anchor("W")
     axes.axis("off")
@@ -116,14 +109,14 @@ def mosaic(axes: Axes, data: Dataset, band: range, slots: int) -> None:
         axes.set_title(f"the first {MOST_SHOWN} of {data.classes} classes", pad=22)
 
 
-def bars(axes: Axes, counts: Array, words: str, nobody: int) -> None:
-    """How many samples each client has."""
+def bars(axes: Axes, counts: Array, description: str, unused: int) -> None:
+    """The number of samples of each client."""
     sizes = counts.sum(axis=0)
     axes.bar(np.arange(len(sizes)), sizes, width=1.0 if many(counts) else 0.8, color=INK)
     alike = f"{sizes.min():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
-    left = f"; {nobody:,} samples go to nobody" if nobody else ""
+    left = f"; {unused:,} samples are unused" if unused else ""
     clients = f"{len(sizes)} clients with {alike} samples each"
-    axes.set_title("\n".join(textwrap.wrap(f"{words}: {clients}{left}", 120)))
+    axes.set_title("\n".join(textwrap.wrap(f"{description}: {clients}{left}", 120)))
     axes.set_ylabel("samples")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
@@ -132,12 +125,12 @@ def bars(axes: Axes, counts: Array, words: str, nobody: int) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def heat(figure: Figure, axes: Axes, beside: Axes, counts: Array, data: Dataset) -> None:
-    """Samples of each class (down) of each client (across); white where there is none."""
+def heat(figure: Figure, axes: Axes, scale_axes: Axes, counts: Array, data: Dataset) -> None:
+    """The number of samples by class (down) and client (across); white for none."""
     low, high = int(counts[counts > 0].min()), int(counts.max())
-    wide = high > 20 * low  # a linear scale would show the small counts as none
+    wide = high > 20 * low  # on a linear scale, small counts would look like none
     norm = LogNorm(low, high) if wide else Normalize(0, max(high, 1))
-    # One hue from pale to dark, for every kind of colour vision; its palest still differs from the white of none.
+    # One hue from pale to dark, for all kinds of colour vision; the palest differs from white.
     colours = ListedColormap(colormaps["Blues"](np.linspace(0.22, 1, 256))).with_extremes(bad="white")
     shown = axes.imshow(
         np.where(counts > 0, counts, np.nan), aspect="auto", interpolation="nearest", norm=norm, cmap=colours
@@ -152,13 +145,13 @@ def heat(figure: Figure, axes: Axes, beside: Axes, counts: Array, data: Dataset)
     else:
         axes.set_xlabel("client (white: no sample of the class)")
         axes.set_xticks(range(0, clients, 1 if clients <= 30 else 5))
-    bar = figure.colorbar(shown, cax=beside, label=f"samples of a class{', log scale' if wide else ''}")
-    beside.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
+    bar = figure.colorbar(shown, cax=scale_axes, label=f"samples of a class{', log scale' if wide else ''}")
+    scale_axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
     if wide:
         bar.set_ticks([d * 10**e for e in range(9) for d in (1, 2, 5) if low <= d * 10**e <= high], minor=False)
         bar.minorticks_off()
     else:
-        beside.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+        scale_axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     if clients <= 20 and classes <= 20:
         for c, k in np.argwhere(counts > 0):
             value = float(norm(counts[c, k]))

@@ -15,8 +15,9 @@ import numpy as np
 
 from ..checks import nearest
 from .arrays import MOST_CLASSES
-from .datasets import Dataset, held_out, held_out_of_each
+from .datasets import Dataset
 from .files import BadFile, reading
+from .holdout import random_split
 
 Array = np.ndarray
 MOST_VALUES = 100  # different texts in a column; one with more is a name or an identifier, not a feature
@@ -35,7 +36,7 @@ def read_table(path: Path, target: str | None = None, client: str | None = None)
         y, names = targets(path, target, columns.pop(target))
         owner = None if client is None else columns.pop(client).astype(str)
         x = features(path, columns)
-        train, test = held_out(len(y), draw=0) if owner is None else held_out_of_each(owner, draw=0)
+        train, test = random_split(len(y), draw=0, owner=owner)
         if len(test) == 0:
             raise BadFile(path, f"must hold enough rows to hold a fifth of them out, got {len(y)}")
         mean, std = x[train].mean(axis=0), x[train].std(axis=0)
@@ -111,7 +112,7 @@ def targets(path: Path, name: str, y: Array) -> tuple[Array, tuple[str, ...] | N
     if len(values) > min(MOST_CLASSES, max(MOST_VALUES, len(y) // 10)):
         raise BadFile(
             path,
-            f"{name} has {len(values)} different values in {len(y)} rows; regression needs numbers with a decimal point",
+            f"{name} has {len(values)} different values in {len(y)} rows; for regression write decimal points",
         )
     return number.astype(np.int64), tuple(map(str, values))
 

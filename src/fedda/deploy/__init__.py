@@ -1,4 +1,4 @@
-"""Real federations over Flower: the algorithm that was simulated, on clients that are elsewhere (docs/deployment.md).
+"""Real federations over Flower: the same algorithms as in simulation, on remote clients (docs/deployment.md).
 
 Needs the extra `fedda[flower]`.
 """
@@ -8,13 +8,12 @@ from importlib.util import find_spec
 if find_spec("flwr") is None:
     raise ImportError("fedda.deploy needs Flower: pip install 'fedda[flower]'")
 
-from .client import Site, client_app
-from .faults import Rejections, TooFewReplies
-from .federation import Federation
+from .client import Site, client_app, join
+from .federation import Federation, Rejections, TooFewReplies
 from .grid import InProcessGrid
+from .results import export, trained
 from .server import Plan, server_app
-from .strategy import Strategy, join
-from .trained import export, trained
+from .strategy import Strategy
 
 __all__ = [
     "Federation", "InProcessGrid", "Plan", "Rejections", "Site", "Strategy", "TooFewReplies", "client_app", "export",

@@ -1,4 +1,4 @@
-"""The client's side: a site with its own samples, which runs marked tasks of known algorithms and nothing else."""
+"""The client's side: a site with its own samples. It runs marked tasks of known algorithms and nothing else."""
 
 from __future__ import annotations
 
@@ -13,37 +13,23 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from ..aggregation import Wrapper, client_side, residuals
-from ..aggregation import packed as travels
-from ..aggregation.foreseen import longest
+from ..aggregation import pack_reply as travels
+from ..aggregation.dry_run import model_length
 from ..core import Algorithm, bind_to_problem, check_replies
-from ..engines import Counts, Sequential, Simulation
-from ..engines.simulated import ClientStack, SimulatedCohort
-from ..engines.wrappers import CountedClient
+from ..engines import CountedClient, Counts, single_client
 from ..problems import Neural, problem
 from ..problems.neural import Loss
 from .memory import RUN, MemoryStore
 from .traffic import DTYPES, algorithm, traffic, wrappers
-from .wire import Refused, packed, tensors_of, words_of
+from .wire import Refused, fields_of, packed, tensors_of
 
 HELLO, EVALUATE = "hello", "evaluate"
-ASKED = {
-    "task": str,
-    "algorithm": str,
-    "aggregation": str,
-    "run": str,
-    "dtype": str,
-    "stamp": int,
-    "base": int,
-    "saved": int,
-    "key": int,
-    "drawn": int,
-    "batch": int,
-}
+REQUEST: dict[str, type] = dict.fromkeys(("task", "algorithm", "aggregation", "run", "dtype"), str)
+REQUEST |= dict.fromkeys(("stamp", "base", "saved", "key", "drawn", "batch"), int)
 
 
 class Site:
-    """One client: a model, a loss and its samples. `allowed` names the algorithms that it is willing to run, all by
-    default."""
+    """One client: a model, a loss and its samples. `allowed` names the algorithms that it runs; by default all."""
 
     def __init__(self, model: nn.Module, loss: Loss, x: Any, y: Any, allowed: tuple[str, ...] | None = None):
         self.model, self.loss, self.x, self.y, self.allowed = model, loss, x, y, allowed
@@ -52,7 +38,7 @@ class Site:
         return problem(self.model, self.loss, x=self.x, y=self.y, batch=batch).to(dtype=dtype)
 
     def answer(self, message: Message, context: Context) -> Message:
-        """The reply to a message of the server's; what is refused is said, and nothing is run."""
+        """The reply to a message of the server. If it is refused, the reply says why, and nothing is run."""
         try:
             content = self._answer(message.content, context)
         except Refused as why:
@@ -60,102 +46,97 @@ class Site:
         return Message(content, reply_to=message)
 
     def _answer(self, content: RecordDict, context: Context) -> RecordDict:
-        words = words_of(content, ASKED)
-        if words["dtype"] not in DTYPES:
-            raise Refused(f"the dtype must be one of {', '.join(DTYPES)}, got {words['dtype'][:20]!r}")
+        fields = fields_of(content, REQUEST)
+        if fields["dtype"] not in DTYPES:
+            raise Refused(f"the dtype must be one of {', '.join(DTYPES)}, got {fields['dtype'][:20]!r}")
         if (
-            not 1 <= words["batch"] <= 1_000_000
-            or min(words["stamp"], words["drawn"]) < 0
-            or min(words["base"], words["saved"]) < -1
+            not 1 <= fields["batch"] <= 1_000_000
+            or min(fields["stamp"], fields["drawn"]) < 0
+            or min(fields["base"], fields["saved"]) < -1
         ):
             raise Refused("batch, stamp, drawn or base is out of range")
-        if not re.fullmatch(RUN, words["run"]):
-            raise Refused("the name of the run is no name of ours")
-        dtype = DTYPES[words["dtype"]]
-        own = self.problem(words["batch"], dtype)
+        if not re.fullmatch(RUN, fields["run"]):
+            raise Refused("the name of the run must be 32 hexadecimal digits")
+        dtype = DTYPES[fields["dtype"]]
+        own = self.problem(fields["batch"], dtype)
         layout = tuple(own.layout)
-        if words["task"] == HELLO:
+        if fields["task"] == HELLO:
             tensors_of(content, ())
             about = {"samples": len(self.y), "d": own.d, "layout": json.dumps(layout), "client": number(context)}
             return packed((), about)
-        if words["task"] == EVALUATE:
+        if fields["task"] == EVALUATE:
             (x,) = tensors_of(content, [((1, own.d), dtype)])
-            found = own.evaluate(x[0], torch.ones(1, dtype=torch.float64))
-            return packed(tuple(v.view(1, 1) for v in found.values()), {"stamp": words["stamp"], "names": list(found)})
-        task = self.task(words["algorithm"], words["task"], own)
-        exchange = traffic(words["algorithm"], layout, dtype)[words["task"]]
+            metrics = own.evaluate(x[0], torch.ones(1, dtype=torch.float64))
+            values = tuple(v.view(1, 1) for v in metrics.values())
+            return packed(values, {"stamp": fields["stamp"], "names": list(metrics)})
+        task = self.task(fields["algorithm"], fields["task"], own)
+        exchange = traffic(fields["algorithm"], layout, dtype)[fields["task"]]
         down = tensors_of(content, [(shape, dtype) for shape in exchange.down])
         try:
-            around = wrappers(words["aggregation"])
+            around = wrappers(fields["aggregation"])
         except ValueError as why:
             raise Refused(f"the aggregation is refused: {why}") from None
         except Exception as why:
             raise Refused(f"the aggregation is refused: {type(why).__name__}") from None
-        up, counts = run(task, around, own, down, words, context)
-        return packed(up, {"stamp": words["stamp"], **counts})
+        up, counts = run(task, around, own, down, fields, context)
+        return packed(up, {"stamp": fields["stamp"], **counts})
 
-    def task(self, words: str, name: str, own: Neural) -> Any:
+    def task(self, text: str, name: str, own: Neural) -> Any:
         """A marked task of a known algorithm, and no other attribute of anything."""
         try:
-            table = algorithm(words)  # checked, nothing is run
-            if self.allowed is not None and json.loads(words)["name"] not in self.allowed:
-                raise ValueError(f"this site runs {', '.join(self.allowed)} alone")
-            made, known = (
-                bind_to_problem(table, own.point()[:1], own.layout),
-                traffic(words, tuple(own.layout), own.dtype),
-            )
+            unbound = algorithm(text)  # checked; nothing is run
+            if self.allowed is not None and json.loads(text)["name"] not in self.allowed:
+                raise ValueError(f"this site runs only {', '.join(self.allowed)}")
+            bound = bind_to_problem(unbound, own.point()[:1], own.layout)
+            known = traffic(text, tuple(own.layout), own.dtype)
         except ValueError as why:
             raise Refused(f"the algorithm is refused: {why}") from None
-        except Exception as why:  # a hyper-parameter of a kind that no check foresees
+        except Exception as why:  # a hyper-parameter of a type that no check expects
             raise Refused(f"the algorithm is refused: {type(why).__name__}") from None
-        task = getattr(made, name, None) if name in known else None
+        task = getattr(bound, name, None) if name in known else None
         if not getattr(task, "on_client", False):
-            raise Refused(f"{name[:40]!r} is no task for clients")
+            raise Refused(f"{name[:40]!r} is not a task for clients")
         return task
 
 
 def number(context: Context) -> int:
-    """Which client this node is: its `partition-id`, or -1 where it has none."""
-    found = context.node_config.get("partition-id", -1)
-    return found if isinstance(found, int) else -1
+    """The number of this client: its `partition-id`, or -1 without one."""
+    partition = context.node_config.get("partition-id", -1)
+    return partition if isinstance(partition, int) else -1
 
 
 def run(
-    task: Any,
-    around: tuple[Wrapper, ...],
-    own: Neural,
-    down: tuple[Tensor, ...],
-    words: dict[str, Any],
+    task: Any, around: tuple[Wrapper, ...], own: Neural, down: tuple[Tensor, ...], fields: dict[str, Any],
     context: Context,
-) -> tuple[tuple[Tensor, ...], dict[str, int]]:
-    """The task on this client's samples, and what wrappers do to its replies before they travel; the batches are those
-    of the simulation, given the key."""
-    made: Algorithm = task.__self__
-    memory = (*made.memory, *residuals(around, made, own.point()[None].to(own.dtype)))
-    simulation = Simulation(own, Sequential(), torch.tensor([0]), "uniform", memory)
-    shelf = MemoryStore(context, words["run"])
-    simulation.memory |= shelf.taken(words["base"], memory, own.d, own.dtype)
-    cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([words["key"]]))
-    cohort.drawn = words["drawn"]
+) -> tuple[tuple[Tensor, ...], dict[str, int]]:  # fmt: skip
+    """The task on this client's samples, and the wrappers' client parts. The key gives the simulation's batches."""
+    bound: Algorithm = task.__self__
+    names = (*bound.memory, *residuals(around, bound, own.point()[None].to(own.dtype)))
+    store = MemoryStore(context, fields["run"])
+    memory = store.load(fields["base"], names, own.d, own.dtype)
     with torch.no_grad():
-        client, counts = ClientStack(cohort, slice(0, 1), stacked=False), Counts()
+        client, counts = single_client(own, memory, fields["key"], fields["drawn"]), Counts()
         counted = CountedClient(client, counts)
         replies = client_side(around, task)(counted, *down)
         client.remember(torch.ones(1, 1, dtype=torch.bool))
-    shelf.put((words["saved"], words["base"]), words["stamp"], simulation.memory)
+    store.save((fields["saved"], fields["base"]), fields["stamp"], memory)
     computed = counts.gradients - int(counted.idle)
     spent = {"draws": client.draws, "gradients": computed, "full_gradients": counts.full_gradients}
     check_replies(task, replies, (1,))
     whole = [v.expand(1, v.shape[-1]) for v in replies]
-    return tuple(part for v in whole for part in travels(around, v, longest(down))), spent
+    return tuple(part for v in whole for part in travels(around, v, model_length(down))), spent
 
 
-def client_app(load: Callable[[Context], Site]) -> ClientApp:
-    """The ClientApp of a site that `load` makes, from the node's configuration."""
-    app = ClientApp()
+def join(app: ClientApp, load: Callable[[Context], Site]) -> ClientApp:
+    """Let a ClientApp take part in a run of ours; its own `train` and `evaluate` stay as they are."""
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
         return load(context).answer(message, context)
 
     return app
+
+
+def client_app(load: Callable[[Context], Site]) -> ClientApp:
+    """The ClientApp of a site that `load` makes from the node's configuration."""
+    return join(ClientApp(), load)

@@ -1,4 +1,4 @@
-"""The server's side: clients over a Grid as an engine, so that a run over a network is a run like any other."""
+"""The server's side: clients over a Grid as an engine, so a run over a network is a run like any other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import time
 import uuid
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,31 +16,44 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ..aggregation import unpacked
-from ..aggregation.means import mean
+from ..aggregation import unpack_reply
 from ..core import ClientTask
-from ..engines.simulated import SimulatedCohort
+from ..engines.simulated import Engine, SimulatedCohort
 from .client import EVALUATE, HELLO
-from .faults import Rejections, TooFewReplies
 from .traffic import traffic, travelling, wrappers
-from .wire import Refused, packed, tensors_of, words_of
+from .wire import Refused, fields_of, packed, tensors_of
 
-POLL = 0.1  # seconds between two looks for replies; Flower's own loop waits three
-REPLIED = {"stamp": int, "draws": int, "gradients": int, "full_gradients": int}
+POLL = 0.1  # seconds between two polls for replies; Flower's own loop waits three
+REPLY = {"stamp": int, "draws": int, "gradients": int, "full_gradients": int}
 MOST_SAMPLES = 2**31  # of one client
-FIND = 30.0  # seconds for nodes that are new
-METRICS = ("train_loss", "train_accuracy")  # what a client may say of a model
-MOST = 1_000_000  # gradients that a client can mean in one exchange
-GREETED = {"samples": int, "d": int, "layout": str, "client": int}
+FIND = 30.0  # seconds that new nodes have to answer
+METRICS = ("train_loss", "train_accuracy")  # that a client may report
+MOST_GRADIENTS = 1_000_000  # of one client in one exchange
+GREETING = {"samples": int, "d": int, "layout": str, "client": int}
+
+
+class TooFewReplies(RuntimeError):
+    """Too few usable replies in a round, several times in a row."""
 
 
 @dataclass
-class Federation:
+class Rejections:
+    """Replies that were not used: how many of each kind ("late", "malformed", ...), and the last message of each."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    messages: dict[str, str] = field(default_factory=dict)
+
+    def add(self, kind: str, client: int, message: str) -> None:
+        self.counts[kind] += 1
+        self.messages[kind] = f"client {client}: {' '.join(message.split())[:200]}"
+
+
+@dataclass
+class Federation(Engine):
     """The clients behind a Grid. It is an engine (`average`, `replies`): cohorts, keys and means are the simulation's.
 
-    A reply that is late, failed, refused, of another exchange, malformed, not finite or larger than `limit` is counted
-    and not used. With fewer than `min_replies` an exchange is repeated, `repeats` times, and then `TooFewReplies` ends
-    the run.
+    A reply that is late, failed, refused, stale, malformed, not finite or larger than `limit` is counted and not used.
+    With fewer than `min_replies` an exchange is repeated up to `repeats` times; then `TooFewReplies` ends the run.
     """
 
     grid: Grid
@@ -50,35 +64,34 @@ class Federation:
     min_replies: int = 1
     repeats: int = 2
     limit: float = 1e6
-    run: str = field(default_factory=lambda: uuid.uuid4().hex)  # its name, also after a restart
-    aggregation: str = "[]"  # a JSON list of wrappers, whose client parts run on the clients
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)  # the run's name, kept after a restart
+    aggregation: str = "[]"  # a JSON list of wrappers; their client parts run on the clients
     nodes: list[int] = field(default_factory=list)  # in the order of the clients
-    names: list[int] = field(default_factory=list)  # what the clients call themselves: partition-id
+    names: list[int] = field(default_factory=list)  # the clients' own numbers: partition-id
     rejections: Rejections = field(default_factory=Rejections)
-    gradients: int = 0  # taken by clients whose replies were used, as they say
+    gradients: int = 0  # of clients whose replies were used, as reported by them
     full_gradients: int = 0
     stamp: int = 0  # of the next exchange
-    longest: int = 0  # of what was last sent down
-    base: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # last exchange taken from each
+    longest: int = 0  # the longest tensor that was last sent down
+    base: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # last exchange used of each client
     saved: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # the same, in the checkpoint
-    left_out: set[tuple[int, str]] = field(default_factory=set)  # nodes that do not fit, and why
+    left_out: set[tuple[int, str]] = field(default_factory=set)  # nodes that were refused, and why
 
-    # -- who is there ---------------------------------------------------------------------------------------------
+    # -- the clients ----------------------------------------------------------------------------------------------
     def greet(self, clients: int, layout: list[tuple[str, tuple[int, ...]]]) -> Tensor:
-        """Wait until so many clients are there (of a run that goes on: until its own are) and ask who they are: the
-        number of samples of each."""
+        """Wait for this many clients (a resumed run waits for its own clients). Returns their numbers of samples."""
         deadline, own = time.monotonic() + self.timeout, list(self.names)
-        known: dict[int, tuple[int, int]] = {}  # who: node and samples
+        known: dict[int, tuple[int, int]] = {}  # client: node and samples
         asked: dict[str, int] = {}
         while not (set(own) <= set(known) if own else len(known) >= clients):
             if time.monotonic() > deadline:
                 wanted = f"clients {own}" if own else f"{clients} clients"
-                raise TooFewReplies(f"{wanted} are wanted, {sorted(known)} have come in {self.timeout:.0f} s")
+                raise TooFewReplies(f"{wanted} are needed, {sorted(known)} arrived in {self.timeout:.0f} s")
             busy = {*asked.values(), *(node for node, _ in known.values())}
             fresh = [node for node in self.grid.get_node_ids() if node not in busy]
-            asked |= self._post({node: self._ask(HELLO, (), 0, -1, 0, 0) for node in fresh}, deadline)
+            asked |= self._post({node: self._request(HELLO, (), 0, -1, 0, 0) for node in fresh}, deadline)
             for message_id, message in self._pulled(asked).items():
-                self._greeted(asked.pop(message_id), message, layout, known)
+                self._register(asked.pop(message_id), message, layout, known)
             time.sleep(POLL)
         self.names = own or sorted(known)
         self.nodes = [known[name][0] for name in self.names]
@@ -86,20 +99,20 @@ class Federation:
             self.base, self.saved = (torch.full((len(self.nodes),), -1) for _ in range(2))
         return torch.tensor([known[name][1] for name in self.names])
 
-    def _greeted(
+    def _register(
         self, node: int, message: Message | None, layout: list[tuple[str, tuple[int, ...]]],
         known: dict[int, tuple[int, int]],
     ) -> None:  # fmt: skip
-        """Take in who a node says it is; one whose model or words do not fit is left out, and asked again."""
+        """Add the client that a node reports. A node whose model or fields do not fit is left out, and asked again."""
         try:
-            about = words_of(_content(message), GREETED)
+            about = fields_of(_content(message), GREETING)
             if about["layout"] != json.dumps(layout):
-                raise Refused("its model has other parameters than the server's")
+                raise Refused("its model has different parameters from the server's")
             if not 1 <= about["samples"] <= MOST_SAMPLES:
-                raise Refused(f"it cannot have {about['samples']} samples")
-            name = about["client"] if about["client"] >= 0 else node  # without a partition-id: the node's number
+                raise Refused(f"its number of samples, {about['samples']}, is not possible")
+            name = about["client"] if about["client"] >= 0 else node  # without a partition-id
             if name in known:
-                raise Refused(f"there is a client {name} already: two nodes have the same partition-id")
+                raise Refused(f"client {name} exists already: two nodes have the same partition-id")
             known[name] = node, about["samples"]
         except Refused as why:
             if (node, str(why)) not in self.left_out:
@@ -107,9 +120,6 @@ class Federation:
                 warnings.warn(f"a client is left out: {why}", stacklevel=3)
 
     # -- the engine -----------------------------------------------------------------------------------------------
-    def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return mean(*self.replies(cohort, task, down))
-
     def replies(
         self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
     ) -> tuple[list[Tensor], Tensor]:
@@ -118,39 +128,39 @@ class Federation:
         self.longest = max(v.shape[-1] for v in down)
         stamp, self.stamp = self.stamp, self.stamp + 1
         ids, keys = cohort.ids.tolist(), cohort.key.tolist()
-        heard: dict[int, tuple[Tensor, ...]] = {}
+        received: dict[int, tuple[Tensor, ...]] = {}
         for _ in range(self.repeats + 1):
             self._find(cohort)
-            wanted = [i for i, fine in enumerate(cohort.fine.tolist()) if fine and i not in heard]
-            heard |= self._round(cohort, wanted, ids, keys, task.__name__, down, stamp, shapes)
-            if len(heard) >= min(self.min_replies, len(ids)):
+            wanted = [i for i, finite in enumerate(cohort.finite.tolist()) if finite and i not in received]
+            received |= self._round(cohort, wanted, ids, keys, task.__name__, down, stamp, shapes)
+            if len(received) >= min(self.min_replies, len(ids)):
                 break
         else:
-            words = f"{len(heard)} of {len(ids)} replies could be used, {self.min_replies} are needed"
-            raise TooFewReplies(f"{words} ({self.repeats + 1} attempts); rejected: {dict(self.rejections.counts)}")
+            usable = f"{len(received)} of {len(ids)} replies could be used, {self.min_replies} are needed"
+            raise TooFewReplies(f"{usable} ({self.repeats + 1} attempts); rejected: {dict(self.rejections.counts)}")
         for i, k in enumerate(ids):
-            if i in heard:
+            if i in received:
                 self.base[k] = stamp
             else:
-                cohort.fine[i] = False
+                cohort.finite[i] = False
         zeros = tuple(torch.zeros(shape, dtype=self.dtype) for shape in shapes)
-        rows = [torch.cat(column) for column in zip(*(heard.get(i, zeros) for i in range(len(ids))), strict=True)]
-        return rows, (cohort.simulation.weights[cohort.ids] * cohort.fine)[..., None]
+        rows = [torch.cat(column) for column in zip(*(received.get(i, zeros) for i in range(len(ids))), strict=True)]
+        return rows, (cohort.simulation.weights[cohort.ids] * cohort.finite)[..., None]
 
     def _round(
         self, cohort: SimulatedCohort, wanted: list[int], ids: list[int], keys: list[int], task: str,
         down: tuple[Tensor, ...], stamp: int, shapes: tuple[tuple[int, ...], ...],
     ) -> dict[int, tuple[Tensor, ...]]:  # fmt: skip
-        """Ask these places of the cohort once; the replies that can be used."""
-        asked = {self.nodes[ids[i]]: self._ask(task, down, stamp, ids[i], keys[i], cohort.drawn) for i in wanted}
+        """Ask these members of the cohort once. Returns the usable replies."""
+        asked = {self.nodes[ids[i]]: self._request(task, down, stamp, ids[i], keys[i], cohort.drawn) for i in wanted}
         answers = self._exchange(asked, time.monotonic() + self.timeout)
-        found = {}
+        usable = {}
         for i in wanted:
             checked = self._checked(answers.get(self.nodes[ids[i]]), ids[i], stamp, shapes)
             if checked is not None:
-                found[i], draws = checked
+                usable[i], draws = checked
                 cohort.draws = max(cohort.draws, draws)
-        return found
+        return usable
 
     def _checked(
         self, message: Message | None, client: int, stamp: int, shapes: tuple[tuple[int, ...], ...]
@@ -159,89 +169,78 @@ class Federation:
         if message is None:
             return reject("late", client, f"no reply in {self.timeout:.0f} s")
         if message.has_error():
-            late = message.error.code == 3  # Flower's own word for a message whose time is over
+            late = message.error.code == 3  # Flower's code for a message that has expired
             return reject("late" if late else "failed", client, str(message.error.reason or message.error.code))
         try:
             content = _content(message)
-            words = words_of(content, REPLIED)
-            if words["stamp"] != stamp:
-                return reject("stale", client, f"a reply to exchange {words['stamp']} in exchange {stamp}")
+            fields = fields_of(content, REPLY)
+            if fields["stamp"] != stamp:
+                return reject("stale", client, f"a reply to exchange {fields['stamp']} in exchange {stamp}")
             up = self._unpacked(content, shapes)
         except Refused as why:
-            said = message.content.config_records.get("refused") if message.has_content() else None
-            return reject(
-                "malformed" if said is None else "refused", client, str(why if said is None else said.get("why", ""))
-            )
+            refusal = message.content.config_records.get("refused") if message.has_content() else None
+            if refusal is None:
+                return reject("malformed", client, str(why))
+            return reject("refused", client, str(refusal.get("why", "")))
         if not all(bool(v.isfinite().all()) for v in up):
-            return reject("not finite", client, "a number that is not finite")
+            return reject("not finite", client, "a value is not finite")
         most = max(float(v.abs().max()) for v in up)
         if most > self.limit:
-            return reject("too large", client, f"a number of size {most:.3g}, at most {self.limit:.3g} is taken")
-        if not all(0 <= words[name] <= MOST for name in ("draws", "gradients", "full_gradients")):
-            return reject("malformed", client, "a count that cannot be")
-        self.gradients += words["gradients"]
-        self.full_gradients += words["full_gradients"]
-        return up, words["draws"]
+            return reject("too large", client, f"a value of size {most:.3g}; the limit is {self.limit:.3g}")
+        if not all(0 <= fields[name] <= MOST_GRADIENTS for name in ("draws", "gradients", "full_gradients")):
+            return reject("malformed", client, "a count is out of range")
+        self.gradients += fields["gradients"]
+        self.full_gradients += fields["full_gradients"]
+        return up, fields["draws"]
 
     def _unpacked(self, content: RecordDict, shapes: tuple[tuple[int, ...], ...]) -> tuple[Tensor, ...]:
-        """The replies, from what they travelled as."""
+        """The replies, unpacked from the tensors in which they travelled."""
         around = wrappers(self.aggregation)
         expected = travelling(around, shapes, self.dtype, self.longest)
         parts = iter(tensors_of(content, [form for own in expected for form in own]))
         try:
             return tuple(
-                unpacked(around, [next(parts) for _ in own], shape, self.dtype, self.longest)
+                unpack_reply(around, [next(parts) for _ in own], shape, self.dtype, self.longest)
                 for own, shape in zip(expected, shapes, strict=True)
             )
         except ValueError as why:
             raise Refused(str(why)) from None
 
     def evaluate(self, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """The metrics of a model on the samples of every client, [clients], and whose they are."""
-        asked = {node: self._ask(EVALUATE, (x.view(1, -1),), self.stamp, -1, 0, 0) for node in self.nodes}
+        """The metrics of a model on the clients' own samples: {name: (values, clients)}."""
+        asked = {node: self._request(EVALUATE, (x.view(1, -1),), self.stamp, -1, 0, 0) for node in self.nodes}
         answers = self._exchange(asked, time.monotonic() + self.timeout)
-        found: dict[str, dict[int, float]] = {}
+        metrics: dict[str, dict[int, float]] = {}
         for client, node in enumerate(self.nodes):
             try:
                 content = _content(answers.get(node))
-                names = words_of(content, {"stamp": int, "names": list})["names"]
+                names = fields_of(content, {"stamp": int, "names": list})["names"]
                 if tuple(names) not in (METRICS, METRICS[:1]):
-                    raise Refused("other metrics than a loss and an accuracy")
+                    raise Refused("the metrics must be a loss and an accuracy")
                 values = tensors_of(content, [((1, 1), torch.float64)] * len(names))
                 if not all(math.isfinite(v) for v in values):
-                    raise Refused("a metric that is not finite")
+                    raise Refused("a metric is not finite")
             except Refused as why:
                 failed = node in answers and answers[node].has_error()
                 kind = "failed" if failed else "malformed" if node in answers else "late"
                 self.rejections.add(kind, client, f"its metrics: {why}")
                 continue
             for name, value in zip(names, values, strict=True):
-                found.setdefault(name, {})[client] = float(value)
+                metrics.setdefault(name, {})[client] = float(value)
         return {
-            name: (torch.tensor(list(of.values()), dtype=torch.float64), torch.tensor(list(of)))
-            for name, of in found.items()
+            name: (torch.tensor(list(values.values()), dtype=torch.float64), torch.tensor(list(values)))
+            for name, values in metrics.items()
         }
 
     # -- messages -------------------------------------------------------------------------------------------------
-    def _ask(self, task: str, down: tuple[Tensor, ...], stamp: int, client: int, key: int, drawn: int) -> Any:
+    def _request(self, task: str, down: tuple[Tensor, ...], stamp: int, client: int, key: int, drawn: int) -> Any:
         base, saved = (int(self.base[client]), int(self.saved[client])) if client >= 0 else (-1, -1)
-        words: dict[str, Any] = {
-            "task": task,
-            "algorithm": self.algorithm,
-            "aggregation": self.aggregation,
-            "run": self.run,
-        }
-        words |= {
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "stamp": stamp,
-            "base": base,
-            "saved": saved,
-            "key": key,
-        }
-        return packed(down, words | {"drawn": drawn, "batch": self.batch})
+        fields = {"task": task, "algorithm": self.algorithm, "aggregation": self.aggregation, "run": self.run}
+        numbers = {"stamp": stamp, "base": base, "saved": saved, "key": key, "drawn": drawn, "batch": self.batch}
+        return packed(down, fields | {"dtype": str(self.dtype).removeprefix("torch.")} | numbers)
 
     def _post(self, contents: dict[int, Any], deadline: float) -> dict[str, int]:
-        """Send to nodes: the messages' names, and whose they are."""
+        """Send to nodes. Returns the ids of the messages, with their nodes."""
         if not contents:
             return {}
         ttl = max(1.0, deadline - time.monotonic())
@@ -250,12 +249,12 @@ class Federation:
         return {message_id: node for message_id, node in sent if message_id}
 
     def _pulled(self, asked: dict[str, int]) -> dict[str, Message]:
-        """The replies that have come; an error comes from another source, so what it replies to says whose it is."""
-        found = self.grid.pull_messages(sorted(asked)) if asked else ()
-        return {m.metadata.reply_to_message_id: m for m in found if m.metadata.reply_to_message_id in asked}
+        """The replies that have arrived, by the message they answer: an error comes from another source."""
+        pulled = self.grid.pull_messages(sorted(asked)) if asked else ()
+        return {m.metadata.reply_to_message_id: m for m in pulled if m.metadata.reply_to_message_id in asked}
 
     def _exchange(self, contents: dict[int, Any], deadline: float) -> dict[int, Message]:
-        """Send to nodes, and look for their replies until the deadline."""
+        """Send to nodes, and wait for their replies until the deadline."""
         asked, answers = self._post(contents, deadline), {}
         while asked and time.monotonic() < deadline:
             for message_id, message in self._pulled(asked).items():
@@ -265,20 +264,20 @@ class Federation:
         return answers
 
     def _find(self, cohort: SimulatedCohort) -> None:
-        """A node that was started again has a new number: where one is missing, ask the new ones who they are."""
+        """A restarted node has a new number: if a client of the cohort is missing, ask the new nodes who they are."""
         there = set(self.grid.get_node_ids())
         missing = {self.names[k]: k for k in cohort.ids.tolist() if self.nodes[k] not in there}
         strangers = [node for node in there if node not in self.nodes] if missing else []
         known: dict[int, tuple[int, int]] = {}
-        asked = {node: self._ask(HELLO, (), 0, -1, 0, 0) for node in strangers}
+        asked = {node: self._request(HELLO, (), 0, -1, 0, 0) for node in strangers}
         for node, message in self._exchange(asked, time.monotonic() + min(FIND, self.timeout)).items():
-            self._greeted(node, message, cohort.simulation.problem.layout, known)
+            self._register(node, message, cohort.simulation.problem.layout, known)
         for name, (node, _) in known.items():
-            if name in missing:  # nobody takes the place of one who is there
+            if name in missing:  # a client that is present is not replaced
                 self.nodes[missing[name]] = node
 
 
 def _content(message: Message | None) -> Any:
     if message is None or not message.has_content():
-        raise Refused("there is no content")
+        raise Refused("the message has no content")
     return message.content

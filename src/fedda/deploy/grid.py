@@ -1,4 +1,4 @@
-"""A Grid whose nodes live in this process: the same apps, for tests and for looking at them in a debugger."""
+"""A Grid whose nodes live in this process: the same apps, for tests and for debugging."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 
 class InProcessGrid(Grid):
-    """`clients` nodes, numbered from 1, each with a state of its own; a message is answered when it is pulled."""
+    """`clients` nodes, numbered from 1, each with its own state. A message is answered when it is pulled."""
 
     def __init__(self, app: ClientApp, clients: int, run_config: dict[str, Any] | None = None):
         self.app, self.numbers = app, itertools.count(1)
@@ -30,7 +30,7 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Any:
-        raise NotImplementedError("there is no run to ask about in one process")
+        raise NotImplementedError("a grid in one process has no run")
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
@@ -39,8 +39,8 @@ class InProcessGrid(Grid):
             run_id=0, message_id="", src_node_id=0, dst_node_id=dst_node_id, reply_to_message_id="", group_id=group_id,
             created_at=time.time(), ttl=ttl or DEFAULT_TTL, message_type=message_type,
         )  # fmt: skip
-        made: Any = Message  # Flower's own way to say where a message comes from is no part of its typed signature
-        message: Message = made(metadata=about, content=content)
+        untyped: Any = Message  # the typed signature lacks `metadata`, which Flower itself uses
+        message: Message = untyped(metadata=about, content=content)
         return message
 
     def get_node_ids(self) -> list[int]:

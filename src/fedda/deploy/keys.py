@@ -1,4 +1,4 @@
-"""Keys of a federation: a CA, the server's certificate, and a key for each node, as Flower wants them."""
+"""Keys of a federation: a CA, the server's certificate, and a key for each node, in Flower's formats."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..files import PRIVATE, write_whole
 
-ALWAYS = ("127.0.0.1", "localhost")  # the SuperLink's own processes reach it there
+ALWAYS = ("127.0.0.1", "localhost")  # where the SuperLink's own processes reach it
 CA_DAYS = 3650
 LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
 
 def make_keys(place: Path, hosts: list[str], nodes: list[int], days: int = 365, overwrite: bool = False) -> list[Path]:
-    """Write the server's certificate for these hosts, if any, and a key pair for each node; the files written.
+    """Write the server's certificate for these hosts, if any, and a key pair for each node. Returns the files.
 
-    A CA that is there signs again, so that nobody has to get another ca.crt; one that is not is made.
+    An existing CA is used again, so the sites keep their ca.crt. Without one, a new CA is made.
     """
     names = [_name(host) for host in dict.fromkeys([*hosts, *ALWAYS])] if hosts else []
     if not 1 <= days <= CA_DAYS:
@@ -37,12 +37,12 @@ def make_keys(place: Path, hosts: list[str], nodes: list[int], days: int = 365, 
     wanted = [place / name for name in ("server.key", "server.crt")] if names else []
     wanted += [place / f"node{node}{end}" for node in nodes for end in ("", ".pub")]
     if not wanted:
-        raise ValueError("keys: say for which hosts (--hosts link.example.org) or nodes (--nodes 3) they are to be")
+        raise ValueError("keys: give --hosts (such as link.example.org) or --nodes (such as 3)")
     for path in wanted:
         if path.exists() and not overwrite:
-            raise ValueError(f"{path}: is there already; --overwrite makes a new one, and the old one is lost")
+            raise ValueError(f"{path}: exists already; --overwrite replaces it, and the old one is lost")
     if place.exists() and not place.is_dir():
-        raise ValueError(f"{place}: is no folder")
+        raise ValueError(f"{place}: is not a folder")
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     made: list[Path] = []
     if names:
@@ -60,7 +60,7 @@ def make_keys(place: Path, hosts: list[str], nodes: list[int], days: int = 365, 
 
 
 def _name(host: str) -> x509.GeneralName:
-    """A host as a certificate names it, by address or by name."""
+    """A host in a certificate, by address or by name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -70,28 +70,23 @@ def _name(host: str) -> x509.GeneralName:
 
 
 def _authority(place: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate, list[Path]]:
-    """The CA of a folder, and which files had to be made for it."""
+    """The CA of a folder, and the files that were made for it."""
     key_file, file = place / "ca.key", place / "ca.crt"
     if key_file.exists() != file.exists():
-        raise ValueError(f"{place}: ca.key and ca.crt belong together, and one of them is absent")
+        raise ValueError(f"{place}: ca.key and ca.crt belong together, and one of them is missing")
     if key_file.exists():
         try:
-            found = written.load_pem_private_key(key_file.read_bytes(), None)
+            key = written.load_pem_private_key(key_file.read_bytes(), None)
             ca = x509.load_pem_x509_certificate(file.read_bytes())
         except (TypeError, ValueError):
             raise ValueError(f"{place}: ca.key or ca.crt cannot be read as PEM") from None
-        if not isinstance(found, ec.EllipticCurvePrivateKey) or found.public_key() != ca.public_key():
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
             raise ValueError(f"{place}: ca.key is not the key of ca.crt")
-        return found, ca, []
+        return key, ca, []
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda federation CA")])
     constraints = x509.BasicConstraints(ca=True, path_length=0)
-    ca = (
-        _begun(name, name, key, CA_DAYS)
-        .add_extension(constraints, critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(key, hashes.SHA384())
-    )
+    ca = _certificate(name, name, key, key, CA_DAYS, (constraints, True), (_usage(signs_certificates=True), True))
     _write(key_file, _pem(key), private=True)
     _write(file, ca.public_bytes(written.Encoding.PEM))
     return key, ca, [key_file, file]
@@ -101,32 +96,29 @@ def _signed(
     key: ec.EllipticCurvePrivateKey, ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate,
     names: list[x509.GeneralName], days: int,
 ) -> x509.Certificate:  # fmt: skip
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda federation server")])
-    return (
-        _begun(subject, ca.subject, key, days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA384())
-    )
+    return _certificate(
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda federation server")]), ca.subject, key, ca_key, days,
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (_usage(signs_certificates=False), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.SubjectAlternativeName(names), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False),
+    )  # fmt: skip
 
 
-def _begun(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
-) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey,
+    days: int, *extensions: tuple[x509.ExtensionType, bool],
+) -> x509.Certificate:  # fmt: skip
+    """A certificate for a key, with extensions that are critical or not."""
     now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    # Clocks differ by up to an hour.
+    builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=days))
+    for extension, critical in ((x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False), *extensions):
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signer, hashes.SHA384())
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:

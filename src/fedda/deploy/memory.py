@@ -1,7 +1,7 @@
-"""What a client remembers between rounds: in the node's state, and in a folder of the node's where it has one.
+"""The memory of a client between rounds: in the node's state, or in a folder of the node.
 
-Flower gives a run that is submitted again a fresh state, so that what a client remembers would be lost with the server.
-With `memory = "FOLDER"` in its node configuration a node keeps it on its own disk, by the name of our run.
+Flower gives a run that is submitted again a fresh state, so the memory would be lost with the server. With
+`memory = "FOLDER"` in its node configuration a node keeps it on its own disk, in a file with the name of the run.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from torch import Tensor
 from ..files import PRIVATE, write_whole
 from .wire import Refused
 
-RECORD = "fedda.memory"  # of the node's state
-RUN = r"[0-9a-f]{32}"  # the name of a run: it becomes that of a file
+RECORD = "fedda.memory"  # in the node's state
+RUN = r"[0-9a-f]{32}"  # the name of a run, which becomes the name of a file
 
 
 class MemoryStore:
-    """The memory of one client in one run, by the exchange that it is of."""
+    """The memory of one client in one run, by exchange."""
 
     def __init__(self, context: Context, run: str):
         folder = context.node_config.get("memory")
         self.context, self.file = context, Path(folder) / f"{run}.safetensors" if isinstance(folder, str) else None
 
-    def taken(self, base: int, names: tuple[str, ...], d: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        """What the client remembers as of the exchange that the server last took from it: a reply that was rejected, or
-        that died with the server, has not happened."""
+    def load(self, base: int, names: tuple[str, ...], d: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The memory after the last exchange that the server used. Replies that were rejected, or lost with the server,
+        do not count."""
         if base == -1 or not names:
             return {name: torch.zeros(1, d, dtype=dtype) for name in names}
-        found = self._all()
-        if any(f"{base}.{name}" not in found for name in names):
-            raise Refused(f"this client remembers nothing as of exchange {base}")
-        return {name: found[f"{base}.{name}"].to(dtype) for name in names}
+        stored = self._all()
+        if any(f"{base}.{name}" not in stored for name in names):
+            raise Refused(f"this client has no memory of exchange {base}")
+        return {name: stored[f"{base}.{name}"].to(dtype) for name in names}
 
-    def put(self, before: tuple[int, ...], stamp: int, memory: dict[str, Tensor]) -> None:
-        """Keep what was before (in this round, and in the server's checkpoint) and what is now; the server says next
-        time which of them it was."""
+    def save(self, before: tuple[int, ...], stamp: int, memory: dict[str, Tensor]) -> None:
+        """Keep the memory of the exchanges `before` (of this round, and of the server's checkpoint) and the new one.
+        The server's next message says which of them counts."""
         if not memory:
             return
         kept = {key: value for key, value in self._all().items() if int(key.partition(".")[0]) in before}

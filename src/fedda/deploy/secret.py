@@ -1,7 +1,7 @@
-"""What only the server knows: who takes part, and from which keys sites draw their batches.
+"""The server's secret draws: which sites take part, and the keys from which they draw their batches.
 
-A site is told one number for its batches. It is a keyed BLAKE2b hash, so it says nothing about the number of another
-site, of another round, or about who takes part.
+A site gets one number for its batches. It is a keyed BLAKE2b hash, so it reveals nothing about the number of another
+site or another round, nor about the cohort.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class SecretDraws:
     """Cohorts and batch keys as a function of (secret, round, attempt, client).
 
     `attempts("starts")` or `attempts("rounds")` numbers the attempts and is called before each: with noise a repeated
-    round has a cohort of its own, and is charged. Without noise the attempt is always 0, and a resumed run repeats the
-    round bit for bit.
+    round gets a new cohort, and is charged. Without noise the attempt is always 0, and a resumed run repeats the round
+    bit for bit.
 
     >>> draws = SecretDraws(bytes(32))
     >>> ids, keys = draws.cohort(0, clients=10, size=3)

@@ -1,11 +1,11 @@
-"""The server's app: rounds over the federation, a checkpoint after each, and a report of what went wrong."""
+"""The server's app: rounds over the federation, a checkpoint after each round, and a report of rejected replies."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,43 +18,49 @@ from torch import Tensor, nn
 from .. import checks, rng
 from ..aggregation import Budget, Noise
 from ..aggregation.accounting import REPRODUCIBLE
+from ..core import Layout, Problem
 from ..files import PRIVATE, write_whole
 from ..problems import problem as make_problem
-from ..problems.batchnorm import learning
+from ..problems.batchnorm import tracking_layers
 from ..problems.neural import Loss, flatten, trainable
 from ..run import Run
 from .checkpoint import Checkpoint, Ledger
 from .federation import Federation
 from .secret import SecretDraws
-from .traffic import DTYPES, algorithm, wrappers
+from .traffic import DTYPES, algorithm, parsed, wrappers
 
 Model = Callable[[], nn.Module]
 GRADIENTS = ("gradients", "full_gradients")
-WHO = {"outside": "the outside", "site": "a site"}
+ADVERSARIES = {"outside": "the outside", "site": "a site"}
+
+
+def setting(default: Any, meaning: str) -> Any:
+    """A key of the configuration; an app's pyproject.toml shows the meaning beside it."""
+    return field(default=default, metadata={"meaning": meaning})
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a federation is to do: the words of [tool.flwr.app.config], with dashes or underscores."""
+    """The settings of a run: the keys of [tool.flwr.app.config], with dashes or underscores."""
 
-    algorithm: str = "fedavg"
-    words: str = "{}"  # hyper-parameters, a JSON table
-    clients: int = 2  # to wait for at the start
+    algorithm: str = setting("fedavg", "fedda list algorithms")
+    params: str = setting("{}", "its hyper-parameters, a JSON table")
+    clients: int = setting(2, "number of sites; the start waits for them")
     rounds: int = 10
-    cohort: int = 0  # clients a round; 0 is all of them
-    batch: int = 16
+    cohort: int = setting(0, "sites per round; 0 means all")
+    batch: int = setting(16, "samples per local step")
     seed: int = 0
-    weights: str = "samples"
-    dtype: str = "float32"
-    every: int = 1  # rounds between two evaluations on the clients; 0 is never
-    timeout: float = 600.0  # seconds for a round
-    min_replies: int = 1
-    repeats: int = 2
-    limit: float = 1e6  # the largest number that is taken from a client
-    aggregation: str = "[]"  # wrappers, a JSON list of tables with a name (docs/aggregation.md)
-    budget: str = "{}"  # of privacy, a JSON table such as {"epsilon": 8, "delta": 1e-5}; {} is none
-    out: str = "federation"
-    resume: bool = False
+    weights: str = setting("samples", "samples: sites are weighted by their samples; uniform: all alike")
+    dtype: str = setting("float32", "float32 or float64")
+    every: int = setting(1, "rounds between two evaluations at the sites; 0 means never")
+    timeout: float = setting(600.0, "seconds that a round waits for replies")
+    min_replies: int = setting(1, "with fewer replies a round is repeated")
+    repeats: int = setting(2, "at most this often; then the run stops with its state saved")
+    limit: float = setting(1e6, "a reply with a larger value is rejected")
+    aggregation: str = setting("[]", "clipping, medians, noise, compression: a JSON list of tables")
+    budget: str = setting("{}", 'privacy budget, with noise: {"epsilon": 8, "delta": 1e-5}')
+    out: str = setting("federation", "folder of the results, where the SuperLink runs")
+    resume: bool = setting(False, "true: resume from the checkpoint in `out`")
 
     def __post_init__(self) -> None:
         checks.check("Plan", rounds=self.rounds, batch=self.batch, clients=self.clients)
@@ -81,27 +87,25 @@ class Plan:
     @property
     def spending(self) -> Budget | None:
         """The privacy budget."""
-        try:
-            table = json.loads(self.budget)
-        except ValueError:
-            raise ValueError(f"Plan: budget must be a JSON table, got {self.budget[:40]!r}") from None
+        table = parsed(self.budget)
+        if table is None:
+            raise ValueError(f"Plan: budget must be a JSON table, got {self.budget[:40]!r}")
         return None if table == {} else Budget.of(table)
 
     @property
     def table(self) -> str:
-        """The algorithm as the clients get it."""
-        try:
-            words = json.loads(self.words)
-        except ValueError:
-            raise ValueError(f"Plan: words must be a JSON table, got {self.words[:40]!r}") from None
-        if not isinstance(words, dict) or "name" in words:
-            raise ValueError(f"Plan: words must be a JSON table without a name, got {self.words[:40]!r}")
-        return json.dumps({"name": self.algorithm, **words}, sort_keys=True)
+        """The algorithm as it is sent to the clients."""
+        params = parsed(self.params)
+        if not isinstance(params, dict) or "name" in params:
+            raise ValueError(f"Plan: params must be a JSON table without a name, got {self.params[:40]!r}")
+        return json.dumps({"name": self.algorithm, **params}, sort_keys=True)
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Plan:
-        """From a Flower app's configuration; a word that is none of ours is somebody else's, and stays."""
-        given = {word.replace("-", "_"): value for word, value in config.items()}
+        """From a Flower app's configuration. Other keys may belong to the app, and are ignored."""
+        given = {key.replace("-", "_"): value for key, value in config.items()}
+        if "words" in given:
+            raise ValueError("Plan: the key words is called params now: rename it in [tool.flwr.app.config]")
         known = {f.name: given[f.name] for f in fields(cls) if f.name in given}
         for f in fields(cls):
             kind: Any = type(f.default)
@@ -113,20 +117,23 @@ class Plan:
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
-    """Each site would evaluate with statistics of its own, and the trained model would have none."""
-    layers = learning(model)
+    """Each site would evaluate with its own statistics, and the trained model would have none."""
+    layers = tracking_layers(model)
     if layers:
         raise ValueError(f"deploy: {next(iter(layers))} is a BatchNorm, which federations cannot train: use GroupNorm")
 
 
-class Remote:
-    """The federation as a problem: its clients are elsewhere, so it has sizes and a start, but no gradients."""
+class Remote(Problem):
+    """The federation as a problem. Its clients are remote, so it has sizes and a start, but no gradients."""
 
     max_rate = 1.0
+    layout: Layout = []  # noqa: RUF012
+    device = torch.device("cpu")
+    dtype = torch.float32
 
     def __init__(self, model: Model, loss: Loss, plan: Plan, test: tuple[Any, Any] | None):
-        self.model, self.plan, self.dtype, self.device = model, plan, DTYPES[plan.dtype], torch.device("cpu")
-        network = self._made(plan.seed)
+        self.model, self.plan, self.dtype = model, plan, DTYPES[plan.dtype]
+        network = self._new_model(plan.seed)
         refuse_batch_norm(network)
         self.layout = [(name, tuple(p.shape)) for name, p in trainable(network)]
         self.d = flatten(network).numel()
@@ -142,20 +149,20 @@ class Remote:
         self.clients = len(self.sizes)
         return self
 
-    def _made(self, seed: int) -> nn.Module:
+    def _new_model(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.key(seed, rng.MODEL)))
             return self.model()
 
     def start(self, seed: int) -> Tensor:
-        return flatten(self._made(seed)).to(self.dtype)
+        return flatten(self._new_model(seed)).to(self.dtype)
 
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """On the clients' samples, as they report it, and on the server's test set where it has one."""
+        """On the clients' samples, as they report it, and on the server's test set, if it has one."""
         assert self.federation is not None
-        metrics = {"train_loss": torch.tensor(torch.nan, dtype=torch.float64)}  # where nobody answers
-        for name, (values, whose) in self.federation.evaluate(x).items():
-            metrics[name] = (values * weights[whose]).sum() / weights[whose].sum()
+        metrics = {"train_loss": torch.tensor(torch.nan, dtype=torch.float64)}  # if no client answers
+        for name, (values, clients) in self.federation.evaluate(x).items():
+            metrics[name] = (values * weights[clients]).sum() / weights[clients].sum()
         if self.judge is not None:
             own = self.judge.evaluate(x, torch.ones(1, dtype=torch.float64))
             metrics |= {name.replace("train_", "test_"): value for name, value in own.items()}
@@ -166,11 +173,11 @@ def serve(
     grid: Grid, plan: Plan, model: Model, loss: Loss, test: tuple[Any, Any] | None = None,
     say: Callable[[str], None] = print, secret: bytes | None = None,
 ) -> Run:  # fmt: skip
-    """All rounds, from the start or from the checkpoint; the report is written whatever happens.
+    """All rounds, from the start or from the checkpoint. The report is written in any case.
 
-    `secret` (32 bytes) decides cohorts and batches of a new run; without it the operating system gives one.
+    `secret` (32 bytes) decides cohorts and batches of a new run; by default the operating system draws one.
     """
-    remote: Any = Remote(model, loss, plan, test)  # first: a model that is refused leaves nothing behind
+    remote = Remote(model, loss, plan, test)  # first: a refused model leaves no files
     checkpoint, draws, ledger = Checkpoint(Path(plan.out)), SecretDraws(secret), Ledger()
     federation = Federation(
         grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.min_replies, plan.repeats, plan.limit,
@@ -180,9 +187,10 @@ def serve(
     if plan.resume:
         state, federation.base, facts = checkpoint.load()
         draws.key = checkpoint.secret
-        if facts["plan"] != _same(plan):
+        begun = {"params" if key == "words" else key: value for key, value in facts["plan"].items()}  # its old name
+        if begun != _fixed(plan):
             checkpoint.release()
-            raise ValueError(f"{plan.out}: was begun with another plan: {facts['plan']}")
+            raise ValueError(f"{plan.out}: was begun with another plan: {begun}")
         federation.run, federation.stamp, federation.names = facts["run"], facts["stamp"], facts["names"]
         federation.saved = federation.base.clone()
         federation.rejections.counts.update(facts["rejected"])
@@ -205,7 +213,7 @@ def serve(
         )  # fmt: skip
         if state is None:
             _save(checkpoint, run, federation, plan)
-        if checkpoint.last_row() < run.round:  # a server that died may have left without its row
+        if checkpoint.last_row() < run.round:  # a server may have died before it wrote the row
             _evaluate(checkpoint, run, plan, 0.0)
         last = run.last(plan.rounds)
         while run.round < last:
@@ -219,14 +227,14 @@ def serve(
             say(why)
         return run
     finally:
-        report |= {"rejected": dict(federation.rejections.counts), "last": federation.rejections.words}
-        write_whole(checkpoint.place / "report.json", (json.dumps(report, indent=1) + "\n").encode(), PRIVATE)
+        report |= {"rejected": dict(federation.rejections.counts), "last": federation.rejections.messages}
+        write_whole(checkpoint.folder / "report.json", (json.dumps(report, indent=1) + "\n").encode(), PRIVATE)
         checkpoint.release()
 
 
 def _save(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan) -> None:
-    run.counts.gradients, run.counts.full_gradients = federation.gradients, federation.full_gradients
-    facts = {"plan": _same(plan), "run": federation.run, "stamp": federation.stamp, "names": federation.names}
+    run.set_gradients(federation.gradients, federation.full_gradients)
+    facts = {"plan": _fixed(plan), "run": federation.run, "stamp": federation.stamp, "names": federation.names}
     facts |= {"rejected": dict(federation.rejections.counts), "layout": run.problem.layout}
     if run.privacy is not None:
         facts["privacy"] = run.privacy.row(run.round)
@@ -240,22 +248,23 @@ def _evaluate(checkpoint: Checkpoint, run: Run, plan: Plan, seconds: float) -> N
         checkpoint.append([row | {"seconds": round(seconds, 3)} for row in run.evaluate()])
 
 
-def _same(plan: Plan) -> dict[str, Any]:
-    """What a resumed run must have in common with what was begun."""
+def _fixed(plan: Plan) -> dict[str, Any]:
+    """The settings that a resumed run must share with the run that was begun."""
     free = ("rounds", "resume", "out", "timeout", "min_replies", "repeats", "budget")
-    return {word: value for word, value in asdict(plan).items() if word not in free}
+    return {key: value for key, value in asdict(plan).items() if key not in free}
 
 
 def _line(run: Run, federation: Federation) -> str:
     lost = ", ".join(f"{n} {kind}" for kind, n in federation.rejections.counts.items())
     spent = {} if run.privacy is None else run.privacy.row(run.round)
-    epsilon = [f"{spent[f'epsilon_{who}']:.3g} against {a}" for who, a in WHO.items() if f"epsilon_{who}" in spent]
+    known = {name: spent[f"epsilon_{key}"] for key, name in ADVERSARIES.items() if f"epsilon_{key}" in spent}
+    epsilon = [f"{value:.3g} against {name}" for name, value in known.items()]
     privacy = f"; epsilon {', '.join(epsilon)} ({spent['privacy']})" if epsilon else ""
     return f"{int(run.dropped)} replies lost so far" + (f" ({lost})" if lost else "") + privacy
 
 
 def server_app(model: Model, loss: Loss, test: Callable[[], tuple[Any, Any]] | None = None) -> ServerApp:
-    """The ServerApp for a model; `test` gives the server's own test set, where it has one."""
+    """The ServerApp for a model; `test` loads the server's own test set, if it has one."""
     app = ServerApp()
 
     @app.main()

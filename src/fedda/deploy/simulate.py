@@ -1,4 +1,4 @@
-"""A Flower app in one process, to look at in a debugger: the same ServerApp and ClientApp, no Ray, no network."""
+"""A Flower app in one process, for debugging: the same ServerApp and ClientApp, no Ray, no network."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from flwr.common.config import fuse_dicts, get_project_config, parse_config_args
 from flwr.serverapp import ServerApp
 
 from .checkpoint import LEDGER, ROWS, SECRETS, STATE
-from .faults import TooFewReplies
+from .federation import TooFewReplies
 from .grid import InProcessGrid
 from .server import Plan
 
-FILES = (STATE, ROWS, LEDGER, SECRETS, "report.json")  # of a run's folder
+FILES = (STATE, ROWS, LEDGER, SECRETS, "report.json")  # in a run's folder
 
 
 class LoudGrid(InProcessGrid):
-    """What goes wrong on a client ends the run with its words: in one process that is what one wants to know."""
+    """An error on a client ends the run with its message."""
 
     def answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         try:
             reply: Message = self.app(message, self.contexts[node])
         except Exception as why:
-            raise ValueError(f"client {node - 1}: {told(why)}") from why
+            raise ValueError(f"client {node - 1}: {one_line_with_place(why)}") from why
         refused = reply.content.config_records.get("refused") if reply.has_content() else None
         if refused is not None:
             raise ValueError(f"client {node - 1} refuses: {refused['why']!s}")
         return reply
 
 
-def simulate(place: Path, words: list[str], out: Path | None = None, overwrite: bool = False) -> Path:
-    """Run the app of a folder to its end; the folder of the results."""
-    given, components = configuration(place, words)
-    given["out"] = str(out or ("simulation" if not any("out" in asked(word) for word in words) else given["out"]))
-    if not any("timeout" in asked(word) for word in words):
-        given["timeout"] = 5.0  # clients answer when they are asked: there is nobody to wait for
-    plan = Plan.of(given)
+def simulate(place: Path, overrides: list[str], out: Path | None = None, overwrite: bool = False) -> Path:
+    """Run the app of a folder to its end. Returns the folder of the results."""
+    config, changed, components = configuration(place, overrides)
+    config["out"] = str(out or (config["out"] if "out" in changed else "simulation"))
+    if "timeout" not in changed:
+        config["timeout"] = 5.0  # clients in this process answer at once
+    plan = Plan.of(config)
     results = Path(plan.out)
     if overwrite and not plan.resume:
         for name in FILES:
             (results / name).unlink(missing_ok=True)
     with importable(place):
-        server, client = (load(components[word], kind) for word, kind in KINDS.items())
-        grid = LoudGrid(client, plan.clients, given)
-        context = Context(run_id=0, node_id=0, node_config={}, state=RecordDict(), run_config=given)
+        server, client = (load(components[key], kind) for key, kind in KINDS.items())
+        grid = LoudGrid(client, plan.clients, config)
+        context = Context(run_id=0, node_id=0, node_config={}, state=RecordDict(), run_config=config)
         try:
             server(grid, context)
         except TooFewReplies as why:
@@ -60,46 +60,40 @@ def simulate(place: Path, words: list[str], out: Path | None = None, overwrite: 
         except ValueError:
             raise
         except Exception as why:
-            raise ValueError(f"server: {told(why)}") from why
+            raise ValueError(f"server: {one_line_with_place(why)}") from why
     return results
 
 
 KINDS = {"serverapp": ServerApp, "clientapp": ClientApp}
 
 
-def configuration(place: Path, words: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The app's configuration with the run's own words, and where its two halves are."""
+def configuration(place: Path, overrides: list[str]) -> tuple[dict[str, Any], set[str], dict[str, str]]:
+    """The app's configuration with the overrides, the keys that they name, and where its two halves are."""
     try:
-        found = get_project_config(place)["tool"]["flwr"]["app"]
+        app = get_project_config(place)["tool"]["flwr"]["app"]
     except FileNotFoundError:
-        raise ValueError(f"{place}: is no Flower app: it has no pyproject.toml") from None
+        raise ValueError(f"{place}: is not a Flower app: it has no pyproject.toml") from None
     except (ValueError, KeyError) as why:
-        raise ValueError(f"{place}: is no Flower app: {why}") from None
-    given = dict(found.get("config", {}))
-    for word in words:
-        given = fuse_dicts(given, checked(asked(word), given, word))
-    return given, found["components"]
-
-
-def asked(word: str) -> dict[str, Any]:
-    try:
-        return parse_config_args([word])  # words and values, or a .toml file of them
-    except OSError as why:
-        raise ValueError(f"--run-config: {word}: {why.strerror}") from None
-
-
-def checked(own: dict[str, Any], given: dict[str, Any], word: str) -> dict[str, Any]:
-    if not own:
-        raise ValueError(f"--run-config must be words and values, such as 'rounds=2 seed=1', got {word!r}")
-    for name in own:
-        if name not in given:
-            raise ValueError(f"--run-config: the app has no word {name!r}; it has {', '.join(given)}")
-    return own
+        raise ValueError(f"{place}: is not a Flower app: {why}") from None
+    config: dict[str, Any] = dict(app.get("config", {}))
+    changed: set[str] = set()
+    for text in overrides:
+        try:
+            values = parse_config_args([text])  # keys and values, or a .toml file of them
+        except OSError as why:
+            raise ValueError(f"--run-config: {text}: {why.strerror}") from None
+        if not values:
+            raise ValueError(f"--run-config must be keys and values, such as 'rounds=2 seed=1', got {text!r}")
+        for name in values:
+            if name not in config:
+                raise ValueError(f"--run-config: the app has no key {name!r}; it has {', '.join(config)}")
+        config, changed = fuse_dicts(config, values), changed | set(values)
+    return config, changed, app["components"]
 
 
 @contextmanager
 def importable(place: Path) -> Iterator[None]:
-    """The app's own package first, and forgotten afterwards: another app may have one of the same name."""
+    """Import the app's own package first, and forget it afterwards: another app may have one of the same name."""
     before = set(sys.modules)
     sys.path.insert(0, str(place.resolve()))
     try:
@@ -116,15 +110,15 @@ def load(reference: str, kind: type) -> Any:
     """The object that `package.module:name` names."""
     module, _, name = reference.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        loaded = getattr(importlib.import_module(module), name)
     except Exception as why:
-        raise ValueError(f"{reference}: cannot be loaded: {told(why)}") from why
-    if not isinstance(found, kind):
-        raise ValueError(f"{reference}: must be a {kind.__name__}, got {type(found).__name__}")
-    return found
+        raise ValueError(f"{reference}: cannot be loaded: {one_line_with_place(why)}") from why
+    if not isinstance(loaded, kind):
+        raise ValueError(f"{reference}: must be a {kind.__name__}, got {type(loaded).__name__}")
+    return loaded
 
 
-def told(why: BaseException) -> str:
-    """What happened and where, in one line."""
+def one_line_with_place(why: BaseException) -> str:
+    """The error and its place, in one line."""
     at = traceback.extract_tb(why.__traceback__)[-1]
     return f"{type(why).__name__}: {' '.join(str(why).split())} ({Path(at.filename).name}:{at.lineno})"

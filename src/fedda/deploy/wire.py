@@ -1,5 +1,5 @@
-"""Tensors and words in Flower's records. What is read is checked first, byte by byte: nothing is unpickled, ever, and
-a message that is not exactly what was expected is refused."""
+"""Tensors and fields in Flower's records. What is read is checked first, byte by byte. Nothing is unpickled, and a
+message that differs from what is expected is refused."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-PROTOCOL = 1  # a message of another version is refused
-NUMPY = "numpy.ndarray"  # Flower's word for arrays as np.save writes them
+PROTOCOL = 2  # messages of another version are refused
+NUMPY = "numpy.ndarray"  # Flower's name for arrays as np.save writes them
 
 
 class Refused(ValueError):
     """A message that is not what it should be."""
 
 
-def packed(tensors: tuple[Tensor, ...], words: dict[str, Any]) -> RecordDict:
-    """Tensors by their place, and words."""
+def packed(tensors: tuple[Tensor, ...], fields: dict[str, Any]) -> RecordDict:
+    """A message: tensors named by their position, and fields."""
     arrays = ArrayRecord({str(i): Array(v.detach().cpu().contiguous().numpy()) for i, v in enumerate(tensors)})
-    return RecordDict({"tensors": arrays, "words": ConfigRecord({"protocol": PROTOCOL, **words})})
+    return RecordDict({"tensors": arrays, "fields": ConfigRecord({"protocol": PROTOCOL, **fields})})
 
 
-def words_of(content: RecordDict, expected: Mapping[str, type]) -> dict[str, Any]:
-    """The words of a message: all that are expected, of their types, and none besides."""
-    found = content.config_records.get("words")
-    if found is None:
-        raise Refused("the message has no words")
-    words = dict(found)
-    if words.pop("protocol", None) != PROTOCOL:
+def fields_of(content: RecordDict, expected: Mapping[str, type]) -> dict[str, Any]:
+    """The fields of a message: exactly the expected ones, with their types."""
+    record = content.config_records.get("fields")
+    if record is None:
+        raise Refused("the message has no fields")
+    fields = dict(record)
+    if fields.pop("protocol", None) != PROTOCOL:
         raise Refused(f"the message is not of protocol {PROTOCOL}")
     for name, kind in expected.items():
-        if name not in words:
-            raise Refused(f"the word {name!r} is absent")
-        if type(words[name]) is not kind:  # a bool is no int here
-            raise Refused(f"the word {name!r} must be {kind.__name__}, got {type(words[name]).__name__}")
-    for name in words:
+        if name not in fields:
+            raise Refused(f"the field {name!r} is missing")
+        if type(fields[name]) is not kind:  # a bool is not an int here
+            raise Refused(f"the field {name!r} must be {kind.__name__}, got {type(fields[name]).__name__}")
+    for name in fields:
         if name not in expected:
-            raise Refused(f"there is a word {str(name)[:40]!r} that nobody expects")
-    return words
+            raise Refused(f"the field {str(name)[:40]!r} is not expected")
+    return fields
 
 
 def tensors_of(content: RecordDict, expected: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[Tensor, ...]:
-    """The tensors of a message: as many as expected, of these shapes and types."""
+    """The tensors of a message: as many as expected, with these shapes and types."""
     records = content.array_records
     if set(records) != {"tensors"}:
-        raise Refused("the message has no tensors, or more than one record of them")
+        raise Refused("the message must have one record of tensors")
     record = records["tensors"]
     if set(record) != {str(i) for i in range(len(expected))}:
-        raise Refused(f"{len(expected)} tensors are expected, named 0 to {len(expected) - 1}, got {len(record)}")
+        raise Refused(f"{len(expected)} tensors are expected, named from 0, got {len(record)}")
     return tuple(_tensor(record[str(i)], *form, i) for i, form in enumerate(expected))
 
 
@@ -63,14 +63,14 @@ def _tensor(array: Array, shape: tuple[int, ...], dtype: torch.dtype, i: int) ->
         raise Refused(
             f"tensor {i} must be {kind.name} {list(shape)}, got {str(array.dtype)[:20]} {list(array.shape)[:4]}"
         )
-    # np.load would believe the header, which may ask for any amount of memory, or for objects.
+    # np.load would trust the header, which may ask for any amount of memory, or for objects.
     if len(array.data) != len(head) + kind.itemsize * int(np.prod(shape)) or not array.data.startswith(head):
-        raise Refused(f"tensor {i} is not the {kind.name} {list(shape)} that it says it is")
+        raise Refused(f"tensor {i} does not hold the {kind.name} {list(shape)} that it declares")
     return torch.from_numpy(np.frombuffer(array.data, kind, offset=len(head)).reshape(shape).copy())
 
 
 def header(shape: tuple[int, ...], kind: np.dtype) -> bytes:
-    """What np.save writes before the numbers of such an array."""
+    """The bytes that np.save writes before the numbers of such an array."""
     buffer = io.BytesIO()
     about = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, about)

@@ -1,27 +1,14 @@
-"""Engines: implementations of ``cohort.average``. The sequential one is the truth; every other must equal it."""
+"""Engines: implementations of ``cohort.average``. Every engine must equal the sequential one."""
 
 from ..processes import Lost, started_by_torchrun
 from .distributed import Distributed
-from .joining import join
 from .sequential import Sequential
-from .simulated import Draws, Engine, Simulation
+from .simulated import Draws, Engine, Simulation, single_client
 from .vectorised import Vectorised
-from .world import SINGLE_PROCESS, SingleProcess, World
-from .wrappers import Counting, Counts
+from .world import SINGLE_PROCESS, SingleProcess, World, join
+from .wrappers import CountedClient, Counting, Counts
 
 __all__ = [
-    "SINGLE_PROCESS",
-    "Counting",
-    "Counts",
-    "Distributed",
-    "Draws",
-    "Engine",
-    "Lost",
-    "Sequential",
-    "Simulation",
-    "SingleProcess",
-    "Vectorised",
-    "World",
-    "join",
-    "started_by_torchrun",
+    "SINGLE_PROCESS", "CountedClient", "Counting", "Counts", "Distributed", "Draws", "Engine", "Lost", "Sequential",
+    "Simulation", "SingleProcess", "Vectorised", "World", "join", "single_client", "started_by_torchrun",
 ]  # fmt: skip

@@ -1,5 +1,4 @@
-"""The cohort over several processes: every rank runs the same program on its part, and all that travels is the sum of
-the replies."""
+"""The cohort over several processes: every rank runs the same program on its part, and one sum joins the replies."""
 
 from __future__ import annotations
 
@@ -14,17 +13,16 @@ from torch import Tensor
 
 from ..core import ClientTask
 from ..registry import engines
-from .joining import join
-from .simulated import SimulatedCohort, joined
+from .simulated import Memory, Replies, SimulatedCohort, concatenate
 from .vectorised import Vectorised
-from .world import SingleProcess, World
+from .world import SingleProcess, World, join
 
 
 @engines.register("distributed")
 @dataclass(frozen=True)
 class Distributed(Vectorised):
-    """Each of the processes that `torchrun` has started takes a part of the cohort, by place, as `Vectorised` would;
-    what a client remembers lies with the rank that owns it and travels when it takes part (docs/scaling.md)."""
+    """Each process that `torchrun` started runs a slice of the cohort, as `Vectorised` would. A client's memory lies
+    with the rank that owns the client, and travels when the client takes part (docs/scaling.md)."""
 
     @property
     def world(self) -> World:
@@ -33,42 +31,41 @@ class Distributed(Vectorised):
     def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         world, part = self.world, self.world.mine(cohort.size)
         with fetched_memory(cohort, world):
-            totals, weights, dtypes = self.sums(cohort, part, task, down)
-        # Few operations: after a wait each of them is slow, as another program has had the processor.
-        message = torch.cat([*totals, weights, spoken(cohort.fine, part).unsqueeze(-2)], dim=-1)
+            totals, weight, dtypes = self.sums(cohort, part, task, down)
+        # One message and few operations: the first operations after a wait are slow.
+        message = torch.cat([*totals, weight, only_ours(cohort.finite, part).unsqueeze(-2)], dim=-1)
         widths = [total.shape[-1] for total in totals]
-        sums, weights, heard = world.sum([message])[0].split([sum(widths), 1, cohort.size], dim=-1)
-        cohort.fine = heard.squeeze(-2) > 0.5  # everybody must know who has failed
-        means = sums / weights
+        sums, weight, finite = world.sum([message])[0].split([sum(widths), 1, cohort.size], dim=-1)
+        cohort.finite = finite.squeeze(-2) > 0.5  # every rank must know which clients failed
+        means = sums / weight
         parts = means.split(widths, dim=-1) if len(widths) > 1 else (means,)
         return tuple(mean.to(dtype) for mean, dtype in zip(parts, dtypes, strict=True))
 
-    def replies(
-        self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
-    ) -> tuple[list[Tensor], Tensor]:
+    def replies(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> Replies:
         world, part = self.world, self.world.mine(cohort.size)
         with fetched_memory(cohort, world):
-            replies, weights = joined(list(self.heard(cohort, part, task, down)))
-        rows = [placed(v, part, -2, cohort.size) for v in (*replies, weights)]
-        *found, weights, heard = world.sum([*rows, placed(cohort.fine[..., part], part, -1, cohort.size)])
-        cohort.fine = heard > 0.5
-        return [v.to(reply.dtype) for v, reply in zip(found, replies, strict=True)], weights
+            replies, weights = concatenate(self.chunks(cohort, part, task, down))
+        rows = [padded(v, part, -2, cohort.size) for v in (*replies, weights)]
+        finite = padded(cohort.finite[..., part], part, -1, cohort.size)
+        *sums, weights, finite = world.sum([*rows, finite])
+        cohort.finite = finite > 0.5
+        return [v.to(reply.dtype) for v, reply in zip(sums, replies, strict=True)], weights
 
 
-def spoken(fine: Tensor, part: slice) -> Tensor:
-    """Who of its part a rank has heard, and zeros for the others."""
-    if fine.device.type != "cpu":  # what is made while a graph is captured holds nothing yet, and cannot be kept
-        return placed(fine[..., part], part, -1, fine.shape[-1])
-    return fine * _ones(part.start, part.stop, fine.shape[-1])
+def only_ours(finite: Tensor, part: slice) -> Tensor:
+    """This rank's slice of the flags, and zeros for the clients of other ranks."""
+    if finite.device.type != "cpu":  # a cached tensor must not be created while a graph is captured
+        return padded(finite[..., part], part, -1, finite.shape[-1])
+    return finite * _mask(part.start, part.stop, finite.shape[-1])
 
 
 @lru_cache(maxsize=8)
-def _ones(start: int, stop: int, n: int) -> Tensor:
-    return placed(torch.ones(stop - start), slice(start, stop), -1, n)
+def _mask(start: int, stop: int, n: int) -> Tensor:
+    return padded(torch.ones(stop - start), slice(start, stop), -1, n)
 
 
-def placed(values: Tensor, part: slice, dim: int, n: int) -> Tensor:
-    """A rank speaks for its part of the n clients, and says nothing of the others: zeros, for a sum over the ranks."""
+def padded(values: Tensor, part: slice, dim: int, n: int) -> Tensor:
+    """This rank's slice of n clients, in float64, with zeros for the others: ready for a sum over the ranks."""
     shape = list(values.shape)
     shape[dim] = n
     out = torch.zeros(shape, dtype=torch.float64, device=values.device)
@@ -76,59 +73,73 @@ def placed(values: Tensor, part: slice, dim: int, n: int) -> Tensor:
     return out
 
 
+@dataclass(frozen=True)
+class FetchedMemory(Memory):
+    """Copies of the rows of one slice of the cohort, in its order. `first` is where the slice starts."""
+
+    first: int
+
+    def rows(self, part: slice) -> tuple[Any, ...]:
+        return (..., slice(part.start - self.first, part.stop - self.first), slice(None))
+
+
 @contextmanager
 def fetched_memory(cohort: SimulatedCohort, world: SingleProcess) -> Iterator[None]:
-    """The memory of this rank's part of the cohort, fetched from those who own it, and sent back at the end."""
-    kept = cohort.kept
-    if not kept:
+    """Fetch the memory of this rank's slice of the cohort from the ranks that own it; at the end, send it back."""
+    owned = cohort.memory
+    if not owned.values:
         yield
         return
-    own, journey = cohort.rows, MemoryRoute.of(cohort, world)
-    widths = [v.shape[-1] for v in kept.values()]
-    there = torch.cat([v[journey.given] for v in kept.values()], dim=-1)
-    here = world.swap(there, journey.give, journey.take)[journey.back].view(*journey.shape, sum(widths))
-    cohort.kept = {name: v.clone() for name, v in zip(kept, here.split(widths, dim=-1), strict=True)}
-    first = world.mine(cohort.size).start
-    cohort.rows = lambda part: (..., slice(part.start - first, part.stop - first), slice(None))  # type: ignore[method-assign]
+    route = MemoryRoute.of(cohort, world)
+    widths = [v.shape[-1] for v in owned.values.values()]
+    rows = torch.cat([v[route.sent] for v in owned.values.values()], dim=-1)
+    rows = world.swap(rows, route.give, route.take)[route.back].view(*route.shape, sum(widths))
+    copies = {name: v.clone() for name, v in zip(owned.values, rows.split(widths, dim=-1), strict=True)}
+    cohort.memory = FetchedMemory(copies, cohort.ids, world.mine(cohort.size).start)
     try:
         yield
-        here = torch.cat(list(cohort.kept.values()), dim=-1).flatten(0, -2)[journey.order]
-        there = world.swap(here, journey.take, journey.give)
-        for v, rows in zip(kept.values(), there.split(widths, dim=-1), strict=True):
-            v[journey.given] = rows
+        rows = torch.cat(list(copies.values()), dim=-1).flatten(0, -2)[route.order]
+        rows = world.swap(rows, route.take, route.give)
+        for v, new in zip(owned.values.values(), rows.split(widths, dim=-1), strict=True):
+            v[route.sent] = new
     finally:
-        cohort.kept, cohort.rows = kept, own  # type: ignore[method-assign]
+        cohort.memory = owned
 
 
 @dataclass(frozen=True)
 class MemoryRoute:
-    """Which rows of the memory go where in a round. Cohorts are ascending and owners are blocks, so few go far."""
+    """Which rows of memory go to which rank in a round. Cohorts are sorted and owners are blocks, so few travel."""
 
-    given: tuple[Any, ...]  # rows that this rank owns and others (or itself) need, in the order of those
-    give: list[int]  # how many of them to each rank
-    take: list[int]  # how many come from each rank
-    order: Tensor  # this rank's part of the cohort, flat, in the order of owners
-    back: Tensor  # and from that order back
+    sent: tuple[Any, ...]  # the rows that this rank owns and that some rank needs, sorted by that rank
+    give: list[int]  # how many rows go to each rank
+    take: list[int]  # how many rows come from each rank
+    order: Tensor  # this rank's slice of the cohort, flat, sorted by owner
+    back: Tensor  # the inverse of `order`
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, cohort: SimulatedCohort, world: SingleProcess) -> MemoryRoute:
-        ids = cohort.ids.cpu()  # who needs what decides how many rows travel: the host must know
-        population = cohort.population
-        starts = torch.tensor([part.start for part in world.parts(population)])
+        ids = cohort.ids.cpu()  # the host must know how many rows travel
+        starts = torch.tensor([part.start for part in world.parts(cohort.population)])
         replica = torch.arange(ids.shape[:-1].numel()).view(*ids.shape[:-1], 1).expand(ids.shape)
         rows, replicas, give = [], [], []
         for part in world.parts(cohort.size):
-            wanted, of = ids[..., part].flatten(), replica[..., part].flatten()
-            ours = torch.searchsorted(starts, wanted.contiguous(), right=True) - 1 == world.rank
-            rows.append(wanted[ours] - int(starts[world.rank]))
-            replicas.append(of[ours])
+            needed = ids[..., part].flatten()
+            ours = _owners(starts, needed) == world.rank
+            rows.append(needed[ours] - int(starts[world.rank]))
+            replicas.append(replica[..., part].flatten()[ours])
             give.append(int(ours.sum()))
         mine = ids[..., world.mine(cohort.size)]
-        owner = torch.searchsorted(starts, mine.flatten().contiguous(), right=True) - 1
+        owner = _owners(starts, mine.flatten())
         order = torch.argsort(owner, stable=True)
         device = cohort.ids.device
-        index = (torch.cat(rows).to(device),)
-        given = index if ids.dim() == 1 else (torch.cat(replicas).to(device), *index)
+        sent: tuple[Tensor, ...] = (torch.cat(rows).to(device),)
+        if ids.dim() > 1:
+            sent = (torch.cat(replicas).to(device), *sent)
         take = torch.bincount(owner, minlength=world.size).tolist()
-        return cls(given, give, take, order.to(device), torch.argsort(order).to(device), tuple(mine.shape))
+        return cls(sent, give, take, order.to(device), torch.argsort(order).to(device), tuple(mine.shape))
+
+
+def _owners(starts: Tensor, ids: Tensor) -> Tensor:
+    """The rank that owns each client."""
+    return torch.searchsorted(starts, ids.contiguous(), right=True) - 1

@@ -1,8 +1,8 @@
-"""Vector updates of a round as few kernels: the rules stay as they are, one operation a line, and what lies between two
-gradients is read and written once.
+"""Fuses the vector updates of a round into few kernels, so that the vectors between two gradients are read and written
+once.
 
-A round is recorded as plain operations; runs of element-wise ones are written as Triton kernels, with the same
-rounding (no multiply-add is contracted, divisions and roots are exact), so that not a bit changes.
+A round is recorded as plain operations. Runs of element-wise operations become Triton kernels with the same rounding
+(no multiply-add is contracted, divisions and roots are exact), so that every bit stays the same.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ..compiling import side_by_side
 from ..recording import TensorMeta
 
 aten = torch.ops.aten
-SMALL = 4096  # numbers: operations on fewer are not worth a kernel of ours (see graphs.Aside)
-MOST = 20  # arrays of one kernel
+SMALL = 4096  # operations on fewer numbers are not fused (see graphs.SideStream)
+MAX_ARRAYS = 20  # arrays of one kernel
 BLOCK = 1024
 FLOAT = {torch.float32: "float32", torch.float64: "float64"}
-# Operations and their texts; every argument is an array or a number of the result's own dtype.
-TEXT: dict[Any, str] = {
+# The operations and their Triton code; every argument is an array or a number of the result's dtype.
+CODE: dict[Any, str] = {
     aten.add.Tensor: "{0} + {1}",
     aten.sub.Tensor: "{0} - {1}",
     aten.mul.Tensor: "{0} * {1}",
@@ -47,8 +47,8 @@ TEXT: dict[Any, str] = {
     aten.where.self: "tl.where({0}, {1}, {2})",
     aten.pow.Tensor_Scalar: "{0} * {0}",  # squares only
 }
-DOUBLE = {aten.div.Tensor: "{0} / {1}", aten.sqrt.default: "tl.sqrt({0})"}  # exact as they are
-HOW = {"num_warps": 4, "enable_fp_fusion": False}
+DOUBLE = {aten.div.Tensor: "{0} / {1}", aten.sqrt.default: "tl.sqrt({0})"}  # exact in float64
+LAUNCH = {"num_warps": 4, "enable_fp_fusion": False}
 KERNELS: list[Fused] = []
 
 
@@ -62,7 +62,7 @@ def launch(inputs: list[Tensor], kernel: int) -> list[Tensor]:
 
 
 def fused(module: GraphModule) -> GraphModule:
-    """The same round with runs of element-wise operations as one kernel each."""
+    """The same round, with each run of element-wise operations as one kernel."""
     cluster: list[Node] = []
     before = len(KERNELS)
     for node in list(module.graph.nodes):
@@ -84,13 +84,13 @@ def compile_all(kernels: Sequence[Fused]) -> None:
     if any(k.device.type == "cuda" for k in kernels):
         with torch.cuda.device(kernels[0].device), side_by_side():
             for k in kernels:
-                k.function.warmup(*k.dtypes, *(dtype for *_, dtype in k.results), grid=k.grid, **HOW)
+                k.function.warmup(*k.dtypes, *(dtype for *_, dtype in k.results), grid=k.grid, **LAUNCH)
 
 
 def elementwise(node: Node) -> bool:
-    """Whether it can be part of a kernel: a large array of floats from arrays of the same kind and numbers."""
+    """Whether the operation can be part of a kernel: a large array of floats from such arrays and numbers."""
     value = node.meta.get("kind")
-    if node.target not in TEXT or value is None or value.dtype not in FLOAT or node.kwargs:
+    if node.target not in CODE or value is None or value.dtype not in FLOAT or node.kwargs:
         return False
     if value.shape.numel() <= SMALL or len(value.shape) > 3:
         return False
@@ -117,7 +117,7 @@ def fits(cluster: list[Node], node: Node) -> bool:
         np.broadcast_shapes(*(member.meta["kind"].shape for member in (*cluster, node)))
     except ValueError:
         return False
-    return len(arrays) <= MOST and all(m.meta["kind"].dtype == node.meta["kind"].dtype for m in cluster)
+    return len(arrays) <= MAX_ARRAYS and all(m.meta["kind"].dtype == node.meta["kind"].dtype for m in cluster)
 
 
 def reads(node: Node, cluster: list[Node]) -> bool:
@@ -126,12 +126,12 @@ def reads(node: Node, cluster: list[Node]) -> bool:
 
 def overwrites(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
-    # Messages between processes change what they are given, and do not say so.
+    # Collectives change their inputs, but their schema does not say so.
     return schema is not None and (schema.is_mutable or node.target.namespace == "c10d")  # type: ignore[union-attr]
 
 
 def replace(graph: Graph, cluster: list[Node], before: Node) -> None:
-    """A kernel instead of the cluster's nodes, at the place where the first of its results is read."""
+    """Replace the nodes of a cluster by one kernel, just before the first of its results is read."""
     members = set(cluster)
     results = [node for node in cluster if any(user not in members for user in node.users)]
     if len(cluster) < 2 or not results:
@@ -139,10 +139,9 @@ def replace(graph: Graph, cluster: list[Node], before: Node) -> None:
     sources = list(dict.fromkeys(s for node in cluster for s in node.all_input_nodes if s not in members))
     domain = np.broadcast_shapes(*(node.meta["kind"].shape for node in cluster))
     text = source_text(cluster, sources, results, (1,) * (3 - len(domain)) + tuple(domain))
-    made = tuple((tuple(v.shape), v.strides, v.dtype) for v in (r.meta["kind"] for r in results))
-    number = kernel(
-        text, tuple(s.meta["kind"].dtype for s in sources), made, tuple(domain), cluster[0].meta["kind"].device
-    )
+    shapes = tuple((tuple(v.shape), v.strides, v.dtype) for v in (r.meta["kind"] for r in results))
+    dtypes = tuple(s.meta["kind"].dtype for s in sources)
+    number = kernel(text, dtypes, shapes, tuple(domain), cluster[0].meta["kind"].device)
     with graph.inserting_before(before):
         out = graph.call_function(torch.ops.fedda.fused.default, (sources, number))
         for i, node in enumerate(results):
@@ -154,12 +153,12 @@ def replace(graph: Graph, cluster: list[Node], before: Node) -> None:
 
 
 def source_text(cluster: list[Node], sources: list[Node], results: list[Node], domain: tuple[int, ...]) -> str:
-    """The kernel: one program for a block of a row; what is broadcast is read again, and written by the first row."""
+    """The kernel: one program per block of a row. Broadcast inputs are read by every row, and written by the first."""
     names: dict[Node, str] = {}
     body = []
     for i, node in enumerate(sources):
         names[node] = f"i{i}"
-        at = placement(node.meta["kind"])
+        at = offset(node.meta["kind"])
         body.append(f"i{i} = tl.load(I{i} + {at}{', mask=inside' if 'd *' in at else ''})")
     for i, node in enumerate(cluster):
         names[node] = f"v{i}"
@@ -168,7 +167,7 @@ def source_text(cluster: list[Node], sources: list[Node], results: list[Node], d
         value = node.meta["kind"]
         shape = (1,) * (3 - len(value.shape)) + tuple(value.shape)
         fixed = [f" & ({axis} == 0)" for axis, n, whole in zip("rcd", shape, domain, strict=True) if n < whole]
-        at = placement(value)
+        at = offset(value)
         body.append(f"tl.store(O{i} + {at} + d * 0, {names[node]}, mask=inside{''.join(fixed)})")
     arguments = [f"I{i}" for i in range(len(sources))] + [f"O{i}" for i in range(len(results))]
     head = f"""import triton
@@ -193,13 +192,13 @@ def expression(node: Node, names: dict[Node, str]) -> str:
     cuda = node.meta["kind"].device.type == "cuda"
     if cuda and node.target is aten.div.Tensor and not isinstance(node.args[1], Node):
         return f"{values[0]} * {literal(inverse(node.args[1], dtype), dtype)}"
-    texts = TEXT | DOUBLE if dtype == torch.float64 else TEXT
-    return texts[node.target].format(*values)
+    code = CODE | DOUBLE if dtype == torch.float64 else CODE
+    return code[node.target].format(*values)
 
 
 def inverse(number: Any, dtype: torch.dtype) -> float | None:
-    """By what PyTorch multiplies on a GPU where it is to divide by a number, if that is sure: in single precision it
-    inverts the number as it is (2.11), or, by older sources, when it has been rounded.
+    """On a GPU PyTorch divides by a number by multiplying with its inverse: this inverse, or None if it is not certain.
+    In single precision PyTorch 2.11 inverts the exact number, older versions the rounded one.
 
     >>> inverse(3, torch.float32) == single(1 / 3), inverse(1 - 0.999, torch.float32), inverse(0, torch.float64)
     (True, None, None)
@@ -221,16 +220,16 @@ def single(number: float) -> float:
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
-def placement(array: TensorMeta) -> str:
-    """Where row (r, c) and column d of the domain stand in an array that broadcasts to it."""
-    own = [s if n > 1 else 0 for s, n in zip(array.strides, array.shape, strict=True)]
-    strides = [0] * (3 - len(own)) + own
+def offset(array: TensorMeta) -> str:
+    """The offset of row (r, c) and column d of the domain in an array that broadcasts to it."""
+    strides = [s if n > 1 else 0 for s, n in zip(array.strides, array.shape, strict=True)]
+    strides = [0] * (3 - len(strides)) + strides
     return " + ".join(f"{axis} * {stride}" for axis, stride in zip("rcd", strides, strict=True) if stride) or "0"
 
 
 @dataclass(frozen=True)
 class Fused:
-    """A kernel on arrays of `dtypes`, with results of (shape, strides, dtype)."""
+    """A kernel for inputs of `dtypes`; `results` are (shape, strides, dtype)."""
 
     function: Any
     dtypes: tuple[torch.dtype, ...]
@@ -240,8 +239,8 @@ class Fused:
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         outputs = [torch.empty_strided(*size, dtype=dtype, device=self.device) for *size, dtype in self.results]
-        with torch.cuda.device_of(outputs[0]):  # Triton launches on the current one
-            self.function[self.grid](*inputs, *outputs, **HOW)
+        with torch.cuda.device_of(outputs[0]):  # Triton launches on the current device
+            self.function[self.grid](*inputs, *outputs, **LAUNCH)
         return outputs
 
 
@@ -250,7 +249,7 @@ def kernel(
     text: str, dtypes: tuple[torch.dtype, ...], results: tuple[tuple[Any, ...], ...], domain: tuple[int, ...],
     device: torch.device,
 ) -> int:  # fmt: skip
-    """The number of a kernel; Triton reads its text from a file."""
+    """The number of a kernel in `KERNELS`. Triton reads its source from a file."""
     name = "fused_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     file = folder() / f"{name}.py"
     file.write_text(text, encoding="utf-8")
@@ -258,18 +257,18 @@ def kernel(
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    grid = (blocks(domain) * math.prod(domain[:-1]),)  # one axis: the others hold no more than 65,535
+    grid = (blocks(domain) * math.prod(domain[:-1]),)  # one axis, because the others have at most 65,535 blocks
     KERNELS.append(Fused(module.fused, dtypes, results, grid, device))
     return len(KERNELS) - 1
 
 
 def blocks(domain: tuple[int, ...]) -> int:
-    """Of a row."""
+    """Blocks per row."""
     return -(-domain[-1] // BLOCK)
 
 
 @cache
 def folder() -> Path:
-    made = Path(tempfile.mkdtemp(prefix="fedda-"))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+    path = Path(tempfile.mkdtemp(prefix="fedda-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path

@@ -1,35 +1,52 @@
-"""All clients of a problem in one process: who takes part, what they remember, which batch each of them draws."""
+"""Simulated clients: which of them take part in a round, what they remember, and which batches they draw."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .. import rng
+from ..aggregation.means import mean
 from ..core import ClientTask, Number, Problem, check_replies
 from .world import SINGLE_PROCESS, SingleProcess
 
 UNIFORM = -1  # folded into a client's key for its random numbers; batches fold in their number, from 0
+Replies = tuple[list[Tensor], Tensor]  # the replies, each [..., clients, m], and the clients' weights [..., clients, 1]
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """One way to run a task on the clients of a cohort and to average their replies."""
 
-    def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]: ...
+    graph: bool = False  # whether a round on a GPU is captured as a CUDA graph
 
-    def replies(
-        self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
-    ) -> tuple[list[Tensor], Tensor]: ...
+    @property
+    def world(self) -> SingleProcess:
+        """The processes that share the cohort."""
+        return SINGLE_PROCESS
+
+    def prepare(self, problem: Problem, clients: int) -> Problem:
+        """The problem as this engine runs it, for cohorts of `clients` clients."""
+        return problem
+
+    @abstractmethod
+    def replies(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> Replies:
+        """The replies and weights of all clients, in the order of the cohort."""
+
+    def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The means of the replies, in float64 and rounded once."""
+        return mean(*self.replies(cohort, task, down))
 
 
 class Draws(Protocol):
-    """Who takes part in a round, and the random key from which each of them draws its batches."""
+    """Which clients take part in a round, and the random key from which each of them draws its batches."""
 
-    secret: bool  # whether nobody but the server can compute them
+    secret: bool  # whether only the server can compute them
 
     def everyone(self, clients: int) -> tuple[Tensor, Tensor]:
         """All clients, for the start of a run: ids [..., clients] and keys of the same shape."""
@@ -39,7 +56,7 @@ class Draws(Protocol):
 
 
 class CounterDraws:
-    """Draws as a function of the seeds, [1] or [replicas, 1], and counters: every run of a comparison has the same."""
+    """Draws from the seeds, [1] or [replicas, 1], and counters: the same in every run of a comparison."""
 
     secret = False
 
@@ -67,13 +84,14 @@ class Simulation:
         self.draws = CounterDraws(seeds) if draws is None else draws
         sizes = problem.sizes.to(torch.float64)
         self.weights = sizes if weights == "samples" else torch.ones_like(sizes)
-        self.total = self.weights.sum()  # once: no round may take longer the more clients there are
-        self.world: SingleProcess = getattr(engine, "world", SINGLE_PROCESS)
-        self.owned = self.world.mine(problem.clients)  # whose memory is kept in this process
+        self.total = self.weights.sum()  # computed once: the time of a round must not grow with the population
+        self.world = engine.world
+        self.owned = self.world.mine(problem.clients)  # the clients whose memory is in this process
         rows = (*seeds.shape[:-1], self.owned.stop - self.owned.start)
         like = torch.zeros((), dtype=problem.dtype, device=problem.device)
         self.memory = {name: like.new_zeros(*rows, 1 if isinstance(name, Number) else problem.d) for name in memory}
-        self.expected: dict[int, int] = {}  # batches that an exchange took last time, by those drawn before it
+        # How many batches an exchange drew last time, by the number of batches drawn before it in the round.
+        self.expected: dict[int, int] = {}
 
     def everyone(self) -> SimulatedCohort:
         """All clients, for the start of a run."""
@@ -84,79 +102,92 @@ class Simulation:
         return SimulatedCohort(self, *self.draws.cohort(tau, self.problem.clients, size))
 
 
+@dataclass(frozen=True)
+class Memory:
+    """The memory of all clients that this process owns, by name: [..., clients, m]."""
+
+    values: dict[str, Tensor]
+    ids: Tensor  # the clients of the cohort
+
+    def rows(self, part: slice) -> tuple[Any, ...]:
+        """The index of the rows that belong to a slice of the cohort."""
+        ids = self.ids[..., part]
+        if ids.dim() == 1:
+            return (ids,)
+        return (torch.arange(len(ids), device=ids.device)[:, None], ids)
+
+
 class SimulatedCohort:
     """A Cohort whose clients live in this process: ids [..., r] and their random keys."""
 
     def __init__(self, simulation: Simulation, ids: Tensor, key: Tensor):
         self.simulation, self.ids, self.key = simulation, ids, key
         self.size, self.population = ids.shape[-1], simulation.problem.clients
-        self.drawn = self.draws = 0  # batches before and after an exchange: a second one goes on with fresh ones
-        self.fine = torch.ones_like(ids, dtype=torch.bool)  # who has sent finite numbers only, so far in this round
-        self.kept = simulation.memory  # where members find their memory, and leave it
-        self.task: ClientTask | None = None  # of the exchange
-
-    def rows(self, part: slice) -> tuple[Any, ...]:
-        """Where the memory of the clients at these places is kept."""
-        ids = self.ids[..., part]
-        if ids.dim() == 1:
-            return (ids,)
-        return (torch.arange(len(ids), device=ids.device)[:, None], ids)
+        self.drawn = self.draws = 0  # batches before and after an exchange: a second exchange draws fresh ones
+        self.finite = torch.ones_like(ids, dtype=torch.bool)  # the clients with finite replies only, so far this round
+        self.memory = Memory(simulation.memory, ids)
+        self.task: ClientTask | None = None  # the task of the current exchange
 
     @property
     def share(self) -> Tensor:
-        heard = (self.simulation.weights[self.ids] * self.fine).sum(dim=-1) / self.simulation.total
-        return heard[..., None, None].to(self.simulation.problem.dtype)
+        weight = (self.simulation.weights[self.ids] * self.finite).sum(dim=-1) / self.simulation.total
+        return weight[..., None, None].to(self.simulation.problem.dtype)
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         self._begin(task)
         return self.simulation.engine.average(self, task, down)
 
-    def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:
+    def replies(self, task: ClientTask, *down: Tensor) -> Replies:
         self._begin(task)
         return self.simulation.engine.replies(self, task, down)
 
     def _begin(self, task: ClientTask) -> None:
         if not getattr(task, "on_client", False):
-            raise ValueError(f"{getattr(task, '__qualname__', task)} is no task for clients: mark it with @on_client")
+            raise ValueError(
+                f"{getattr(task, '__qualname__', task)} is not a task for clients: mark it with @on_client"
+            )
         self.drawn, self.task = self.draws, task
 
-    def accept_replies(self, members: ClientStack, replies: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
-        """What the server may use of the replies, each [..., c, m] with zeros for a client with a non-finite number in
-        any reply, and the clients' weights [..., c, 1]: such a client is out for the rest of the round, is counted, and
-        keeps its old memory."""
-        ids = members.ids
+    def accept_replies(self, clients: ClientStack, replies: tuple[Tensor, ...]) -> Replies:
+        """The replies that the server uses, and the clients' weights.
+
+        A client with a non-finite number in any reply gets zeros and weight 0 for the rest of the round. It is counted
+        and keeps its old memory.
+        """
+        ids = clients.ids
         check_replies(self.task, replies, ids.shape)
         full = [reply.expand(*ids.shape, reply.shape[-1]) for reply in replies]
-        finite = self.fine[..., members.part]  # a view: what is found here is remembered
+        finite = self.finite[..., clients.part]  # a view: the next lines change self.finite
         for reply in full:
-            # The largest is finite only if all are; isfinite takes ten times as long on a CPU.
+            # The largest entry is finite only if all are. On a CPU this is ten times faster than isfinite.
             finite &= reply.abs().amax(dim=-1) < math.inf
-        self.draws = max(self.draws, members.draws)
+        self.draws = max(self.draws, clients.draws)
         self.simulation.expected[self.drawn] = self.draws - self.drawn
-        members.remember(finite[..., None])
+        clients.remember(finite[..., None])
         weight = (self.simulation.weights[ids] * finite)[..., None]
-        if rng.on_cpu(ids) and bool(finite.all()):  # on a GPU the question would cost more than the answer
+        if rng.on_cpu(ids) and bool(finite.all()):  # on a GPU this test would wait for the device
             return full, weight
         return [torch.where(finite[..., None], reply, 0) for reply in full], weight
 
 
 class ClientStack:
-    """Some clients of a cohort as one Client: [..., c, d] vectors, one call for all of them or a loop over each."""
+    """A slice of a cohort as one Client, with vectors [..., c, d]: one call for all clients, or a loop over them."""
 
     def __init__(self, cohort: SimulatedCohort, part: slice, stacked: bool):
         self.problem, self.part, self.stacked = cohort.simulation.problem, part, stacked
         self.ids, self.key, self.drawn = cohort.ids[..., part], cohort.key[..., part], cohort.drawn
         self.count = self.ids.shape[-1]
         self._next, self._uniforms = cohort.drawn, 0  # the next batch; random numbers drawn in this exchange
-        self._kept, self._rows = cohort.kept, cohort.rows(part) if cohort.kept else ()
+        self._kept = cohort.memory.values
+        self._rows = cohort.memory.rows(part) if self._kept else ()
         self.memory = {name: kept[self._rows] for name, kept in self._kept.items()}
         self._ahead = max(1, cohort.simulation.expected.get(self.drawn, 1))
         self._batches: Iterator[Any] = iter(())
 
     @property
     def draws(self) -> int:
-        """How many batches this round has drawn. An exchange that drew random numbers counts as one at least, so that
-        the next exchange gets other numbers."""
+        """How many batches this round has drawn. An exchange that drew random numbers counts as at least one, so that
+        the next exchange draws different numbers."""
         return max(self._next, self.drawn + bool(self._uniforms))
 
     @property
@@ -173,7 +204,9 @@ class ClientStack:
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
         if active is None:
             return self._gradients(points)
-        if self.count and rng.on_cpu(active) and not bool(active.any()):  # nobody works; the batch keeps its number
+        if (
+            self.count and rng.on_cpu(active) and not bool(active.any())
+        ):  # no client works, but the batch is still numbered
             self._batch()
             return tuple(torch.zeros_like(self._spread(x)) for x in points)
         return tuple(torch.where(active, g, 0.0) for g in self._gradients(points))
@@ -190,11 +223,13 @@ class ClientStack:
         return tuple(self._each(x, lambda at, x: self.problem.gradient(x, pick(batch, at))) for x in points)
 
     def _batch(self) -> Any:
-        """The next batch: as many as were needed last time are drawn in one go, one after the other beyond them."""
+        """The next batch. The first call draws as many batches as the same exchange needed last time."""
         batch = next(self._batches, None)
         if batch is None:
             draws = torch.arange(self._next, self._next + self._ahead, device=self.key.device)
-            self._batches = batches(self.problem, self.ids, rng.fold(self.key, draws.view(-1, *[1] * self.key.dim())))
+            self._batches = iter(
+                self.problem.batches(self.ids, rng.fold(self.key, draws.view(-1, *[1] * self.key.dim())))
+            )
             self._ahead, batch = 1, next(self._batches)
         self._next += 1
         return batch
@@ -210,8 +245,8 @@ class ClientStack:
     def _spread(self, x: Tensor) -> Tensor:
         return x.expand(*self.ids.shape, self.problem.d)
 
-    def _each(self, x: Tensor, gradient) -> Tensor:  # type: ignore[no-untyped-def]
-        """One client after the other, one replica after the other."""
+    def _each(self, x: Tensor, gradient: Callable[[tuple[int, ...], Tensor], Tensor]) -> Tensor:
+        """A loop over the clients of every replica."""
         x = self._spread(x)
         if not self.count:
             return x
@@ -221,14 +256,18 @@ class ClientStack:
         return out
 
 
-def batches(problem: Problem, ids: Tensor, keys: Tensor) -> Iterator[Any]:
-    """A batch for each of keys [draws, ..., c]; a problem may draw them in one go."""
-    if hasattr(problem, "batches"):
-        return iter(problem.batches(ids, keys))
-    return (problem.batch(ids, key) for key in keys)
+def concatenate(chunks: Iterator[Replies]) -> Replies:
+    """The replies and weights of all chunks, in their order."""
+    replies, weights = zip(*chunks, strict=True)
+    return [torch.cat(column, dim=-2) for column in zip(*replies, strict=True)], torch.cat(weights, dim=-2)
 
 
-def joined(heard: list[tuple[list[Tensor], Tensor]]) -> tuple[list[Tensor], Tensor]:
-    """The replies and weights of some clients after those of others."""
-    replies = [torch.cat(column, dim=-2) for column in zip(*(replies for replies, _ in heard), strict=True)]
-    return replies, torch.cat([weight for _, weight in heard], dim=-2)
+def single_client(problem: Problem, memory: dict[str, Tensor], key: int, drawn: int) -> ClientStack:
+    """The only client of a problem, outside a run: its memory [1, d], its random key, and the batches drawn before.
+    `remember` writes into `memory`."""
+    nothing: Any = None
+    simulation = Simulation(problem, nothing, torch.tensor([0]), "uniform", ())
+    simulation.memory = memory
+    cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([key]))
+    cohort.drawn = drawn
+    return ClientStack(cohort, slice(0, 1), stacked=False)

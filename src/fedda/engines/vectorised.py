@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ..checks import POSITIVE, check, number
-from ..core import ClientTask
+from ..core import ClientTask, Problem
 from ..registry import engines
-from .simulated import ClientStack, SimulatedCohort, joined
+from .simulated import ClientStack, Engine, Replies, SimulatedCohort, concatenate
 
 
 @engines.register("vectorised")
 @dataclass(frozen=True)
-class Vectorised:
+class Vectorised(Engine):
     """All clients at once on one device; `chunk` clients at a time, or as many as `memory_gb` holds. On a GPU, with
     `graph`, a round is captured as one CUDA graph and replayed. `path` is how gradients of a stack are computed, and
     `precision` (float32, tf32, bf16) how precisely (docs/performance.md)."""
@@ -34,40 +34,41 @@ class Vectorised:
         if self.memory_gb is not None:
             number("Vectorised", "memory_gb", self.memory_gb, POSITIVE)
 
+    def prepare(self, problem: Problem, clients: int) -> Problem:
+        return problem.with_path(self.path, self.precision, clients)
+
     def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        totals, weights, dtypes = self.sums(cohort, slice(0, cohort.size), task, down)
-        return tuple((total / weights).to(dtype) for total, dtype in zip(totals, dtypes, strict=True))
+        totals, weight, dtypes = self.sums(cohort, slice(0, cohort.size), task, down)
+        return tuple((total / weight).to(dtype) for total, dtype in zip(totals, dtypes, strict=True))
+
+    def replies(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> Replies:
+        return concatenate(self.chunks(cohort, slice(0, cohort.size), task, down))
 
     def sums(
         self, cohort: SimulatedCohort, part: slice, task: ClientTask, down: tuple[Tensor, ...]
     ) -> tuple[list[Tensor], Tensor, list[torch.dtype]]:
-        """Of the clients at these places of the cohort: weighted sums of their replies, the weight, the replies' types.
-        Where there are none the task runs on an empty stack, which says how long the replies of others are."""
+        """For a slice of the cohort: the weighted sums of the replies, the sum of the weights, the replies' dtypes."""
         totals: list[Tensor] = []
-        weights: Any = 0.0
-        for replies, weight in self.heard(cohort, part, task, down):
+        total_weight: Any = 0.0
+        for replies, weight in self.chunks(cohort, part, task, down):
             sums = [(weight * reply).sum(dim=-2, keepdim=True) for reply in replies]
             totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
-            weights = weights + weight.sum(dim=-2, keepdim=True)
-        return totals, weights, [reply.dtype for reply in replies]
+            total_weight = total_weight + weight.sum(dim=-2, keepdim=True)
+        return totals, total_weight, [reply.dtype for reply in replies]
 
-    def replies(
-        self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
-    ) -> tuple[list[Tensor], Tensor]:
-        return joined(list(self.heard(cohort, slice(0, cohort.size), task, down)))
-
-    def heard(
+    def chunks(
         self, cohort: SimulatedCohort, part: slice, task: ClientTask, down: tuple[Tensor, ...]
-    ) -> Iterator[tuple[list[Tensor], Tensor]]:
-        """Replies and weights, chunk after chunk."""
-        chunk = self.chunk or self.fitting(cohort)
+    ) -> Iterator[Replies]:
+        """Replies and weights, chunk after chunk. If the slice is empty, the task runs on an empty stack: this process
+        then knows the shapes of the replies."""
+        chunk = self.chunk or self.chunk_size(cohort)
         for k in range(part.start, max(part.stop, part.start + 1), chunk):
             clients = ClientStack(cohort, slice(k, min(k + chunk, part.stop)), stacked=True)
             yield cohort.accept_replies(clients, task(clients, *down))
 
-    def fitting(self, cohort: SimulatedCohort) -> int:
-        """How many clients' vectors and activations fit in the memory allowed (a quarter of what is free on a GPU,
-        2 GB on a CPU, where larger chunks only leave the caches)."""
+    def chunk_size(self, cohort: SimulatedCohort) -> int:
+        """How many clients' vectors and activations fit in the memory allowed: a quarter of the free memory of a GPU,
+        2 GB on a CPU, where larger chunks only leave the caches."""
         problem = cohort.simulation.problem
         if self.memory_gb is not None:
             allowed = self.memory_gb * 1e9

@@ -1,4 +1,4 @@
-"""The processes of one program: who they are, what each of them has, and how they talk.
+"""The processes of one program: which part each of them has, and how they exchange data.
 
 `SingleProcess` is one process alone. `World` is the processes that `torchrun` started. Both have the same methods, so
 no code asks which it has.
@@ -6,12 +6,17 @@ no code asks which it has.
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,23 +24,25 @@ from torch import Tensor
 
 from ..processes import Lost
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 T = TypeVar("T")
-PATIENCE = timedelta(minutes=5)  # for a rank that does not answer: longer than any round or compilation seen
-LISTEN = 0.5  # seconds between two looks at what the others have told
-FAILED = "fedda/failed"
+PATIENCE = timedelta(minutes=5)  # the wait for a rank that does not answer: longer than any round or compilation seen
+POLL = 0.5  # seconds between two looks for a failure of another rank
 
 
 class SingleProcess:
-    """One process: all of everything is here."""
+    """One process, which has all parts."""
 
     rank, size = 0, 1
 
     def mine(self, n: int) -> slice:
-        """Which of n things in a row are this process's."""
+        """This process's part of n things in a row."""
         return self.parts(n)[self.rank]
 
     def parts(self, n: int) -> list[slice]:
-        """Whose n things in a row are, rank after rank: nearly as many each, none for some where n < size.
+        """The parts of all ranks. Their lengths differ by at most one; some are empty if n < size.
 
         >>> SingleProcess().parts(3)
         [slice(0, 3, None)]
@@ -43,61 +50,60 @@ class SingleProcess:
         return [slice(p * n // self.size, (p + 1) * n // self.size) for p in range(self.size)]
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sums over all ranks, in float64; a tensor by itself may be overwritten."""
+        """The sums over all ranks, in float64. If there is one tensor, it may be overwritten."""
         return list(tensors)
 
     def share(self, content: bytes) -> bytes:
-        """What rank 0 has, on all."""
+        """The content of rank 0, on all ranks."""
         return content
 
     def collect(self, content: T) -> list[T]:
-        """What every rank has, on all."""
+        """The content of every rank, on all ranks."""
         return [content]
 
     def swap(self, rows: Tensor, give: list[int], take: list[int]) -> Tensor:
-        """Rows in the order of the ranks they go to, so many each, for those that come."""
+        """Send `give[p]` rows to each rank p, in this order, and return the `take[p]` rows that come from each."""
         return rows
 
     def gather(self, part: Tensor, dim: int) -> Tensor:
-        """The parts of all ranks along an axis: whole on rank 0, still the part elsewhere."""
+        """The parts of all ranks joined along an axis on rank 0; the other ranks get their own part back."""
         return part
 
     def mark(self) -> None:
-        """Note, for those who come after a restart, that this job has a folder of its own."""
+        """Note that this job has created its run folder. The note outlives a restart."""
 
     def marked(self) -> bool:
-        """Whether an earlier start of this job has noted so, as the first rank sees it."""
+        """Whether an earlier start of this job has created the run folder, as rank 0 knows it."""
         return False
 
     def captured(self, memory: bool) -> bool:
-        """Whether what travels in a round, with or without clients' memory, can be part of a CUDA graph."""
+        """Whether the messages of a round, with or without clients' memory, can be part of a CUDA graph."""
         return True
 
 
 class World(SingleProcess):
-    """All processes that were started together; every method is called by all of them, in the same order."""
+    """All processes that were started together. Every rank calls every method, in the same order."""
 
-    def __init__(self, job: dist.Store | None = None) -> None:
-        self.job = job  # what outlives a restart
+    def __init__(self, job: Store | None = None) -> None:
+        self.job = job  # the store that outlives a restart
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        # What is no model travels by the host, whatever joins the devices.
+        # Everything but the models goes through the host, whatever joins the devices.
         self.host: Any = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         self.nccl = "nccl" in str(dist.get_backend_config())
         self.left = threading.Event()
         self.listener: threading.Thread | None = None
-        self.store = dist.PrefixStore(FAILED, dist.distributed_c10d._get_default_store())
+        self.store = prefixed("fedda/failed", dist.distributed_c10d._get_default_store())
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        # One message, in place where it is one already. The order of an all-reduce's sums depends on the place in the
-        # message and the number of ranks, not on who is first.
+        # One message. The order of the additions depends on the position in the message and the number of ranks only.
         flat = tensors[0].double() if len(tensors) == 1 else torch.cat([v.double().flatten() for v in tensors])
-        with answered():
+        with lost_if_no_answer():
             if flat.device.type == "cpu" or self.nccl:
                 dist.all_reduce(flat, group=self.host if flat.device.type == "cpu" else None)
             else:
-                there = flat.cpu()
-                dist.all_reduce(there, group=self.host)
-                flat = there.to(flat.device)
+                on_host = flat.cpu()
+                dist.all_reduce(on_host, group=self.host)
+                flat = on_host.to(flat.device)
         if len(tensors) == 1:
             return [flat]
         parts = flat.split([v.numel() for v in tensors])
@@ -105,37 +111,37 @@ class World(SingleProcess):
 
     def share(self, content: bytes) -> bytes:
         shared = [content]
-        with answered():
+        with lost_if_no_answer():
             dist.broadcast_object_list(shared, 0, group=self.host)
         return shared[0]
 
     def collect(self, content: T) -> list[T]:
         collected = [content] * self.size
-        with answered():
+        with lost_if_no_answer():
             dist.all_gather_object(collected, content, group=self.host)
         return collected
 
     def swap(self, rows: Tensor, give: list[int], take: list[int]) -> Tensor:
         by_host = rows.device.type == "cpu" or not self.nccl
-        there = rows.cpu() if by_host else rows
-        out = there.new_empty(sum(take), *rows.shape[1:])
-        with answered():
-            dist.all_to_all_single(out, there, take, give, group=self.host if by_host else None)
+        sent = rows.cpu() if by_host else rows
+        out = sent.new_empty(sum(take), *rows.shape[1:])
+        with lost_if_no_answer():
+            dist.all_to_all_single(out, sent, take, give, group=self.host if by_host else None)
         return out.to(rows.device)
 
     def gather(self, part: Tensor, dim: int) -> Tensor:
         part = part.cpu().contiguous()
         lengths = self.collect(part.shape[dim])
-        with answered():
+        with lost_if_no_answer():
             if self.rank:
                 dist.send(part, 0, group=self.host)
                 return part
-            found = [part]
+            parts = [part]
             for rank, n in enumerate(lengths[1:], 1):
                 other = part.new_empty(*part.shape[:dim], n, *part.shape[dim:][1:])
                 dist.recv(other, rank, group=self.host)
-                found.append(other)
-        return torch.cat(found, dim=dim)
+                parts.append(other)
+        return torch.cat(parts, dim=dim)
 
     def mark(self) -> None:
         if self.job is not None and self.rank == 0:
@@ -148,40 +154,39 @@ class World(SingleProcess):
     def captured(self, memory: bool) -> bool:
         return self.nccl and not memory
 
-    def tell(self, words: str) -> None:
-        """Tell the others why this process ends; the first to tell is the one that is heard."""
-        self.store.compare_set("why", "", f"{self.rank} {words}")
+    def report_failure(self, message: str) -> None:
+        """Tell the other ranks why this process ends. Only the first report is kept."""
+        self.store.compare_set("why", "", f"{self.rank} {message}")
 
-    def told(self) -> tuple[int, str] | None:
-        """The rank that has failed first, and its words."""
+    def failure(self) -> tuple[int, str] | None:
+        """The rank that failed first, and its message."""
         if not self.store.check(["why"]):
             return None
-        rank, _, words = self.store.get("why").decode(errors="replace").partition(" ")
-        return int(rank), words
+        rank, _, message = self.store.get("why").decode(errors="replace").partition(" ")
+        return int(rank), message
 
     def listen(self, end: Callable[[int, str], None]) -> None:
-        """Call `end` when another rank has failed: this one may be waiting for it, and NCCL would wait on."""
+        """Call `end` if another rank fails: this rank may be waiting for it, and NCCL would wait forever."""
 
         def watch() -> None:
-            while not self.left.wait(LISTEN):
+            while not self.left.wait(POLL):
                 try:
-                    heard = self.told()
-                except RuntimeError:  # the store has gone, and with it everybody
+                    failure = self.failure()
+                except RuntimeError:  # the store has ended, and with it all ranks
                     return
-                if heard is not None and heard[0] != self.rank:
-                    return end(*heard)
+                if failure is not None and failure[0] != self.rank:
+                    return end(*failure)
 
         self.listener = threading.Thread(target=watch, daemon=True)
         self.listener.start()
 
     def leave(self) -> None:
-        """Let go of the others; nobody listens any more, or the interpreter would end under the listener's feet."""
+        """Stop the listener and leave the process group, so that no thread outlives the interpreter."""
         self.left.set()
         if self.listener is not None:
             self.listener.join()
-        # Or threads of a group would outlive the interpreter, and abort; a recorded round holds one, in a cycle.
         self.host = None
-        gc.collect()
+        gc.collect()  # a recorded round holds the group, in a cycle
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -190,9 +195,66 @@ SINGLE_PROCESS = SingleProcess()
 
 
 @contextmanager
-def answered() -> Iterator[None]:
-    """What the transport says when a process is gone, in our words."""
+def lost_if_no_answer() -> Iterator[None]:
+    """Raise `Lost` for whatever error the transport has when a process is gone."""
     try:
         yield
     except RuntimeError as why:
         raise Lost(f"another process has ended or does not answer ({str(why).strip().splitlines()[-1][:120]})") from why
+
+
+@cache
+def join() -> World:
+    """The world that `torchrun` (or `init_process_group`) has started."""
+    if dist.is_initialized():
+        return World()
+    if "RANK" not in os.environ:
+        raise ValueError(
+            "engine 'distributed' is for several processes: start them with "
+            "torchrun --nproc-per-node=2 -m fedda run ..., or call torch.distributed.init_process_group first"
+        )
+    from torch.distributed.rendezvous import rendezvous
+
+    # NCCL needs one GPU per process; several processes on one GPU use the host.
+    one_each = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+    nccl = torch.cuda.is_available() and dist.is_nccl_available() and one_each
+    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+    job = prefixed("fedda", store)
+    ours = prefixed(rendezvous_name(job, rank, size), store)
+    backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+    dist.init_process_group(backend, store=ours, rank=rank, world_size=size, timeout=PATIENCE)
+    world = World(job)
+    atexit.register(world.leave)
+    return world
+
+
+def rendezvous_name(store: Store, rank: int, size: int) -> str:
+    """A name that is new at every start of the ranks.
+
+    torchrun's store outlives its workers and still holds the addresses of those that ended, and the agents of several
+    hosts count restarts differently. So every process registers under a random name, and rank 0 answers with its own.
+    """
+    name, deadline = uuid.uuid4().hex, time.monotonic() + PATIENCE.total_seconds()
+    if rank:
+        store.set(f"hello/{rank}", name)
+        answer = store.get(f"answer/{name}").decode()  # waits for it
+        store.set(f"heard/{answer}/{rank}", "")
+        return answer
+    waiting = set(range(1, size))
+    while waiting:
+        for other in sorted(waiting):
+            if store.check([f"hello/{other}"]):
+                store.set(f"answer/{store.get(f'hello/{other}').decode()}", name)
+            if store.check([f"heard/{name}/{other}"]):
+                waiting.remove(other)
+        if time.monotonic() > deadline:
+            raise Lost(f"ranks {sorted(waiting)} have not come within {PATIENCE.total_seconds():.0f} s")
+        time.sleep(0.02)
+    return name
+
+
+def prefixed(prefix: str, store: Store) -> Store:
+    """A part of the store, for keys of one kind."""
+    from torch._C._distributed_c10d import PrefixStore
+
+    return PrefixStore(prefix, store)

@@ -1,4 +1,4 @@
-"""Wrappers round a Cohort: what they add, no algorithm and no engine knows of."""
+"""A wrapper around a Cohort that counts bytes and gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..core import Client, ClientTask, ClientWrapper, CohortWrapper
 
 @dataclass
 class Counts:
-    """What has travelled and what was computed, summed over clients (for each replica)."""
+    """Bytes and gradients, summed over clients, per replica."""
 
     bytes_down: int = 0
     bytes_up: int = 0
@@ -27,7 +27,7 @@ class Counts:
 
 @dataclass
 class Counting(CohortWrapper):
-    """Counts bytes and gradients from what really passes.
+    """A cohort that counts the bytes of the tensors that pass, and the gradients that clients compute.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0, 1.0]], b=[[0.0, 0.0]])
@@ -37,9 +37,9 @@ class Counting(CohortWrapper):
     """
 
     counts: Counts
-    sent: list[Tensor] = field(default_factory=list)  # in this round
-    bytes_of: Callable[[Tensor, Sequence[Tensor]], int] | None = None  # a reply's, packed, from what was sent down
-    idle: Any = 0  # gradients in `counts` that nobody computed, of clients that were not active; one for each replica
+    sent: list[Tensor] = field(default_factory=list)  # the tensors sent down in this round
+    bytes_of: Callable[[Tensor, Sequence[Tensor]], int] | None = None  # the bytes of a compressed reply
+    idle: Any = 0  # gradients in `counts` of clients that were not active, so that none was computed; per replica
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
         means = self.cohort.average(self._counted(task), *down)
@@ -62,17 +62,17 @@ class Counting(CohortWrapper):
         return counted
 
     def _sent(self, down: Sequence[Tensor], up: Sequence[Tensor]) -> None:
-        # A client keeps what it got in the round: in a second exchange (Mime's) the same tensor is not sent again.
-        news = [tensor for tensor in down if not any(tensor is old for old in self.sent)]
-        self.sent.extend(news)
-        self.counts.bytes_down += self.size * sum(map(message_bytes, news))
-        weigh = self.bytes_of or (lambda reply, _: message_bytes(reply))
-        self.counts.bytes_up += self.size * sum(weigh(reply, down) for reply in up)
+        # A client keeps what it got in the round: a second exchange (Mime's) does not send the same tensor again.
+        new = [tensor for tensor in down if not any(tensor is old for old in self.sent)]
+        self.sent.extend(new)
+        self.counts.bytes_down += self.size * sum(map(message_bytes, new))
+        bytes_of = self.bytes_of or (lambda reply, _: message_bytes(reply))
+        self.counts.bytes_up += self.size * sum(bytes_of(reply, down) for reply in up)
 
 
 class CountedClient(ClientWrapper):
-    """A client whose gradient evaluations are counted: all that were asked for in `counts`, and in `idle` those of
-    clients that were not active, for each replica."""
+    """A client whose gradients are counted: `counts` holds all of them, `idle` those of clients that were not active,
+    per replica."""
 
     def __init__(self, client: Client, counts: Counts):
         super().__init__(client)
@@ -81,7 +81,7 @@ class CountedClient(ClientWrapper):
 
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
         self._counts.gradients += len(points) * self.count
-        if active is not None:  # how many are active may differ from round to round: no number for the host
+        if active is not None:  # this number may change from round to round, so it stays on the device
             inactive = (~active).expand(*active.shape[:-2], self.count, 1)
             self.idle = self.idle + len(points) * inactive.sum(dim=(-2, -1))
         return super().gradients(*points, active=active)
@@ -92,5 +92,5 @@ class CountedClient(ClientWrapper):
 
 
 def message_bytes(message: Tensor) -> int:
-    """Bytes of one client's message: the last axis, or a scalar; clients and replicas are other messages."""
+    """The bytes of one client's message: the last axis of the tensor."""
     return message.element_size() * (message.shape[-1] if message.dim() else 1)

@@ -1,4 +1,4 @@
-"""Experiments: a problem, algorithms and seeds as data (TOML), run into a folder that can be resumed at any moment."""
+"""Experiments: a problem, algorithms and seeds as data (TOML), run into a folder from which they can resume."""
 
 from ..processes import Stopped
 from .config import Experiment, builtin, find

@@ -1,8 +1,7 @@
-"""What an experiment is: read from TOML, checked, completed with every default, written back re-runnable."""
+"""An experiment: read from TOML, checked, completed with every default, and written back so that it can be repeated."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -23,19 +22,19 @@ from pydantic import (
 from .. import aggregation, checks
 from ..aggregation import Budget, Wrapper
 from ..core import Algorithm
-from ..data import known
+from ..data import find_dataset
 from ..problems import Neural, load, options_of
 from ..problems.loading import CLIENTS, names_owners
 from ..registry import algorithms, expanded, make, models, partitions
-from ..runs.toml import dumps
+from ..runs.toml import dumps, loads, read_toml
 
 SEED = 2**63  # seeds are counters of 63 bits
-MOST = 10**9  # rounds that anybody can mean
-LATER = ("norm", "pool")  # options that older files lack: a default is not written, so that these stay as they are
+MOST = 10**9  # rounds: more must be a mistake
+LATER = ("norm", "pool")  # options that older files lack: their defaults are not written, so that files stay the same
 
 
 class ProblemTable(BaseModel):
-    """[problem]: the arguments of `fedda.load`; options of the partition and the model stand beside them."""
+    """[problem]: the arguments of `fedda.load`, with the options of the partition and the model."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     data: str
@@ -48,17 +47,17 @@ class ProblemTable(BaseModel):
     validation: float | None = Field(None, gt=0, lt=1)
 
     @model_serializer(mode="wrap")
-    def _as_before(self, words: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `validation` where there is none: files, and names that are made of them, stay as they were."""
-        return {word: value for word, value in words(self).items() if word != "validation" or value is not None}
+    def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `validation` if it is None: older files, and names made of them, stay the same."""
+        return {key: value for key, value in fields(self).items() if key != "validation" or value is not None}
 
     def build(self, tuning: bool = False) -> Neural:
-        """The problem; for `tuning` without its test set: a sweep looks at the validation samples, or at a fifth of the
-        training samples where the table holds out none."""
-        words = self.model_dump()
-        share = words.pop("validation", tuning)
+        """The problem. For `tuning` it has no test set: a sweep uses the validation samples, which are a fifth of the
+        training samples if the table does not say otherwise."""
+        arguments = self.model_dump()
+        share = arguments.pop("validation", tuning)
         with owned("problem"):
-            problem = load(words.pop("data"), validation=share, **words)
+            problem = load(arguments.pop("data"), validation=share, **arguments)
         if tuning and self.validation is not None:
             problem.test = None
         return problem
@@ -66,35 +65,35 @@ class ProblemTable(BaseModel):
     def completed(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
         with owned("problem"):
-            known(self.data)
+            find_dataset(self.data)
             for entry in (partitions.find(self.partition), models.find(self.model)):
                 options |= options_of(entry)
-            for word in self.model_extra or {}:
-                if word not in options:
-                    words = {*type(self).model_fields, *options}
-                    raise ValueError(f"no key {word!r} with this partition and model; {checks.nearest(word, words)}")
-            # Those that the data names are counted when it is read.
+            for key in self.model_extra or {}:
+                if key not in options:
+                    keys = {*type(self).model_fields, *options}
+                    raise ValueError(f"no key {key!r} with this partition and model; {checks.nearest(key, keys)}")
+            # If the data names its clients, they are counted when it is read.
             counted = None if names_owners(self.partition) else CLIENTS
         full = options | self.model_dump() | {"clients": self.clients or counted}
-        return {word: value for word, value in full.items() if word not in LATER or value != options[word]}
+        return {key: value for key, value in full.items() if key not in LATER or value != options[key]}
 
 
 class Experiment(BaseModel):
-    """A whole experiment. [algorithms.LABEL] holds flat words; `name` says which algorithm, if not LABEL, and `group`
-    in which row of the figure its curve is drawn."""
+    """An experiment. [algorithms.LABEL] holds hyper-parameters, `name` (the algorithm, by default LABEL) and `group`
+    (the row of the figure in which its curve is drawn)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     name: str
     title: str = ""
-    figure: str = ""  # the figure of the paper whose claims this run can speak to
-    setting: str = ""  # whose hyper-parameters these are: "paper", "tuned", ...
+    figure: str = ""  # the figure of the paper that this run reproduces
+    setting: str = ""  # the source of the hyper-parameters: "paper", "tuned", ...
     rounds: int = Field(ge=1, le=MOST)
     every: int | None = Field(None, ge=1)
     cohort: int | None = Field(None, ge=1)
     seeds: list[int] = [0]
     weights: Literal["uniform", "samples"] = "uniform"
-    aggregation: list[dict[str, Any]] | None = None  # wrappers round every cohort, in this order
-    budget: dict[str, Any] | None = None  # of privacy: {epsilon = 8.0, delta = 1e-5}
+    aggregation: list[dict[str, Any]] | None = None  # wrappers around every cohort, in this order
+    budget: dict[str, Any] | None = None  # privacy budget: {epsilon = 8.0, delta = 1e-5}
     detail: bool = False
     problem: ProblemTable
     algorithms: dict[str, dict[str, Any]]
@@ -128,24 +127,24 @@ class Experiment(BaseModel):
             raise ValueError(f"cohort must be at most {self.problem.clients}, the number of clients, got {self.cohort}")
         if not self.algorithms:
             raise ValueError("algorithms must hold at least one table, such as [algorithms.fedavg]")
-        for label, words in self.algorithms.items():
+        for label, params in self.algorithms.items():
             if not label.strip() or not label.isprintable():
                 raise ValueError(f"algorithms: a label must be printable text, got {label!r}")
-            for word, what in (("name", "the name of an algorithm"), ("group", "a text, the name of a row")):
-                if not isinstance(words.get(word, ""), str):
-                    raise ValueError(f"algorithms.{label}: {word} must be {what}, got {words[word]!r}")
+            for key, what in (("name", "the name of an algorithm"), ("group", "a text, the name of a row")):
+                if not isinstance(params.get(key, ""), str):
+                    raise ValueError(f"algorithms.{label}: {key} must be {what}, got {params[key]!r}")
         return self
 
     def build(self, label: str) -> Algorithm:
-        name, words = self.algorithms[label].get("name", label), hyper(self.algorithms[label])
+        params = self.algorithms[label]
         with owned(f"algorithms.{label}"):
-            return make(name, **words)
+            return make(params.get("name", label), **hyper(params))
 
     def wrappers(self) -> tuple[Wrapper, ...]:
-        """What is done to replies on their way to the mean."""
+        """The aggregation wrappers of every cohort."""
         with owned(self.name), owned("aggregation"):
-            made = [aggregation.make(**table) for table in self.aggregation or ()]
-        return aggregation.checked(made, self.name)
+            wrappers = [aggregation.make(**table) for table in self.aggregation or ()]
+        return aggregation.check_wrappers(wrappers, self.name)
 
     def spending(self) -> Budget | None:
         """The privacy budget."""
@@ -153,21 +152,21 @@ class Experiment(BaseModel):
             return None if self.budget is None else Budget.of(self.budget)
 
     def completed(self) -> Experiment:
-        """The same with every default, as it is read back from its file: what runs is what is written."""
+        """The experiment with every default, parsed from its own TOML: what runs is what is written."""
         self.wrappers()
         self.spending()
         full = {}
         with owned(self.name):
-            for label, words in self.algorithms.items():
+            for label, params in self.algorithms.items():
                 with owned(f"algorithms.{label}"):
-                    entry = algorithms.find(words.get("name", label))
-                    ours = {"name": entry.name} | ({"group": words["group"]} if "group" in words else {})
-                    full[label] = ours | entry.complete(expanded(entry, hyper(words)))
+                    entry = algorithms.find(params.get("name", label))
+                    head = {"name": entry.name} | ({"group": params["group"]} if "group" in params else {})
+                    full[label] = head | entry.complete(expanded(entry, hyper(params)))
             problem = self.problem.completed()
             table = self.model_dump() | {
                 "every": self.every or max(1, self.rounds // 100),
                 "cohort": self.cohort or problem["clients"],
-                "aggregation": [aggregation.completed(**own) for own in self.aggregation or ()],
+                "aggregation": [aggregation.completed(**wrapper) for wrapper in self.aggregation or ()],
                 "problem": problem,
                 "algorithms": full,
             }
@@ -178,14 +177,14 @@ class Experiment(BaseModel):
         return dumps(self.model_dump())
 
 
-def hyper(words: dict[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters of an algorithm's table: all but what says which algorithm, and where it is drawn."""
-    return {word: value for word, value in words.items() if word not in ("name", "group")}
+def hyper(params: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of an algorithm's table: all keys but `name` and `group`."""
+    return {key: value for key, value in params.items() if key not in ("name", "group")}
 
 
 @contextmanager
 def owned(owner: str) -> Iterator[None]:
-    """A mistake is said with its owner's name; a builder may fail on a wrong word in any of these ways."""
+    """Put the owner's name before a message; a wrong value may fail in a builder in any of these ways."""
     try:
         yield
     except ValueError as why:
@@ -195,12 +194,12 @@ def owned(owner: str) -> Iterator[None]:
 
 
 def one_line(why: object) -> str:
-    """The first line of somebody else's message, at the length that a TOML mistake needs."""
+    """The first line of a message from a library."""
     return checks.one_line(why, 300)
 
 
 def find(name: str) -> Experiment:
-    """An experiment by a built-in name or from a TOML file.
+    """A built-in experiment by its name, or one from a TOML file.
 
     >>> find("digits").problem.partition
     'dominant_class'
@@ -215,12 +214,7 @@ def find(name: str) -> Experiment:
 
 def read(path: Path) -> Experiment:
     """An experiment from a file."""
-    try:
-        return parse(path.read_text(encoding="utf-8-sig"), str(path))  # some editors begin a file with a mark
-    except OSError as why:
-        raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: is no UTF-8 text, a TOML file must be") from None
+    return checked(read_toml(path), str(path))
 
 
 def builtin() -> list[str]:
@@ -230,12 +224,8 @@ def builtin() -> list[str]:
 
 
 def parse(text: str, where: str) -> Experiment:
-    """An experiment from TOML text; the first mistake is said in one line that begins with `where`."""
-    try:
-        table = tomllib.loads(text)
-    except (ValueError, RecursionError) as why:
-        raise ValueError(f"{where}: is no TOML: {one_line(why)}") from None
-    return checked(table, where)
+    """An experiment from TOML text; the first mistake raises a ValueError of one line that begins with `where`."""
+    return checked(loads(text, where), where)
 
 
 def checked(table: dict[str, Any], where: str) -> Experiment:
@@ -247,7 +237,7 @@ def checked(table: dict[str, Any], where: str) -> Experiment:
 
 
 def _first(error: ValidationError) -> str:
-    # A key with a slip shows as a missing one and an unknown one; the unknown one says what happened.
+    # A misspelt key appears as a missing and as an unknown one; the unknown one is more helpful.
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
@@ -257,6 +247,6 @@ def _first(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if not path:
         return message
-    words = message.removeprefix("Input should be ").removeprefix("must be ")
-    words = words.replace("valid dictionary", "table").replace("valid integer", "whole number")
-    return f"{path} must be {words}, got {repr(first['input'])[:80]}"
+    rule = message.removeprefix("Input should be ").removeprefix("must be ")
+    rule = rule.replace("valid dictionary", "table").replace("valid integer", "whole number")
+    return f"{path} must be {rule}, got {repr(first['input'])[:80]}"

@@ -1,7 +1,7 @@
-"""What the last bits of a run depend on besides its experiment: how gradients are computed, and with how many threads.
+"""How gradients are computed and with how many threads: the last bits of a run depend on it.
 
-Both are measured when a run begins, written to its `environment.json`, and taken from there when it goes on: a resumed
-run ends with the bytes of an uninterrupted one whatever the machine says now.
+Both are measured when a run starts, written to its `environment.json`, and read from there when it resumes: a resumed
+run ends with the bytes of an uninterrupted one, even on a machine that is faster or slower now.
 """
 
 from __future__ import annotations
@@ -16,96 +16,97 @@ from typing import Any
 import torch
 
 from ..engines import Distributed, Engine, SingleProcess, Vectorised
-from ..problems.gradients.measured import autotune, threads
+from ..problems.gradients.tuning import autotune, threads
+from ..runs.names import ENVIRONMENT
 
-STACK = 2_000_000  # numbers in the stack that threads are measured on: a larger one is more of the same
-# How much faster all threads must be than one: on a busy machine they wait for each other, and take many times longer.
+STACK = 2_000_000  # numbers in the stack on which threads are measured; a larger stack gives the same answer
+# All threads must be faster than one by this factor: on a busy machine they wait for each other and can be much slower.
 THREADS_MARGIN = 1.3
 
 
 @dataclass(frozen=True)
-class Choices:
-    """`path` and `precision` are None where the engine has none."""
+class Execution:
+    """`path` and `precision` are None for an engine without paths."""
 
     path: str | None
     precision: str | None
     threads: int
 
     def engine(self, name: str) -> str | Engine:
-        """The engine of this name, on the path that was chosen."""
+        """The engine of this name, on the chosen path."""
         if self.path is None or self.precision is None:
             return name
         return (Distributed if name == "distributed" else Vectorised)(path=self.path, precision=self.precision)
 
 
-def agreed(world: SingleProcess, problem: Any, engine: str, clients: int, *more: Any) -> Choices:
-    """The first rank's choices, for its part of the clients: the others would measure something else."""
+def agree_on_execution(world: SingleProcess, problem: Any, engine: str, clients: int, *more: Any) -> Execution:
+    """The first rank's choice, for its share of the clients: other ranks would measure something else."""
     if world.rank:
-        return Choices(**json.loads(world.share(b"")))
-    choices = chosen(problem, engine, -(-clients // world.size) if engine == "distributed" else clients, *more)
-    world.share(json.dumps(asdict(choices)).encode())
-    return choices
+        return Execution(**json.loads(world.share(b"")))
+    share = -(-clients // world.size) if engine == "distributed" else clients
+    execution = choose_execution(problem, engine, share, *more)
+    world.share(json.dumps(asdict(execution)).encode())
+    return execution
 
 
-def chosen(
-    problem: Any, engine: str, clients: int, replicas: int, asked: int | None, rounded: str, begun: Path | None
-) -> Choices:
-    """The choices for cohorts of so many clients: threads `asked` for, gradients `rounded` so, what the run in a folder
-    was `begun` with, else what is measured."""
-    before = _recorded(begun)
-    path, precision = None, None
-    if engine in ("auto", "vectorised", "distributed") and hasattr(problem, "with_path"):
-        problem = _on_its_path(problem, clients, rounded, before)
-        path, precision = problem.paths.chosen, problem.paths.precision
-    number = _threads(before) if asked is None else asked
+def choose_execution(
+    problem: Any, engine: str, clients: int, replicas: int, threads: int | None, precision: str, resumed: Path | None
+) -> Execution:
+    """The execution for cohorts of `clients`: as given, else as in the `resumed` folder, else as measured."""
+    before = _recorded(resumed)
+    path = None
+    if engine in ("auto", "vectorised", "distributed") and problem.gradient_paths is not None:
+        problem = _with_path(problem, clients, precision, before)
+        path = problem.gradient_paths.chosen
+    number = _recorded_threads(before) if threads is None else threads
     if number is None:
         number = measured_threads(problem, clients * replicas if path else 1)
-    return Choices(path, precision, number)
+    return Execution(path, problem.gradient_paths.precision if path else None, number)
 
 
 def _recorded(folder: Path | None) -> dict[str, Any]:
-    """The environment in which a run was begun; nothing where there is none, or of an older version."""
+    """The environment of a resumed run; empty if it is missing or unreadable."""
     try:
-        found = json.loads((folder / "environment.json").read_text(encoding="utf-8")) if folder else {}
+        content = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8")) if folder else {}
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def _on_its_path(problem: Any, clients: int, rounded: str, before: dict[str, Any]) -> Any:
+def _with_path(problem: Any, clients: int, precision: str, before: dict[str, Any]) -> Any:
     if before.get("path") is None:
-        return problem.with_path("auto", rounded, clients)
-    begun = before["path"], before.get("precision")
+        return problem.with_path("auto", precision, clients)
+    recorded = before["path"], before.get("precision")
     try:
-        return problem.with_path(*begun, clients)
+        return problem.with_path(*recorded, clients)
     except ValueError:
         other = problem.with_path("auto", "auto", clients)
-        now = other.paths.chosen, other.paths.precision
-        words = "the run was begun on the path {} in {}, which does not fit here: {} in {} from now on"
-        warnings.warn(words.format(*begun, *now), stacklevel=2)
+        now = other.gradient_paths.chosen, other.gradient_paths.precision
+        text = "the run was begun on the path {} in {}, which does not fit here: {} in {} from now on"
+        warnings.warn(text.format(*recorded, *now), stacklevel=2)
         return other
 
 
-def _threads(before: dict[str, Any]) -> int | None:
+def _recorded_threads(before: dict[str, Any]) -> int | None:
     number = before.get("threads")
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         return None
     if number > processors():
-        words = f"the run was begun with {number} threads, and here are {processors()} processors"
-        warnings.warn(f"{words}: its last bits may differ from now on", stacklevel=2)
+        text = f"the run was begun with {number} threads, but there are {processors()} processors here"
+        warnings.warn(f"{text}: its last bits may differ from now on", stacklevel=2)
         return None
     return number
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def measured_threads(problem: Any, stack: int) -> int:
-    """One thread or all there are, by the gradients of a stack of models."""
+    """One thread or all, whichever computes the gradients of a stack of models faster."""
     most = torch.get_num_threads()
-    if most == 1 or problem.device.type != "cpu" or not hasattr(problem, "example"):
+    if most == 1 or problem.device.type != "cpu" or problem.gradient_paths is None:
         return most
     n = max(1, min(stack, STACK // problem.d))
     x, batch = problem.example(n)
@@ -115,5 +116,12 @@ def measured_threads(problem: Any, stack: int) -> int:
             problem.gradients(x[None], batch)
 
     ways = {str(number): lambda number=number: gradients(number) for number in (1, most)}
-    about = (problem.model, n, problem.data.x.shape[1:], problem.batch_size, problem.dtype, problem.paths.chosen)
+    about = (
+        problem.model,
+        n,
+        problem.data.x.shape[1:],
+        problem.batch_size,
+        problem.dtype,
+        problem.gradient_paths.chosen,
+    )
     return int(autotune(ways, problem.device, "threads", *about, margin=THREADS_MARGIN))

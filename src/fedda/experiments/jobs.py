@@ -1,7 +1,8 @@
-"""Programs run one after the other into a run folder: rows, checkpoints, failures, signals."""
+"""Run programs one after the other into a run folder: rows, checkpoints, failures, signals."""
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -11,24 +12,24 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from ..engines import SINGLE_PROCESS, SingleProcess
 from ..processes import Stopped
 from ..run import Diverged, Run
 from ..runs.folder import Folder
+from ..runs.names import CONFIG, METRICS, OUT_OF_MEMORY, TIMINGS
 from .config import Experiment, one_line
-from .ranks import Pulse, loaded
-
-MEMORY = "out of memory"
+from .ranks import Pulse
 
 
 class Progress(Protocol):
-    """Who watches: a live display, plain lines, or nobody."""
+    """A watcher of a run: a live display, plain lines, or nothing."""
 
     def begin(self, label: str, done: int, rounds: int) -> None: ...
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None: ...
-    def end(self, label: str, word: str) -> None: ...
+    def end(self, label: str, state: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Job:
     """One program: all seeds, or all points of a grid, as its replicas."""
 
     label: str
-    start: Callable[[dict[str, Tensor] | None], Run]  # from nothing, or from a checkpoint
-    # what is written of a replica's row
+    start: Callable[[dict[str, Tensor] | None], Run]  # from the beginning, or from a checkpoint
+    # the row to write, from a replica's index and its row
     row: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda replica, row: row
 
 
@@ -49,29 +50,31 @@ class Work:
     folder: Folder
     watch: Progress
     save_seconds: float
-    world: SingleProcess = SINGLE_PROCESS  # every rank does the same work, and the folder is the first one's
+    world: SingleProcess = SINGLE_PROCESS  # every rank does the same work; the first one writes
 
     def try_out(self, jobs: Sequence[Job], look: Callable[[Job, Run], None] = lambda job, run: None) -> None:
-        """Start every job once, so that a mistake in the last is found before anything is written."""
+        """Start every job once: a mistake in the last one is found before anything is written."""
         for job in jobs:
-            with suppressed_memory() if self.world.size == 1 else nullcontext():  # the others would go on alone
+            with (
+                suppressed_memory() if self.world.size == 1 else nullcontext()
+            ):  # the other ranks would continue without this one
                 look(job, job.start(None))
 
     def do(self, jobs: Sequence[Job], resume: bool, files: dict[str, str]) -> None:
-        """All jobs into the folder, from where they stand; `files` are what the folder holds from the start on."""
+        """Run all jobs from their checkpoints; a new folder begins with `files`."""
         try:
             with stop_signals() as stop:
                 if resume:
                     self.folder.open()
-                    self.folder.write("config.toml", files["config.toml"])  # it may be asked for more rounds now
+                    self.folder.write(CONFIG, files[CONFIG])  # the rounds may have been raised
                 else:
                     self.folder.create(files)
                 self.world.mark()
                 lasts = {job.label: self.experiment.rounds for job in jobs}
                 for job in jobs:
-                    state, facts = loaded(self.folder, job.label, self.world)
-                    # Memory may be free again, or there may be more of it now; what diverged would diverge again.
-                    if "failure" not in facts or facts["failure"].startswith(MEMORY):
+                    state, facts = load_checkpoint(self.folder, job.label, self.world)
+                    # There may be more memory now; an algorithm that diverged would diverge again.
+                    if "failure" not in facts or facts["failure"].startswith(OUT_OF_MEMORY):
                         lasts[job.label] = self._one(job, state, facts.get("seconds", 0.0), stop)
                 if resume:
                     assert self.experiment.every is not None
@@ -80,7 +83,7 @@ class Work:
             self.folder.release()
 
     def _one(self, job: Job, state: dict[str, Tensor] | None, seconds: float, stop: list[int]) -> int:
-        """One job, from where it stands to its last round, which is given back; a failure is noted."""
+        """Run one job to its last round, and return that round; a failure is noted."""
         last = self.experiment.rounds
         self.watch.begin(job.label, 0 if state is None else int(state["round"]), self.experiment.rounds)
         try:
@@ -89,7 +92,7 @@ class Work:
             try:
                 for spent, stopped in self._rounds(job, run, last, seconds, stop):
                     seconds = spent
-                    self.folder.save(job.label, run.state(), seconds=seconds)
+                    self._save(job.label, run, seconds=seconds)
                     if stopped:
                         raise Stopped(stop[0], "saved")
                 early = run.stopped(last, self.experiment.rounds)
@@ -97,32 +100,37 @@ class Work:
                 return last
             except Diverged as why:
                 failure = str(why)
-                self.folder.save(job.label, run.state(), seconds=seconds, failure=failure)
+                self._save(job.label, run, seconds=seconds, failure=failure)
         except (MemoryError, RuntimeError) as why:
-            if not no_memory(why) or self.world.size > 1:  # the others are in the middle of a round
+            if not no_memory(why) or self.world.size > 1:  # the other ranks are in the middle of a round
                 raise
-            failure = f"{MEMORY} ({one_line(why)}): take a smaller cohort, fewer seeds, or another device"
-            self.folder.fail(job.label, failure)  # half a round is no state to go on from: the last checkpoint is
+            failure = f"{OUT_OF_MEMORY} ({one_line(why)}): take a smaller cohort, fewer seeds, or another device"
+            # Half a round is not a state to resume from: the last checkpoint stays.
+            self.folder.fail(job.label, failure, to_bytes({"round": torch.tensor(0)}))
         self.watch.end(job.label, f"failed: {failure}")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return last
 
+    def _save(self, label: str, run: Run, **facts: Any) -> None:
+        state = run.state()  # on every rank, because ranks exchange their parts
+        self.folder.save(label, run.round, b"" if self.world.rank else to_bytes(state), **facts)
+
     def _rounds(self, job: Job, run: Run, last: int, seconds: float, stop: list[int]) -> Iterator[tuple[float, bool]]:
-        """Step to the last round; yields the seconds spent in rounds whenever a checkpoint is due, and whether all
-        ranks have agreed to stop after it."""
+        """Step to the last round. When a checkpoint is due, yield the seconds spent in rounds, and whether all ranks
+        stop after it."""
         experiment, label = self.experiment, job.label
 
-        def note() -> None:
+        def write_rows() -> None:
             rows = run.evaluate(experiment.detail)
             written = [{"algorithm": label, **job.row(i, row)} for i, row in enumerate(rows)]
-            self.folder.append("metrics.jsonl", written)
+            self.folder.append(METRICS, written)
             timing = {"algorithm": label, "round": run.round, "seconds": round(seconds, 6)}
-            self.folder.append("timings.jsonl", [timing])
+            self.folder.append(TIMINGS, [timing])
             self.watch.advance(label, run.round, written)
 
         if run.round == 0:
-            note()
+            write_rows()
         saved, pause, pulse = time.monotonic(), self.save_seconds, Pulse(self.world, self.save_seconds, run.round)
         while run.round < last:
             began = time.perf_counter()
@@ -132,24 +140,48 @@ class Work:
                 torch.cuda.synchronize(run.problem.device)
             seconds += time.perf_counter() - began
             if due:
-                note()
+                write_rows()
             else:
                 self.watch.advance(label, run.round, None)
             stopped, save = pulse(run.round, bool(stop), time.monotonic() - saved >= pause)
             if stopped or save or run.round == last:
-                if stopped and not stop:  # another rank was told to
+                if stopped and not stop:  # another rank got a signal
                     stop.append(signal.SIGTERM)
                 began_saving = time.monotonic()
                 yield seconds, stopped
                 saved = time.monotonic()
-                pause = max(self.save_seconds, 10 * (saved - began_saving))  # a large state is not saved all the time
+                pause = max(self.save_seconds, 10 * (saved - began_saving))  # saving takes at most a tenth of the time
+
+
+def load_checkpoint(
+    folder: Folder, label: str, world: SingleProcess
+) -> tuple[dict[str, Tensor] | None, dict[str, Any]]:
+    """An algorithm's last checkpoint, read by the first rank, and its facts."""
+    content, facts = folder.load(label)
+    if world.size > 1:
+        exists, facts = json.loads(world.share(json.dumps([content is not None, facts]).encode()))
+        content = world.share(content or b"")
+        content = content if exists else None
+    return (None if content is None else load(content)), facts
+
+
+def to_bytes(state: dict[str, Tensor]) -> bytes:
+    """A state as safetensors; these refuse two names for one tensor, so the second gets a copy."""
+    seen: set[int] = set()
+    distinct = {}
+    for name, tensor in state.items():
+        tensor = tensor.detach().cpu().contiguous()
+        address = tensor.untyped_storage().data_ptr()
+        distinct[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return save(distinct)
 
 
 def no_memory(why: BaseException) -> bool:
-    """Whether it is the memory that is short; on CPU torch says so with an ordinary RuntimeError."""
+    """Whether memory ran out; on a CPU torch raises an ordinary RuntimeError."""
     if isinstance(why, MemoryError | torch.OutOfMemoryError):
         return True
-    return any(words in str(why).lower() for words in ("out of memory", "not enough memory", "can't allocate memory"))
+    return any(text in str(why).lower() for text in ("out of memory", "not enough memory", "can't allocate memory"))
 
 
 @contextmanager
@@ -163,13 +195,13 @@ def suppressed_memory() -> Iterator[None]:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """The first signal is noted, so that the round can end and be saved; a second has its usual effect."""
+    """The first signal is noted, so that the round can end and be saved; a second one has its usual effect."""
     seen: list[int] = []
     usual: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+    if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
         names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
         usual = {s: signal.getsignal(s) for s in (getattr(signal, name) for name in names)}
-    # What the caller ignores (nohup, a shell's background job) or has not set through Python stays as it is.
+    # Signals that the caller ignores (nohup, a background job) or that Python did not set stay as they are.
     usual = {s: handler for s, handler in usual.items() if handler not in (signal.SIG_IGN, None)}
 
     def back() -> None:

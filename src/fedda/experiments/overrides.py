@@ -1,4 +1,4 @@
-"""What the command line says instead of the file, and whether a folder's run is the one that is asked for."""
+"""Command-line options that replace values of an experiment, and the check that a folder holds the same experiment."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .. import checks, presets
 from ..problems import options_of
 from ..registry import algorithms as known
 from ..registry import models, partitions
+from ..runs.names import CONFIG
 from ..runs.toml import literal
 from .config import Experiment, checked, read
 
@@ -22,15 +23,15 @@ def choose(
     seeds: str | None = None,
     data: str | None = None,
     preset: Path | None = None,
-    words: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> Experiment:
-    """The experiment with other rounds, algorithms (labels, or any name), seeds, data, values from a preset file, or
-    single words ("problem.batch=32", "fedavg.lr=0.1"); checked like a file.
+    """The experiment with other rounds, algorithms (labels or names), seeds, data, hyper-parameters from a preset file,
+    or single settings ("problem.batch=32", "fedavg.lr=0.1"); checked like a file.
 
     >>> from fedda.experiments import find
     >>> list(choose(find("digits"), 5, "fedavg", "0,1").algorithms)
     ['fedavg']
-    >>> choose(find("digits"), words=["problem.batch=32"]).problem.batch
+    >>> choose(find("digits"), settings=["problem.batch=32"]).problem.batch
     32
     """
     table = experiment.model_dump()
@@ -45,35 +46,35 @@ def choose(
     if algorithms is not None:
         table["algorithms"] = _chosen(experiment, algorithms)
     if preset is not None:
-        table["setting"] = _take(table["algorithms"], preset)
+        table["setting"] = _apply_preset(table["algorithms"], preset)
     before = copy.deepcopy(table)
     if data is not None:
         table["problem"]["data"] = data
-    for text in words:
+    for text in settings:
         _set(table, text)
     _drop_options(table["problem"], before["problem"])
-    # The paper's values with one of them changed are not the paper's, and must not be called so.
-    other = any((table.get(key) or None) != before[key] for key in ("problem", "algorithms", "aggregation"))
-    other = other or not set(table["algorithms"]) <= set(experiment.algorithms)
-    if other and table.get("setting") == before["setting"] != "":
+    # With one value changed the setting is no longer the paper's.
+    changed = any((table.get(key) or None) != before[key] for key in ("problem", "algorithms", "aggregation"))
+    changed = changed or not set(table["algorithms"]) <= set(experiment.algorithms)
+    if changed and table.get("setting") == before["setting"] != "":
         table["setting"] = "changed"
     return checked(table, "command line")
 
 
 def _drop_options(problem: dict[str, Any], before: dict[str, Any]) -> None:
-    """With another partition or model the old one's options mean nothing; those just given are left to be judged."""
-    for kind, word in ((partitions, "partition"), (models, "model")):
-        for option in options_of(kind.find(before[word])) if problem.get(word) != before[word] else ():
+    """Drop the options of a partition or model that was replaced; options given on the command line stay."""
+    for registry, key in ((partitions, "partition"), (models, "model")):
+        for option in options_of(registry.find(before[key])) if problem.get(key) != before[key] else ():
             if option in before and problem.get(option) == before[option]:
                 del problem[option]
 
 
-def _take(tables: dict[str, Any], preset: Path) -> str:
-    """Put the values of a preset file in their places; what the setting is called then."""
+def _apply_preset(tables: dict[str, Any], preset: Path) -> str:
+    """Replace hyper-parameters by those of a preset file, and return the name of the setting."""
     tuned = presets.read(preset)
-    for label, words in tuned.items():
-        if label in tables and "name" in words:
-            raise ValueError(f"--preset: {preset}: [{label}] holds values, not the name of another algorithm")
+    for label, params in tuned.items():
+        if label in tables and "name" in params:
+            raise ValueError(f"--preset: {preset}: [{label}] must hold values, not the name of another algorithm")
     if not set(tuned) & set(tables):
         raise ValueError(f"--preset: {preset} has values for {', '.join(tuned) or 'nothing'}, not for this run")
     for label in tables:
@@ -82,7 +83,7 @@ def _take(tables: dict[str, Any], preset: Path) -> str:
 
 
 def owner_of(path: str, labels: Iterable[str]) -> str | None:
-    """The label that a dotted path begins with: the longest, as a label may have dots in it."""
+    """The label that a dotted path begins with; the longest, because a label may contain dots."""
     return max((label for label in labels if path.startswith(f"{label}.")), key=len, default=None)
 
 
@@ -94,36 +95,36 @@ def _chosen(experiment: Experiment, algorithms: str) -> dict[str, Any]:
             raise ValueError(f"--algorithms: unknown {label!r}; {nearest}")
         chosen[label] = dict(experiment.algorithms.get(label, {}))
     if not chosen:
-        raise ValueError(f"--algorithms must name some, by comma; the file has {', '.join(experiment.algorithms)}")
+        raise ValueError(f"--algorithms must name at least one; the file has {', '.join(experiment.algorithms)}")
     return chosen
 
 
 def _set(table: dict[str, Any], text: str) -> None:
-    """One word of the command line, with a value as TOML has it; a bare word is a text, none takes the word out."""
+    """Apply KEY=VALUE with a TOML value; what is not TOML is a text, and an empty value removes the key."""
     path, equals, value = text.partition("=")
     owner = owner_of(path, ("problem", *table["algorithms"]))
-    place = table if owner is None else table["problem"] if owner == "problem" else table["algorithms"][owner]
-    word = path if owner is None else path[len(owner) + 1 :]
-    if not equals or not word or (owner is None and (word in ("problem", "algorithms") or word not in table)):
-        known = ("a key of the file", "problem.WORD", *(f"{label}.WORD" for label in table["algorithms"]))
-        raise ValueError(f"--set must be WORD=VALUE with WORD {', '.join(known)}, got {text!r}")
+    target = table if owner is None else table["problem"] if owner == "problem" else table["algorithms"][owner]
+    key = path if owner is None else path[len(owner) + 1 :]
+    if not equals or not key or (owner is None and (key in ("problem", "algorithms") or key not in table)):
+        known = ("a key of the file", "problem.NAME", *(f"{label}.NAME" for label in table["algorithms"]))
+        raise ValueError(f"--set must be KEY=VALUE with KEY {', '.join(known)}, got {text!r}")
     if not value.strip():
-        place.pop(word, None)
+        target.pop(key, None)
         return
-    place[word] = literal(value)
+    target[key] = literal(value)
 
 
-def resumed(wanted: Experiment, place: Path, rounds: int | None) -> Experiment:
-    """The experiment of the folder, if it is the one that is asked for (it may be asked to run longer)."""
-    if not (place / "config.toml").is_file():
-        raise ValueError(f"{place}: holds no run to go on with; leave out --resume to begin one")
-    saved = read(place / "config.toml").completed()
-    asked = wanted.completed()
+def resumed(wanted: Experiment, folder: Path, rounds: int | None) -> Experiment:
+    """The experiment in the folder, which must equal the wanted one except that `rounds` may be larger."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder}: holds no run to resume; leave out --resume to start one")
+    saved = read(folder / CONFIG).completed()
+    complete = wanted.completed()
     for key, value in saved.model_dump().items():
         if key in ("rounds", "title") or (key == "every" and wanted.every is None):
             continue
-        if getattr(asked, key) != getattr(saved, key):
-            raise ValueError(f"{place}: was run with another {key!r}: {value}; give the same, or another --out")
+        if getattr(complete, key) != getattr(saved, key):
+            raise ValueError(f"{folder}: was run with another {key!r}: {value}; give the same, or another --out")
     if rounds is not None and rounds < saved.rounds:
-        raise ValueError(f"{place}: was begun with {saved.rounds} rounds; --rounds may raise that, not lower it")
+        raise ValueError(f"{folder}: was started with {saved.rounds} rounds; --rounds may raise that, not lower it")
     return saved.model_copy(update={"rounds": rounds or saved.rounds})

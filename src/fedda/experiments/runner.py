@@ -6,7 +6,8 @@ import json
 import platform
 import shlex
 import sys
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,62 +17,127 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..core import Algorithm, Problem
-from ..engines import SingleProcess
-from ..problems.gradients.measured import threads as so_many_threads
+from ..core import Algorithm
+from ..problems.gradients.tuning import threads
 from ..run import Diverged, Run
 from ..runs.folder import Folder
+from ..runs.names import CONFIG, ENVIRONMENT
 from .config import Experiment, owned
-from .execution import Choices, agreed
+from .execution import agree_on_execution
 from .jobs import Job, Progress, Work
 from .ranks import SINGLE, Ranks, folder_of
 from .spread import Spread
 
 
-def run(
-    experiment: Experiment,
-    out: Path,
-    watch: Progress,
-    engine: str = "auto",
-    device: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    force: bool = False,
-    save_seconds: float = 5.0,
-    threads: int | None = None,
-    precision: str = "auto",
-    problem: Any = None,
-    ranks: Ranks = SINGLE,
-) -> Folder:
-    """Run every algorithm of the experiment into the folder `out`.
+@dataclass(frozen=True)
+class RunOptions:
+    """How an experiment is run; the experiment itself does not depend on it."""
 
-    A mistake in the experiment (ValueError) is found before anything is written. With `resume`, the run goes
-    on from the folder's last checkpoint. Threads are measured where they are not given (`choices`). `problem` is
-    the experiment's own, where somebody has built it already.
+    engine: str = "auto"
+    device: str | None = None
+    resume: bool = False  # from the folder's last checkpoint
+    overwrite: bool = False
+    force: bool = False  # accept an absurd first step size
+    save_seconds: float = 5.0  # between checkpoints
+    threads: int | None = None  # measured if None
+    precision: str = "auto"
+    problem: Any = None  # the experiment's problem, if it is built already
+    ranks: Ranks = SINGLE
+
+    def folder(self, out: Path) -> Folder:
+        """The folder `out`, if it may be written."""
+        folder = folder_of(out, self.ranks.world)
+        if not self.resume and not self.overwrite:
+            folder.refuse_if_taken()
+        return folder
+
+
+def run(experiment: Experiment, out: Path, watch: Progress, **options: Any) -> Folder:
+    """Run every algorithm of the experiment into the folder `out`; the options are those of `RunOptions`.
+
+    A mistake in the experiment is found before anything is written, and raises a ValueError.
     """
-    folder, world = folder_of(out, ranks.world), ranks.world
-    if not resume and not overwrite:
-        folder.refuse_if_taken()
+    how = RunOptions(**options)
+    folder = how.folder(out)
     experiment = experiment.completed()
-    problem = built(experiment, device, ranks=ranks) if problem is None else problem
-    engine = ranks.engine(engine)
-    clients, replicas = experiment.cohort or problem.clients, len(experiment.seeds)
-    choices = agreed(world, problem, engine, clients, replicas, threads, precision, out if resume else None)
-    how = choices.engine(engine)
+    program = Program(experiment, folder, how, replicas=len(experiment.seeds))
 
     def start(label: str, state: dict[str, Tensor] | None) -> Run:
         with owned(experiment.name):
             algorithm = experiment.build(label)
-        return started(experiment, label, algorithm, problem, experiment.seeds, state, ranks, engine=how, force=force)
+        return program.start(label, algorithm, experiment.seeds, state, how.force)
 
     jobs = [Job(label, partial(start, label)) for label in experiment.algorithms]
-    work = Work(experiment, folder, watch, save_seconds, world)
-    with so_many_threads(choices.threads):
-        if not resume:
-            work.try_out(jobs)
-        about = environment(problem, engine, choices, world)
-        work.do(jobs, resume, {"config.toml": experiment.toml(), "environment.json": about})
+    program.run(jobs, watch, {CONFIG: experiment.toml()}, try_out=not how.resume)
     return folder
+
+
+class Program:
+    """An experiment with its problem, its engine and its folder: what a run and a sweep have in common."""
+
+    def __init__(
+        self, experiment: Experiment, folder: Folder, options: RunOptions, replicas: int, validation: bool = False
+    ):
+        self.experiment, self.folder, self.options, self.ranks = experiment, folder, options, options.ranks
+        self.problem = options.problem
+        if self.problem is None:
+            self.problem = built(experiment, options.device, validation, self.ranks)
+        self.engine = self.ranks.engine(options.engine)
+        self.execution = agree_on_execution(
+            self.ranks.world, self.problem, self.engine, experiment.cohort or self.problem.clients, replicas,
+            options.threads, options.precision, folder.path if options.resume else None,
+        )  # fmt: skip
+
+    def start(
+        self, label: str, algorithm: Algorithm, seeds: list[int], state: dict[str, Tensor] | None, force: bool
+    ) -> Run:
+        """A run at its start or at its checkpoint; an error names the label."""
+        experiment, world = self.experiment, self.ranks.world
+        kind = partial(Spread, world) if self.ranks.shard == "replicas" and world.size > 1 else Run
+        try:
+            return kind(
+                algorithm, self.problem, experiment.cohort, seeds, weights=experiment.weights,
+                aggregation=experiment.wrappers(), budget=experiment.spending(), state=state,
+                engine=self.execution.engine(self.engine), force=force,
+            )  # fmt: skip
+        except (ValueError, Diverged) as why:
+            raise ValueError(f"{experiment.name}: {label}: {why}") from None
+        except KeyError as why:
+            if state is None:
+                raise
+            raise ValueError(f"{experiment.name}: {label}: the checkpoint, of another version, has no {why}") from None
+
+    def run(
+        self, jobs: Sequence[Job], watch: Progress, files: dict[str, str], try_out: bool = True,
+        look: Callable[[Job, Run], None] = lambda job, run: None,
+    ) -> None:  # fmt: skip
+        """Run the jobs into the folder, which begins with these files and `environment.json`."""
+        work = Work(self.experiment, self.folder, watch, self.options.save_seconds, self.ranks.world)
+        with threads(self.execution.threads):
+            if try_out:
+                work.try_out(jobs, look)
+            work.do(jobs, self.options.resume, files | {ENVIRONMENT: self.environment()})
+
+    def environment(self) -> str:
+        """What a reader needs to repeat the run, as JSON."""
+        device = self.problem.device
+        cpu = f"cpu, {self.execution.threads} threads"
+        facts = {
+            "command": shlex.join(["fedda", *sys.argv[1:]]),
+            "fedda": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "system": platform.platform(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
+            "engine": self.engine,
+            "processes": self.ranks.world.size,
+            **{key: value for key, value in asdict(self.execution).items() if value is not None},
+            "clients": self.problem.clients,
+            "parameters": self.problem.d,
+            "samples": int(self.problem.sizes.sum()),
+        }
+        return json.dumps(facts, indent=1) + "\n"
 
 
 def built(experiment: Experiment, device: str | None, validation: bool = False, ranks: Ranks = SINGLE) -> Any:
@@ -82,45 +148,3 @@ def built(experiment: Experiment, device: str | None, validation: bool = False, 
     if ranks.world.size > 1 and ranks.shard == "clients" and everyone and problem.clients >= ranks.world.size:
         problem = problem.only(ranks.world.mine(problem.clients))  # a rank always has the same clients
     return problem if device is None else problem.to(device)
-
-
-def started(
-    experiment: Experiment, label: str, algorithm: Algorithm, problem: Any, seeds: list[int],
-    state: dict[str, Tensor] | None, ranks: Ranks, **how: Any,
-) -> Run:  # fmt: skip
-    """A run at its start or at its checkpoint; what is refused is said with the label."""
-    wrappers = experiment.wrappers()
-    kind = partial(Spread, ranks.world) if ranks.shard == "replicas" and ranks.world.size > 1 else Run
-    try:
-        return kind(
-            algorithm, problem, experiment.cohort, seeds, weights=experiment.weights, aggregation=wrappers,
-            budget=experiment.spending(), state=state, **how,
-        )  # fmt: skip
-    except (ValueError, Diverged) as why:
-        raise ValueError(f"{experiment.name}: {label}: {why}") from None
-    except KeyError as why:
-        if state is None:
-            raise
-        raise ValueError(f"{experiment.name}: {label}: the checkpoint, of another version, has no {why}") from None
-
-
-def environment(problem: Problem, engine: str, choices: Choices, world: SingleProcess) -> str:
-    """What a reader needs to repeat the run, as JSON."""
-    device = problem.device
-    cpu = f"cpu, {choices.threads} threads"
-    facts = {
-        "command": shlex.join(["fedda", *sys.argv[1:]]),
-        "fedda": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "system": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
-        "engine": engine,
-        "processes": world.size,
-        **{word: value for word, value in asdict(choices).items() if value is not None},
-        "clients": problem.clients,
-        "parameters": problem.d,
-        "samples": int(problem.sizes.sum()),
-    }
-    return json.dumps(facts, indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""A run whose replicas (seeds, points of a grid) are spread over the ranks: nothing travels in a round."""
+"""A run whose replicas (seeds, points of a grid) are divided among ranks: a round sends nothing between them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ..core import Algorithm, Problem
 from ..engines import SingleProcess
 from ..run import PATIENCE, Run
 
-REPLICATED = ("counts.", "round")  # what all replicas of a run have in common
+REPLICATED = ("counts.", "round")  # names of tensors that all replicas share
 
 
 class Spread(Run):
-    """The replicas of this rank as a run of their own; rows and state are those of all of them."""
+    """Runs the replicas of this rank; rows and state are those of all replicas."""
 
     def __init__(
         self, ranks: SingleProcess, algorithm: Algorithm, problem: Problem, cohort: int | None, seeds: Sequence[int],
-        state: dict[str, Tensor] | None = None, **how: Any,
+        state: dict[str, Tensor] | None = None, **options: Any,
     ):  # fmt: skip
         if len(seeds) < ranks.size:
-            raise ValueError(f"{ranks.size} ranks cannot share {len(seeds)} replicas: take fewer, or --shard clients")
+            raise ValueError(f"{ranks.size} ranks cannot share {len(seeds)} replicas: use fewer, or --shard clients")
         self.ranks = ranks
         mine = ranks.mine(len(seeds))
         if state is not None:
             state = {k: v if k.startswith(REPLICATED) else v[mine] for k, v in state.items()}
         algorithm = cut(algorithm, mine, len(seeds))
-        super().__init__(algorithm, problem, cohort, list(seeds[mine]), state=state, **how)
+        super().__init__(algorithm, problem, cohort, list(seeds[mine]), state=state, **options)
 
     def refuse_silence(self) -> None:
-        """The replicas of other ranks may live: they are asked when all look."""
+        """Replicas of other ranks may be alive: `evaluate` asks them all."""
 
     def evaluate(self, detail: bool = False) -> list[dict[str, Any]]:
         (alive,) = self.ranks.sum([(self.silent < PATIENCE).sum().cpu()])
@@ -56,7 +56,7 @@ class Spread(Run):
 
 
 def cut(thing: Any, mine: slice, replicas: int) -> Any:
-    """An algorithm for some of the replicas: tensors [replicas, 1, 1] among its (nested) hyper-parameters are cut."""
+    """An algorithm for some of the replicas: slices tensors [replicas, 1, 1] among its (nested) hyper-parameters."""
     if isinstance(thing, Tensor):
         return thing[mine] if thing.dim() == 3 and thing.shape[0] == replicas else thing
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):

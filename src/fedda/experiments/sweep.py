@@ -1,4 +1,4 @@
-"""A search for hyper-parameters: every point of a grid a replica of one program, judged on a validation split."""
+"""A search for hyper-parameters: the points of a grid are replicas of one program, judged on a validation split."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..problems.gradients.measured import threads as so_many_threads
 from ..registry import make
 from ..run import Run
 from ..runs.final_values import mean, tail
 from ..runs.folder import Folder
+from ..runs.names import BEST, CONFIG, METRICS, OUT_OF_MEMORY, SWEEP, SWEEP_CONFIG
+from ..runs.reading import read_rows
 from ..runs.toml import dumps
 from .config import Experiment, hyper, owned
-from .execution import agreed
-from .grid import Point, placed, points
-from .jobs import MEMORY, Job, Progress, Work
-from .ranks import SINGLE, Ranks, folder_of
-from .runner import built, environment, started
+from .grid import Point, apply_point, points
+from .jobs import Job, Progress
+from .runner import Program, RunOptions
 
-METRICS = {
+METRIC_DIRECTIONS = {
     "validation_accuracy": "higher",
     "validation_loss": "lower",
     "train_accuracy": "higher",
@@ -39,190 +38,171 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is searched, and what the best is best in."""
+    """What is searched, and by which metric."""
 
     experiment: Experiment
     grids: list[str]
     budget: int | None = None
     metric: str = "validation_accuracy"
     draw: int = 0  # the seed of a random search
-    force: bool = False  # let a point win whose first rate `fedda run` would refuse
+    force: bool = False  # accept a point whose first step size `fedda run` would refuse
 
     def __post_init__(self) -> None:
-        checks.one_of("--metric", "a metric", self.metric, METRICS)
+        checks.one_of("--metric", "a metric", self.metric, METRIC_DIRECTIONS)
         if self.budget is not None:
             checks.count("sweep", "budget", self.budget, at_most=10_000)
         if self.draw < 0:
             raise ValueError(f"--draw must be a whole number >= 0, got {self.draw}")
 
     def toml(self) -> str:
-        words = {"grid": self.grids, "budget": self.budget, "metric": self.metric, "draw": self.draw}
-        return dumps(words)
+        return dumps({"grid": self.grids, "budget": self.budget, "metric": self.metric, "draw": self.draw})
 
 
 @dataclass(frozen=True)
-class Program:
-    """The points of one algorithm that fit in one program: they differ in numbers, not in shapes."""
+class Stack:
+    """The points of one algorithm that run as one program: they differ in numbers, not in shapes."""
 
     label: str
     key: str  # the label in the rows and checkpoints
     points: list[Point]
-    numbers: list[int]  # of the points, among those of the algorithm
+    numbers: list[int]  # indices of the points among those of the algorithm
 
 
-def search(
-    sweep: Sweep,
-    out: Path,
-    watch: Progress,
-    engine: str = "auto",
-    device: str | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    save_seconds: float = 5.0,
-    threads: int | None = None,
-    precision: str = "auto",
-    problem: Any = None,
-    ranks: Ranks = SINGLE,
-) -> dict[str, Any]:
-    """Run the sweep into the folder `out`: sweep.json says what every point came to, best.toml holds the winners."""
-    folder, engine = folder_of(out, ranks.world), ranks.engine(engine)
-    if not resume and not overwrite:
-        folder.refuse_if_taken()
+def search(sweep: Sweep, out: Path, watch: Progress, **options: Any) -> dict[str, Any]:
+    """Run the sweep into the folder `out`: sweep.json has the value of every point, best.toml the winners.
+
+    The options are those of `RunOptions`; the result is the content of sweep.json.
+    """
+    how = RunOptions(**options)
+    folder = how.folder(out)
     whole = sweep.experiment.completed()
     chosen = points(whole, sweep.grids, sweep.budget, sweep.draw)
     experiment = whole.model_copy(update={"algorithms": {label: whole.algorithms[label] for label in chosen}})
-    files = {"config.toml": experiment.toml(), "sweep.toml": sweep.toml()}
-    if resume and not ranks.world.rank:
+    files = {CONFIG: experiment.toml(), SWEEP_CONFIG: sweep.toml()}
+    if how.resume and not how.ranks.world.rank:
         _refuse_other(folder, files)
-    parts = list(programs(experiment, chosen))
-    seeds = experiment.seeds
-    problem = built(experiment, device, validation=True, ranks=ranks) if problem is None else problem
-    clients, replicas = experiment.cohort or problem.clients, max(len(p.points) for p in parts) * len(seeds)
-    choices = agreed(ranks.world, problem, engine, clients, replicas, threads, precision, out if resume else None)
-    how = choices.engine(engine)
+    stacks, seeds = list(stack_points(chosen)), experiment.seeds
+    replicas = max(len(stack.points) for stack in stacks) * len(seeds)
+    program = Program(experiment, folder, how, replicas, validation=True)
+    absurd: dict[str, set[int]] = {}  # key of a stack -> points whose first step size a run would refuse
 
-    absurd: dict[str, set[int]] = {}  # program -> points that begin with a step that a run would refuse
-
-    def start(part: Program, state: dict[str, Tensor] | None) -> Run:
-        with owned(f"{experiment.name}: {part.label}"):
-            algorithm = stacked(experiment.algorithms[part.label], part.points, len(seeds))
-        # Refused one by one, below: the other points of the program are good.
-        every = seeds * len(part.points)
-        run = started(experiment, part.label, algorithm, problem, every, state, ranks, engine=how, force=True)
+    def start(stack: Stack, state: dict[str, Tensor] | None) -> Run:
+        with owned(f"{experiment.name}: {stack.label}"):
+            algorithm = stacked(experiment.algorithms[stack.label], stack.points, len(seeds))
+        # Forced: absurd points are refused one by one, below, because the others are good.
+        run = program.start(stack.label, algorithm, seeds * len(stack.points), state, force=True)
         if state is None:
-            absurd[part.key] = {part.numbers[i // len(seeds)] for i in run.absurd.nonzero().flatten().tolist()}
+            absurd[stack.key] = {stack.numbers[i // len(seeds)] for i in run.absurd.nonzero().flatten().tolist()}
         return run
 
-    def row(part: Program, replica: int, found: dict[str, Any]) -> dict[str, Any]:
-        number = replica // len(seeds)
-        return {"point": part.numbers[number], **{k.replace("test_", "validation_"): v for k, v in found.items()}}
+    def row(stack: Stack, replica: int, values: dict[str, Any]) -> dict[str, Any]:
+        number = stack.numbers[replica // len(seeds)]
+        return {"point": number, **{k.replace("test_", "validation_"): v for k, v in values.items()}}
 
-    jobs = [Job(part.key, partial(start, part), partial(row, part)) for part in parts]
-    work = Work(experiment, folder, watch, save_seconds, ranks.world)
-
-    def look(job: Job, run: Run) -> None:
+    def refuse_metric(job: Job, run: Run) -> None:
         (first, *_) = (job.row(0, row) for row in run.evaluate())
         if sweep.metric not in first:
             raise ValueError(f"--metric: {job.label} has no {sweep.metric!r} on this problem")
 
-    with so_many_threads(choices.threads):
-        work.try_out(jobs, look)
-        work.do(jobs, resume, files | {"environment.json": environment(problem, engine, choices, ranks.world)})
-    if ranks.world.rank:
+    jobs = [Job(stack.key, partial(start, stack), partial(row, stack)) for stack in stacks]
+    program.run(jobs, watch, files, look=refuse_metric)
+    if how.ranks.world.rank:
         return {}
-    found = judged(sweep, experiment, parts, folder.path, {} if sweep.force else absurd, folder.failures)
-    folder.write("sweep.json", json.dumps(found, indent=1) + "\n")
-    folder.write("best.toml", winners(sweep, experiment, found))
-    return found
+    results = judge_points(sweep, experiment, stacks, folder.path, {} if sweep.force else absurd, folder.failures)
+    folder.write(SWEEP, json.dumps(results, indent=1) + "\n")
+    folder.write(BEST, winners(sweep, experiment, results))
+    return results
 
 
-def programs(experiment: Experiment, chosen: dict[str, list[Point]]) -> Iterator[Program]:
-    """The points by what can be stacked: fractions can, words, switches and numbers of steps cannot."""
-    for label, some in chosen.items():
+def stack_points(chosen: dict[str, list[Point]]) -> Iterator[Stack]:
+    """Group the points of each algorithm: floats can differ within a stack; texts, switches and steps cannot."""
+    for label, tried in chosen.items():
         groups: dict[str, list[int]] = {}
-        for number, point in enumerate(some):
-            fixed = {word: value for word, value in point.items() if not stackable(value)}
+        for number, point in enumerate(tried):
+            fixed = {name: value for name, value in point.items() if not isinstance(value, float)}
             groups.setdefault(repr(sorted(fixed.items())), []).append(number)
         for i, numbers in enumerate(groups.values()):
             key = label if len(groups) == 1 else f"{label} #{i + 1}"
-            yield Program(label, key, [some[n] for n in numbers], numbers)
+            yield Stack(label, key, [tried[n] for n in numbers], numbers)
 
 
-def stackable(value: Any) -> bool:
-    return isinstance(value, float)
+def stacked(params: dict[str, Any], points: list[Point], seeds: int) -> Any:
+    """One algorithm for all points: its numbers are tensors [points x seeds, 1, 1]."""
+    stack: Point = {}
+    for name, value in points[0].items():
+        column = [point[name] for point in points for _ in range(seeds)]
+        floats = isinstance(value, float)
+        stack[name] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1) if floats else value
+    for point in points:  # a mistake is reported for the point, not for a tensor
+        make(params["name"], **apply_point(hyper(params), point))
+    return make(params["name"], **apply_point(hyper(params), stack))
 
 
-def stacked(words: dict[str, Any], some: list[Point], seeds: int) -> Any:
-    """One algorithm for all the points: its numbers are tensors [points x seeds, 1, 1]."""
-    point: Point = {}
-    for word, value in some[0].items():
-        column = [p[word] for p in some for _ in range(seeds)]
-        point[word] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1) if stackable(value) else value
-    for one in some:  # a mistake in one point is said as such, not of a tensor
-        make(words["name"], **placed(hyper(words), one))
-    return make(words["name"], **placed(hyper(words), point))
-
-
-def judged(
+def judge_points(
     sweep: Sweep,
     experiment: Experiment,
-    parts: list[Program],
+    stacks: list[Stack],
     path: Path,
     absurd: dict[str, set[int]],
     failures: dict[str, str],
 ) -> dict[str, Any]:
-    """What every point came to: the metric's mean over the last 5 % of the rounds, then over the seeds."""
+    """The value of every point: the metric's mean over the last 5 % of the rounds, then over the seeds."""
     rows: dict[tuple[str, int], dict[int, list[dict[str, Any]]]] = {}
-    for row in map(json.loads, filter(str.strip, (path / "metrics.jsonl").read_text().splitlines())):
+    for row in read_rows(path / METRICS):
         rows.setdefault((row["algorithm"], row["point"]), {}).setdefault(row["seed"], []).append(row)
     tables: dict[str, Any] = {}
-    for part in parts:
-        table = tables.setdefault(part.label, {"words": list(part.points[0]), "points": []})
-        for number, point in zip(part.numbers, part.points, strict=True):
-            own = rows.get((part.key, number), {})
-            each = [mean(tail(one, experiment.rounds), sweep.metric) for one in own.values()]
-            # A point that ended before the last round has no value, whatever it had on the way.
-            ended = any(one[-1]["round"] < experiment.rounds for one in own.values())
-            fine = len(each) == len(experiment.seeds) and all(map(math.isfinite, each)) and not ended
-            note = None if fine else "out of memory" if failures.get(part.key, "").startswith(MEMORY) else "diverged"
-            if number in absurd.get(part.key, ()):
-                fine, note = False, "refused: its first rate is absurd"
+    for stack in stacks:
+        table = tables.setdefault(stack.label, {"words": list(stack.points[0]), "points": []})
+        for number, point in zip(stack.numbers, stack.points, strict=True):
+            by_seed = rows.get((stack.key, number), {})
+            values = [mean(tail(seed, experiment.rounds), sweep.metric) for seed in by_seed.values()]
+            # A point that ended before the last round has no value.
+            ended = any(seed[-1]["round"] < experiment.rounds for seed in by_seed.values())
+            ok = len(values) == len(experiment.seeds) and all(map(math.isfinite, values)) and not ended
+            memory = failures.get(stack.key, "").startswith(OUT_OF_MEMORY)
+            note = None if ok else OUT_OF_MEMORY if memory else "diverged"
+            if number in absurd.get(stack.key, ()):
+                ok, note = False, "refused: its first rate is absurd"
             table["points"].append({
                 "values": point,
-                "value": statistics.fmean(each) if fine else None,
-                "std": statistics.stdev(each) if fine and len(each) > 1 else None,
-                "seeds": len(each),
+                "value": statistics.fmean(values) if ok else None,
+                "std": statistics.stdev(values) if ok and len(values) > 1 else None,
+                "seeds": len(values),
                 "note": note,
                 "best": False,
-                "gradients": max((one[-1]["gradients"] for one in own.values()), default=None),
+                "gradients": max((seed[-1]["gradients"] for seed in by_seed.values()), default=None),
             })  # fmt: skip
-    better = METRICS[sweep.metric]
+    better = METRIC_DIRECTIONS[sweep.metric]
     for table in tables.values():
-        alive = [row for row in table["points"] if row["value"] is not None]
-        if alive:
-            (max if better == "higher" else min)(alive, key=lambda row: row["value"])["best"] = True
+        valid = [point for point in table["points"] if point["value"] is not None]
+        if valid:
+            (max if better == "higher" else min)(valid, key=lambda point: point["value"])["best"] = True
     return {
         "metric": sweep.metric, "better": better, "rounds": experiment.rounds, "seeds": experiment.seeds,
         "budget": len(next(iter(tables.values()))["points"]), "algorithms": tables,
     }  # fmt: skip
 
 
-def winners(sweep: Sweep, experiment: Experiment, found: dict[str, Any]) -> str:
+def winners(sweep: Sweep, experiment: Experiment, results: dict[str, Any]) -> str:
     """The best point of every algorithm, as a preset file."""
     best = {}
-    for label, table in found["algorithms"].items():
-        for row in table["points"]:
-            if row["best"]:
-                words = placed(hyper(experiment.algorithms[label]), row["values"])
-                best[label] = {word.partition(".")[0]: words[word.partition(".")[0]] for word in row["values"]}
-    about = f"the best {sweep.metric} of {found['budget']} points each, {experiment.rounds} rounds of {experiment.name}"
+    for label, table in results["algorithms"].items():
+        for point in table["points"]:
+            if point["best"]:
+                params = apply_point(hyper(experiment.algorithms[label]), point["values"])
+                names = [name.partition(".")[0] for name in point["values"]]
+                best[label] = {name: params[name] for name in names}
+    budget = results["budget"]
+    about = f"the best {sweep.metric} of {budget} points each, {experiment.rounds} rounds of {experiment.name}"
     return f"# {about}\n{dumps(best) if best else ''}"
 
 
 def _refuse_other(folder: Folder, files: dict[str, str]) -> None:
     if not folder.holds_run:
-        raise ValueError(f"{folder.path}: holds no sweep to go on with; leave out --resume to begin one")
+        raise ValueError(f"{folder.path}: holds no sweep to resume; leave out --resume to start one")
     for name, text in files.items():
-        there = folder.path / name
-        if not there.exists() or there.read_text() != text:
-            raise ValueError(f"{folder.path}: was begun with another {name}; give the same words, or another --out")
+        file = folder.path / name
+        if not file.exists() or file.read_text() != text:
+            raise ValueError(
+                f"{folder.path}: was started with another {name}; repeat the options, or give another --out"
+            )

@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard, one stream for each algorithm and seed, beside whatever else watches the run."""
+"""Metrics for TensorBoard: one stream per algorithm and seed, written by a watcher around another one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .jobs import Progress
 
 
 class TensorBoard:
-    """Watches a run for another watcher, and writes every evaluated row under `place`."""
+    """Passes everything on to `watch`, and writes every evaluated row below `folder`."""
 
-    def __init__(self, watch: Progress, place: Path):
+    def __init__(self, watch: Progress, folder: Path):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ValueError("--tensorboard needs a package more: pip install 'fedda[tensorboard]'") from None
-        self.watch, self.place, self.make = watch, place, SummaryWriter
+            raise ValueError("--tensorboard needs another package: pip install 'fedda[tensorboard]'") from None
+        self.watch, self.folder, self.make = watch, folder, SummaryWriter
         self.writers: dict[tuple[str, int], Any] = {}
         self.done = 0
 
@@ -40,13 +40,13 @@ class TensorBoard:
                     writer.add_scalar(key, value, row["round"])
         self.watch.advance(label, done, rows)
 
-    def end(self, label: str, word: str) -> None:
-        self.watch.end(label, word)
+    def end(self, label: str, state: str) -> None:
+        self.watch.end(label, state)
 
     def writer(self, label: str, seed: int) -> Any:
         if (label, seed) not in self.writers:
-            # What an interrupted run wrote after its checkpoint comes again, and must not show twice.
+            # Rows after the checkpoint of an interrupted run are written again; drop the old ones.
             purge = self.done + 1 if self.done else None
             name = label.replace("/", "-")
-            self.writers[label, seed] = self.make(str(self.place / f"{name}, seed {seed}"), purge_step=purge)
+            self.writers[label, seed] = self.make(str(self.folder / f"{name}, seed {seed}"), purge_step=purge)
         return self.writers[label, seed]

@@ -1,15 +1,15 @@
-"""BatchNorm without a state of its own: the statistics of the mini-batch in training, estimated ones in evaluation.
+"""BatchNorm without running statistics: those of the mini-batch in training, estimated ones in evaluation.
 
-The objective is then a function of the parameters alone, as every method here assumes. When a model is evaluated, each
-client sends mini-batches of its training samples through it, normalised by their own statistics, and reports the mean
-and the second moment of each BatchNorm's input. The weighted mean over clients gives the mean and the pooled variance.
+The objective is then a function of the parameters alone, as all methods here assume. When a model is evaluated, each
+client passes mini-batches of its training samples through it, normalised by the statistics of the batch, and reports
+the mean and the second moment of each BatchNorm's input. Their weighted mean over clients gives mean and variance.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,63 +17,65 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import rng
-from .totals import Add, Mine
 
 if TYPE_CHECKING:
-    from .evaluation import Evaluation
+    from .evaluation import Evaluation, Shard, Sum
     from .neural import Neural
 
-SAMPLES = 10_000  # of all clients together, about, that statistics are estimated from
-AT_ONCE = 2_000  # samples that go through the model at once, over all replicas: more is no faster, and takes memory
+SAMPLES = 10_000  # for an estimate, approximately, over all clients
+AT_ONCE = 2_000  # samples that the model takes at once, over all replicas: more is not faster and takes memory
 
 
 class BatchNorms:
     """The BatchNorm layers of a model whose running statistics would change in training.
 
-    `training` is the model with batch statistics alone, `evaluation` the one that takes statistics from outside. Both
-    are the model itself where it has no such layer: those in eval mode are constants already, and those made with
-    `track_running_stats=False` want batch statistics at all times.
+    `training` is a copy of the model that uses batch statistics, `evaluation` one that uses given statistics. Both are
+    the model itself if it has no such layer: layers in eval mode are constants, and layers that were made with
+    `track_running_stats=False` always use batch statistics.
     """
 
     def __init__(self, model: nn.Module):
-        self.layers = learning(model)
+        self.layers = tracking_layers(model)
         self.widths = [layer.num_features for layer in self.layers.values()]
-        self.size = 2 * sum(self.widths)  # numbers that follow the parameters of a point to evaluate
+        self.size = 2 * sum(self.widths)  # of all means and variances
         self.training = self.evaluation = model
         if self.layers:
             self.training, self.evaluation = _copy(model), _copy(model)
-            for layer in learning(self.training).values():
+            for layer in tracking_layers(self.training).values():
                 layer.track_running_stats = False
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-            for layer in learning(self.evaluation).values():
+            for layer in tracking_layers(self.evaluation).values():
                 layer.eval()
 
-    def named(self, numbers: Tensor) -> dict[str, Tensor]:
-        """The buffers by name, from numbers [..., size]: mean and variance of one layer after the other."""
-        parts = numbers.split([width for width in self.widths for _ in range(2)], dim=-1)
-        names = [f"{name}.{kind}" for name in self.layers for kind in ("running_mean", "running_var")]
-        return dict(zip(names, parts, strict=True))
+    def split(self, statistics: Tensor) -> tuple[Tensor, ...]:
+        """The parts of statistics [..., size]: two for each layer, one layer after the other."""
+        return torch.split(statistics, [width for width in self.widths for _ in range(2)], dim=-1)
 
-    def plain(self, like: Tensor) -> Tensor:
-        """Mean 0 and variance 1, [size]: where it does not matter which."""
+    def named(self, statistics: Tensor) -> dict[str, Tensor]:
+        """The buffers by name, from means and variances [..., size]."""
+        names = [f"{name}.{kind}" for name in self.layers for kind in ("running_mean", "running_var")]
+        return dict(zip(names, self.split(statistics), strict=True))
+
+    def default_statistics(self, like: Tensor) -> Tensor:
+        """Mean 0 and variance 1 for all layers, [size]."""
         return torch.cat([like.new_full((w,), value) for w in self.widths for value in (0.0, 1.0)])
 
     # -- estimation ---------------------------------------------------------------------------------------------
-    def estimated(self, evaluation: Evaluation, x: Tensor, weights: Tensor, mine: Mine, add: Add) -> Tensor:
+    def estimate(self, evaluation: Evaluation, x: Tensor, weights: Tensor, mine: Shard, add: Sum) -> Tensor:
         """Means and variances at x [replicas, d]: [replicas, size] in float64."""
         total = torch.zeros(len(x), self.size, dtype=torch.float64, device=x.device)
-        stacks = x.split(len(x) if evaluation.together else 1)
+        stacks = torch.split(x, len(x) if evaluation.stacks_replicas else 1)
         for inputs, share in self.batches(evaluation.problem, weights, mine, len(stacks[0])):
-            found = torch.cat([self.moments(evaluation, stack, inputs) for stack in stacks])
-            total += (share[:, None] * found).sum(dim=1)
+            moments = torch.cat([self.moments(evaluation, stack, inputs) for stack in stacks])
+            total += (share[:, None] * moments).sum(dim=1)
         (total,) = add([total])
-        parts = total.view(len(x), -1).split([w for w in self.widths for _ in range(2)], dim=-1)
+        parts = self.split(total.view(len(x), -1))
         pairs = [(mean, (square - mean**2).clamp(min=0)) for mean, square in zip(parts[::2], parts[1::2], strict=True)]
         return torch.cat([part for pair in pairs for part in pair], dim=-1)
 
-    def batches(self, problem: Neural, weights: Tensor, mine: Mine, replicas: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Mini-batches [n, batch, ...] of these clients' samples and their shares [n] of the mean: always the same,
-        drawn as in training from a stream of their own."""
+    def batches(self, problem: Neural, weights: Tensor, mine: Shard, replicas: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Mini-batches [n, batch, ...] of the samples of a shard of the clients, and their weights [n] in the mean.
+        They are drawn as in training, but from a separate random stream, and are always the same."""
         part = mine(problem.clients)
         if part.stop <= part.start:
             return
@@ -86,27 +88,27 @@ class BatchNorms:
         share = (weights[part] / (weights.sum() * draws)).repeat(draws)
         size = max(1, AT_ONCE // (replicas * problem.batch_size))
         for first in range(0, len(index), size):
-            few = slice(first, first + size)
-            yield problem.ready(problem.pick(problem.data, index[few])).x, share[few]
+            part = slice(first, first + size)
+            yield problem.standardised(problem.pick(problem.data, index[part])).x, share[part]
 
     def moments(self, evaluation: Evaluation, x: Tensor, inputs: Tensor) -> Tensor:
-        """What the layers see of batches [n, batch, ...] at points [replicas, d]: [replicas, n, size]."""
+        """The moments [replicas, n, size] of the layers' inputs for batches [n, batch, ...] at x [replicas, d]."""
 
         def one(x: Tensor, inputs: Tensor) -> Tensor:
-            return self.observed(evaluation.problem.forward, x, inputs)
+            return self.batch_moments(evaluation.problem.forward, x, inputs)
 
-        if evaluation.batched:
+        if evaluation.stacks_batches:
             of_batches = vmap(one, (None, 0))
-            found: Tensor = vmap(of_batches, (0, None))(x, inputs) if len(x) > 1 else of_batches(x[0], inputs)[None]
-            return found
-        return torch.stack([torch.stack([one(point, few) for few in inputs]) for point in x])
+            moments: Tensor = vmap(of_batches, (0, None))(x, inputs) if len(x) > 1 else of_batches(x[0], inputs)[None]
+            return moments
+        return torch.stack([torch.stack([one(point, batch) for batch in inputs]) for point in x])
 
-    def observed(self, forward: Callable[[Tensor, Tensor], Tensor], x: Tensor, inputs: Tensor) -> Tensor:
-        """Mean and second moment of every layer's input in one batch, [size]; over all its calls, if it has several."""
+    def batch_moments(self, forward: Callable[[Tensor, Tensor], Tensor], x: Tensor, inputs: Tensor) -> Tensor:
+        """Mean and second moment of the input of each layer in one batch, [size], over all calls of the layer."""
         seen: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in self.layers}
 
-        def look(name: str) -> Callable[..., None]:
-            def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
+        def observe(name: str) -> Callable[..., None]:
+            def hook(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
                 v = args[0] if args else kwargs["input"]
                 dims = [0, *range(2, v.dim())]
                 var, mean = (part.double() for part in torch.var_mean(v, dim=dims, correction=0))
@@ -114,8 +116,8 @@ class BatchNorms:
 
             return hook
 
-        ours = {name: self.training.get_submodule(name) for name in self.layers}
-        hooks = [layer.register_forward_pre_hook(look(name), with_kwargs=True) for name, layer in ours.items()]
+        layers = {name: self.training.get_submodule(name) for name in self.layers}
+        hooks = [layer.register_forward_pre_hook(observe(name), with_kwargs=True) for name, layer in layers.items()]
         try:
             forward(x, inputs)
         finally:
@@ -123,15 +125,15 @@ class BatchNorms:
                 hook.remove()
         parts = []
         for name, width in zip(self.layers, self.widths, strict=True):
-            if not seen[name]:  # a layer that is not used
+            if not seen[name]:  # an unused layer
                 seen[name].append((1, torch.cat([x.new_zeros(width), x.new_ones(width)]).double()))
             total = sum(n for n, _ in seen[name])
             parts.append(torch.stack([n / total * v for n, v in seen[name]]).sum(dim=0))
         return torch.cat(parts)
 
 
-def learning(model: nn.Module) -> dict[str, Any]:
-    """The BatchNorm layers by name whose running statistics a forward pass would change."""
+def tracking_layers(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The BatchNorm layers, by name, whose running statistics a forward pass would change."""
     return {
         name: layer
         for name, layer in model.named_modules()

@@ -1,8 +1,11 @@
-"""Loss and accuracy of models on all the data, several replicas at once."""
+"""Loss and accuracy of models on all the data, for several replicas at once.
+
+Metrics are sums and weights first, so that each of several processes can evaluate a part of the data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,132 +15,140 @@ from torch.func import vmap
 
 if TYPE_CHECKING:
     from .neural import Batch, Neural
-    from .totals import Mine, Totals
 
-SAMPLES = 10_000  # go through the model at once, over all replicas
-OUTPUTS = 2**24  # numbers of which the losses are taken at once: that goes through vmap, which is slow to start
+Totals = dict[str, tuple[Tensor, Tensor]]  # of each metric: a weighted sum [...], and the weight
+Shard = Callable[[int], slice]  # which of n clients, or of n test samples, this process evaluates
+Sum = Callable[[Sequence[Tensor]], list[Tensor]]  # sums over all processes
+SAMPLES = 10_000  # that the model takes at once, over all replicas
+OUTPUTS = 2**24  # numbers whose losses are computed at once: vmap, which does it, is slow to start
+
+
+def whole_range(n: int) -> slice:
+    """The shard of a single process."""
+    return slice(0, n)
+
+
+def unchanged(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The sum over a single process."""
+    return list(tensors)
+
+
+def means(totals: Totals) -> dict[str, Tensor]:
+    return {name: total / weight for name, (total, weight) in totals.items()}
 
 
 class Evaluation:
-    """The metrics of a problem at points x [replicas, d], in float64; where the model has BatchNorm, its statistics
+    """The metrics of a problem at points x [replicas, d], in float64. If the model has BatchNorm, its statistics
     follow the parameters in x."""
 
     def __init__(self, problem: Neural):
         self.problem = problem
 
-    def __call__(self, x: Tensor, weights: Tensor, mine: Mine) -> Totals:
-        """train_loss and, for classes, train_accuracy: means over each client's samples, then over clients; the same
-        on the validation and test samples, over all of them."""
+    def __call__(self, x: Tensor, weights: Tensor, mine: Shard) -> Totals:
+        """train_loss and, for classes, train_accuracy: means over the samples of each client, then over clients. The
+        same metrics of the validation and of the test samples are means over all of these."""
         problem, totals = self.problem, {}
-        some, share = _some(mine(problem.clients))
-        found = self.by_client(x, some) if self.by_sample else self.one_by_one(x, some)
-        for name, values in found.items():
-            totals[f"train_{name}"] = _of(values @ weights[some], share), share * weights[some].sum()
+        shard, share = non_empty(mine(problem.clients))
+        values_by_client = self.client_means(x, shard) if self.loss_is_mean else self.client_by_client(x, shard)
+        for name, values in values_by_client.items():
+            totals[f"train_{name}"] = zero_unless(share, values @ weights[shard]), share * weights[shard].sum()
         for part, data in problem.held_out.items():
-            some, share = _some(mine(len(data.y)))
-            if self.by_sample:
-                tested = self.samples(x, data, some)
-            else:  # of all samples at once, by whoever has the first
-                share = float(some.start == 0) * share
-                tested = self.whole(x, data, slice(None) if share else slice(1))
+            shard, share = non_empty(mine(len(data.y)))
+            if self.loss_is_mean:
+                tested = self.samples(x, data, shard)
+            else:  # the process with the first sample evaluates all of them, as one batch
+                share = float(shard.start == 0) * share
+                tested = self.as_one_batch(x, data, slice(None) if share else slice(1))
             for name, values in tested.items():
-                totals[f"{part}_{name}"] = _of(values.sum(dim=-1), share), values.new_tensor(share * values.shape[-1])
+                total, number = values.sum(dim=-1), share * values.shape[-1]
+                totals[f"{part}_{name}"] = zero_unless(share, total), values.new_tensor(number)
         return totals
 
-    def by_client(self, x: Tensor, some: slice) -> dict[str, Tensor]:
-        """The means over each client's samples, [replicas, clients]."""
-        sizes = self.problem.sizes[some]
-        found = self.samples(x, self.problem.data, self.problem.spans(some))
-        sums = {k: torch.segment_reduce(v.T.contiguous(), "sum", lengths=sizes, axis=0) for k, v in found.items()}
+    def client_means(self, x: Tensor, clients: slice) -> dict[str, Tensor]:
+        """The means over the samples of each client, [replicas, clients]."""
+        sizes = self.problem.sizes[clients]
+        values = self.samples(x, self.problem.data, self.problem.spans(clients))
+        sums = {k: torch.segment_reduce(v.T.contiguous(), "sum", lengths=sizes, axis=0) for k, v in values.items()}
         return {name: (total / sizes[:, None]).T for name, total in sums.items()}
 
-    def one_by_one(self, x: Tensor, some: slice) -> dict[str, Tensor]:
-        """The same of a loss that is no mean of its samples' losses."""
-        problem = self.problem
-        rows = [self.whole(x, problem.data, problem.spans(slice(k, k + 1))) for k in range(some.start, some.stop)]
+    def client_by_client(self, x: Tensor, clients: slice) -> dict[str, Tensor]:
+        """The same for a loss that is not the mean of the losses of its samples."""
+        spans = [self.problem.spans(slice(k, k + 1)) for k in range(clients.start, clients.stop)]
+        rows = [self.as_one_batch(x, self.problem.data, span) for span in spans]
         return {name: torch.cat([row[name] for row in rows], dim=-1) for name in rows[0]}
 
     @cached_property
-    def by_sample(self) -> bool:
-        """Whether the loss of a batch is the mean of its samples' losses: true of most, but not of a cross-entropy with
-        class weights, nor of one that vmap cannot take. Such a loss is evaluated client by client."""
+    def loss_is_mean(self) -> bool:
+        """Whether the loss of a batch is the mean of the losses of its samples. This is false for a cross-entropy with
+        class weights and for a loss that fails under vmap. Such a loss is evaluated client by client."""
         problem = self.problem
-        # Away from the start, where a model may be constant, and on samples of all clients: among samples of one class,
-        # or of one loss, every mean is the same.
+        # Not at the start, where a model may be constant, and on samples of all clients: if all samples have the same
+        # class or the same loss, every kind of mean is the same.
         x = problem.point()
         x = x + 0.1 * torch.sin(torch.arange(problem.d, device=x.device, dtype=x.dtype) * 1.7)
-        # Of several processes each may hold its own clients' samples, but all hold the test set.
+        # In a distributed run each process may have the samples of its clients only, but all have the test set.
         source = next((part for part in (problem.test, problem.validation) if part is not None), problem.data)
         spread = torch.linspace(0, len(source.y) - 1, 32, device=x.device).long()
-        inputs, targets = problem.ready(problem.pick(source, spread))
-        x = self.point(x)
-        output = self.outputs(x[None], inputs)  # both from the same: how they are rounded is no matter of the loss
+        inputs, targets = problem.standardised(problem.pick(source, spread))
+        x = self.with_statistics(x)
+        output = self.outputs(x[None], inputs)  # the same for both losses, so that only these can differ
         close = 1e-4 if x.dtype == torch.float32 else 1e-8
-        for few in (slice(None), slice(0, None, 2), slice(1, 20)):
+        for part in (slice(None), slice(0, None, 2), slice(1, 20)):
             try:
-                each, whole = self.losses(output[:, few], targets[few]), problem.loss(output[0, few], targets[few])
-            except Exception:  # whatever the user's loss raises under vmap, or outputs that are no samples'
+                each, whole = self.losses(output[:, part], targets[part]), problem.loss(output[0, part], targets[part])
+            except Exception:  # any error of the user's loss under vmap, or outputs without an axis of samples
                 return False
             if not torch.isclose(each.mean(), whole.double(), rtol=close):
                 return False
         return True
 
     @cached_property
-    def together(self) -> bool:
-        """Whether replicas go through the model as one stack: grouped convolutions lose to a loop on a CPU, and some
-        modules vmap cannot take."""
+    def stacks_replicas(self) -> bool:
+        """Whether replicas go through the model as one stack. On a CPU a loop is faster than grouped convolutions, and
+        some modules fail under vmap."""
         problem = self.problem
-        if problem.device.type == "cpu" and any(
-            isinstance(m, nn.modules.conv._ConvNd) for m in problem.model.modules()
-        ):
+        if problem.device.type == "cpu" and convolutional(problem.model):
             return False
-        try:
-            vmap(problem.inference, (0, None))(
-                self.point(problem.point())[None], problem.ready(problem.pick(problem.data, slice(1))).x
-            )
-        except Exception:  # whatever the user's module raises under vmap
-            return False
-        return True
+        x = self.with_statistics(problem.point())
+        inputs = problem.standardised(problem.pick(problem.data, slice(1))).x
+        return runs(lambda: vmap(problem.inference, (0, None))(x[None], inputs))
 
     @cached_property
-    def batched(self) -> bool:
-        """Whether several batches go through the model in training at once, for BatchNorm's statistics."""
-        _, batch = self.problem.example(2)
-        try:
-            vmap(self.problem.forward, (None, 0))(self.problem.point(), self.problem.ready(batch).x)
-        except Exception:  # as above
-            return False
-        return True
+    def stacks_batches(self) -> bool:
+        """Whether several batches go through the model in training mode at once, for the statistics of BatchNorm."""
+        inputs = self.problem.standardised(self.problem.example(2)[1]).x
+        return runs(lambda: vmap(self.problem.forward, (None, 0))(self.problem.point(), inputs))
 
-    def point(self, x: Tensor) -> Tensor:
-        """Parameters x [d] as a point to evaluate, with any statistics."""
-        norms = self.problem.norms
-        return torch.cat([x, norms.plain(x)]) if norms.layers else x
+    def with_statistics(self, x: Tensor) -> Tensor:
+        """The parameters x [d], followed by default statistics if the model has BatchNorm."""
+        norms = self.problem.batch_norms
+        return torch.cat([x, norms.default_statistics(x)]) if norms.layers else x
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """The model's outputs, [replicas, samples, ...]."""
+        """The outputs of the model, [replicas, samples, ...]."""
         if self.problem.chain is not None and inputs.is_cpu:
             return self.problem.chain.outputs(x, inputs)
-        paths = self.problem.paths
+        paths = self.problem.gradient_paths
         if paths.kernels is not None and paths.chosen == "kernels":
-            return paths.kernels.outputs(x, inputs)
-        if self.together and len(x) > 1:
+            outputs: Tensor = paths.kernels.outputs(x, inputs)
+            return outputs
+        if self.stacks_replicas and len(x) > 1:
             stack: Tensor = vmap(self.problem.inference, (0, None))(x, inputs)
             return stack
         return torch.stack([self.problem.inference(one, inputs) for one in x])
 
-    def whole(self, x: Tensor, data: Batch, index: slice) -> dict[str, Tensor]:
-        """The metrics over some samples as one batch, [replicas, 1]."""
-        inputs, targets = self.problem.ready(self.problem.pick(data, index))
+    def as_one_batch(self, x: Tensor, data: Batch, index: slice) -> dict[str, Tensor]:
+        """The metrics of some samples as one batch, [replicas, 1]."""
+        inputs, targets = self.problem.standardised(self.problem.pick(data, index))
         output = self.outputs(x, inputs)
         metrics = {"loss": torch.stack([self.problem.loss(one, targets) for one in output]).double()[:, None]}
         right = correct(output, targets)
         return metrics if right is None else metrics | {"accuracy": right.double().mean(dim=-1, keepdim=True)}
 
-    def samples(self, x: Tensor, data: Batch, some: slice) -> dict[str, Tensor]:
-        """The loss (and whether the class is right) of each of some samples, [replicas, samples]."""
+    def samples(self, x: Tensor, data: Batch, index: slice) -> dict[str, Tensor]:
+        """The loss of each sample and, for classes, whether it is classified correctly: [replicas, samples]."""
         columns: dict[str, list[Tensor]] = {}
-        for output, targets in self.gathered(x, data, some):
+        for output, targets in self.outputs_in_chunks(x, data, index):
             columns.setdefault("loss", []).append(self.losses(output, targets))
             right = correct(output, targets)
             if right is not None:
@@ -147,35 +158,49 @@ class Evaluation:
     def losses(self, output: Tensor, targets: Tensor) -> Tensor:
         """The loss of each sample, [replicas, samples]."""
         each = vmap(vmap(lambda output, target: self.problem.loss(output[None], target[None])), (0, None))
-        found: Tensor = each(output, targets).double()
-        return found
+        losses: Tensor = each(output, targets).double()
+        return losses
 
-    def gathered(self, x: Tensor, data: Batch, some: slice) -> Iterator[tuple[Tensor, Tensor]]:
-        """Outputs and targets of many samples that went through the model few at a time."""
+    def outputs_in_chunks(self, x: Tensor, data: Batch, index: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        """Outputs and targets in large chunks; the model takes few samples at a time."""
         outputs: list[Tensor] = []
         targets: list[Tensor] = []
         size = max(1, SAMPLES // len(x))
-        for first in range(some.start, some.stop, size):
-            inputs, target = self.problem.ready(self.problem.pick(data, slice(first, min(first + size, some.stop))))
+        for first in range(index.start, index.stop, size):
+            part = slice(first, min(first + size, index.stop))
+            inputs, target = self.problem.standardised(self.problem.pick(data, part))
             outputs.append(self.outputs(x, inputs))
             targets.append(target)
-            if first + size >= some.stop or sum(v.numel() for v in outputs) >= OUTPUTS:
+            if first + size >= index.stop or sum(v.numel() for v in outputs) >= OUTPUTS:
                 yield torch.cat(outputs, dim=1), torch.cat(targets)
                 outputs, targets = [], []
 
 
-def _some(part: slice) -> tuple[slice, float]:
-    """The part and 1; where there is nothing in it something else and 0, so that every process knows the metrics."""
-    return (part, 1.0) if part.stop > part.start else (slice(0, 1), 0.0)
+def non_empty(shard: slice) -> tuple[slice, float]:
+    """The slice and weight 1; if it is empty, a dummy slice and weight 0, so that every process knows the metrics."""
+    return (shard, 1.0) if shard.stop > shard.start else (slice(0, 1), 0.0)
 
 
-def _of(total: Tensor, share: float) -> Tensor:
-    """Nothing of what is not ours, even where it is no number."""
+def zero_unless(share: float, total: Tensor) -> Tensor:
+    """The total, or zero (even if the total is NaN) for the share 0."""
     return total if share else torch.zeros_like(total)
 
 
+def convolutional(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
+
+
+def runs(call: Callable[[], object]) -> bool:
+    """Whether the call raises no exception: a user's module may raise anything under vmap."""
+    try:
+        call()
+    except Exception:
+        return False
+    return True
+
+
 def correct(output: Tensor, target: Tensor) -> Tensor | None:
-    """Whether each sample's class is right, [replicas, samples]; None where the targets are no classes."""
+    """Whether each sample is classified correctly, [replicas, samples]; None if the targets are not classes."""
     if target.is_floating_point() or target.dim() != 1:
         return None
     if output.dim() == 3 and output.shape[-1] > 1:

@@ -1,4 +1,4 @@
-"""A federated problem from a model, a loss and arrays of the user's own; what does not fit is refused."""
+"""A federated problem from a user's model, loss and arrays, with checks that they fit together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import Bound, check, number, one_line
-from ..data.validation import held_out_for_validation
+from ..data.holdout import validation_mask
 from .batchnorm import refuse_synchronised
 from .neural import Batch, Loss, Neural, Scale, cast, trainable
 
@@ -35,12 +35,12 @@ def problem(
 ) -> Neural:
     """A federated problem from a model, a loss (a mean over the batch) and arrays.
 
-    `client` gives the owner of each sample (any integers; clients may have unequal sizes). Runs start at the model's
-    own parameters, or at `init(seed)`, a flat vector. With `scale=(mean, std)`, arrays that fit a sample (such as
-    [channels, 1, 1]), x stays as it is, images as bytes, and is standardised where it is used. A file that is mapped
-    into memory (`np.load(..., mmap_mode="r")`) stays on disk; `rows` says which of its samples y and client speak of.
-    `validation` is a share such as 0.1 of each client's samples, which is held out and never trained on, or a pair
-    (x, y) of its own: the rows get `validation_loss` and, for classes, `validation_accuracy`.
+    `client` is the owner of each sample (whole numbers or names; clients may have unequal sizes). Runs start at the
+    parameters of the model, or at `init(seed)`, a flat vector. With `scale=(mean, std)`, arrays that fit a sample (such
+    as [channels, 1, 1]), x stays as it is (images as bytes) and is standardised when it is used. A file that is mapped
+    into memory (`np.load(..., mmap_mode="r")`) stays on disk; `rows` are the rows of it that y and client describe.
+    `validation` is a share, such as 0.1, of each client's samples to hold out, or a pair (x, y) of other samples; the
+    rows of metrics get `validation_loss` and, for classes, `validation_accuracy`.
 
     >>> import torch, fedda
     >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
@@ -62,34 +62,38 @@ def problem(
     owner = np.zeros(len(data.y), dtype=np.int64) if client is None else np.asarray(client)
     if owner.shape != (len(data.y),) or owner.dtype.kind not in "iuUS":
         raise ValueError(
-            f"problem: client must be {len(data.y)} whole numbers or names, one a sample, "
+            f"problem: client must be {len(data.y)} whole numbers or names, one per sample, "
             f"got {owner.dtype} {list(owner.shape)}"
         )
-    held = None if test is None else _arrays("test", *_pair("test", test, "(x, y)"), device, dtype, standard)
     owner = np.unique(owner, return_inverse=True)[1]
-    kept_back = None
+
+    def other_samples(name: str, pair: Any) -> Batch:
+        return _arrays(name, *_pair(name, pair, "(x, y)"), device, dtype, standard)
+
+    tested = None if test is None else other_samples("test", test)
+    validated = None
     if isinstance(validation, tuple | list):
-        pair = _pair("validation", validation, "(x, y)")
-        kept_back = _arrays("validation", *pair, device, dtype, standard)
+        validated = other_samples("validation", validation)
     elif validation is not None:
-        data, rows, owner, kept_back = _divided(data, rows, owner, refuse_share("problem", validation))
+        data, rows, owner, validated = _hold_out(data, rows, owner, check_share("problem", validation))
     ids = torch.as_tensor(owner).to(device)
-    made = Neural(model, loss, data, ids, batch, held, init, standard, rows, kept_back)
-    for part in (made.data, *made.held_out.values()):
-        refuse_mismatch(made.norms.evaluation, loss, made.ready(made.pick(part, slice(64))))
-    first: Any = slice(2)
-    if made.norms.layers:  # these need a whole batch, and there may be one sample
-        first = torch.arange(batch, device=device) % len(data.y)
-        refuse_mismatch(made.norms.training, loss, made.ready(made.pick(made.data, first)))
-    refuse_state(made.norms.training, made.ready(made.pick(made.data, first)).x)
-    return made
+    neural = Neural(model, loss, data, ids, batch, tested, init, standard, rows, validated)
+    norms = neural.batch_norms
+    for part in (neural.data, *neural.held_out.values()):
+        refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))))
+    first = neural.standardised(neural.pick(neural.data, slice(2)))
+    if norms.layers:  # these need a whole batch, even if there is only one sample
+        first = neural.standardised(neural.pick(neural.data, torch.arange(batch, device=device) % len(data.y)))
+        refuse_mismatch(norms.training, loss, first)
+    refuse_state(norms.training, first.x)
+    return neural
 
 
-def refuse_mismatch(model: nn.Module, loss: Loss, few: Batch) -> None:
+def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch) -> None:
     """Refuse a model and a loss that do not fit the data."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            value: Any = loss(copy.deepcopy(model)(few.x), few.y)
+            value: Any = loss(copy.deepcopy(model)(samples.x), samples.y)
     except Exception as why:
         raise ValueError(f"problem: the model and the loss cannot take this data: {one_line(why)}") from why
     if not isinstance(value, Tensor) or value.dim() != 0:
@@ -98,7 +102,7 @@ def refuse_mismatch(model: nn.Module, loss: Loss, few: Batch) -> None:
 
 
 def refuse_state(model: nn.Module, x: Tensor) -> None:
-    """Refuse a module whose forward pass is no function of parameters and inputs alone."""
+    """Refuse a module whose forward pass depends on more than parameters and inputs."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         outputs = [copy.deepcopy(model)(x) for _ in range(2)]
@@ -107,7 +111,7 @@ def refuse_state(model: nn.Module, x: Tensor) -> None:
     changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
     if changed:
         raise ValueError(
-            f"problem: a forward pass changes the buffer {changed[0]!r}: running statistics are no parameters, and no "
+            f"problem: a forward pass changes the buffer {changed[0]!r}: running statistics are not parameters, and no "
             "method here says how to average them; use BatchNorm or GroupNorm, or model.eval() to freeze them"
         )
     if not torch.equal(*outputs):
@@ -117,57 +121,54 @@ def refuse_state(model: nn.Module, x: Tensor) -> None:
         )
 
 
-def refuse_share(owner: str, share: Any) -> float:
-    """Refuse what is no share of samples to hold out."""
+def check_share(owner: str, share: Any) -> float:
+    """The share of samples to hold out, if it is one."""
     number(owner, "validation", share, SHARE)
     return float(share)
 
 
-def refuse_nothing_held(owner: str, held: np.ndarray, share: float) -> None:
+def validation_samples(name: str, owner: np.ndarray, y: np.ndarray, share: float) -> np.ndarray:
+    """True for the samples to hold out, of which there must be some."""
+    held = validation_mask(owner, y, share)
     if not held.any():
-        raise ValueError(
-            f"{owner}: validation = {share:g} holds out no sample: the clients are too small for the share"
-        )
+        raise ValueError(f"{name}: validation = {share:g} holds out no sample: the clients are too small for the share")
+    return held
 
 
-def _divided(
+def _hold_out(
     data: Batch, rows: Tensor | None, owner: np.ndarray, share: float
 ) -> tuple[Batch, Tensor | None, np.ndarray, Batch]:
-    """The training samples, where they stand, whose they are, and the samples that are held out."""
-    held = held_out_for_validation(owner, data.y.cpu().numpy(), share)
-    refuse_nothing_held("problem", held, share)
+    """The training samples, their rows, their owners, and the samples that are held out."""
+    held = validation_samples("problem", owner, data.y.cpu().numpy(), share)
     train, out = (torch.as_tensor(np.flatnonzero(which)).to(data.y.device) for which in (~held, held))
     if rows is None:
         return Batch(data.x[train], data.y[train]), None, owner[~held], Batch(data.x[out], data.y[out])
-    held_x = data.x.index_select(0, rows[out])  # a copy in memory, as of the test samples
+    held_x = data.x.index_select(0, rows[out])  # a copy in memory, like the test samples
     return Batch(data.x, data.y[train]), rows[train], owner[~held], Batch(held_x, data.y[out])
 
 
 def _rows(x: Any, rows: Any) -> Tensor | None:
-    """Where samples stand in a file that is mapped into memory; None for what is in memory anyway."""
+    """The rows of the samples in a file that is mapped into memory; None for other arrays."""
     if not isinstance(x, np.memmap):
         if rows is not None:
-            raise ValueError(
-                "problem: rows are for an x that is mapped into memory, as np.load(mmap_mode='r') gives it"
-            )
+            raise ValueError("problem: rows need an x that is mapped into memory, by np.load(mmap_mode='r')")
         return None
-    found = torch.arange(len(x)) if rows is None else torch.as_tensor(np.array(rows))
-    if found.dim() != 1 or found.dtype != torch.int64 or not bool(((found >= 0) & (found < len(x))).all()):
-        raise ValueError(f"problem: rows must be whole numbers from 0 to {len(x) - 1}, got {list(found.shape)}")
-    return found
+    index = torch.arange(len(x)) if rows is None else torch.as_tensor(np.array(rows))
+    if index.dim() != 1 or index.dtype != torch.int64 or not bool(((index >= 0) & (index < len(x))).all()):
+        raise ValueError(f"problem: rows must be whole numbers from 0 to {len(x) - 1}, got {list(index.shape)}")
+    return index
 
 
 def _arrays(
     name: str, x: Any, y: Any, device: torch.device, dtype: torch.dtype, scale: Scale | None, rows: Tensor | None = None
 ) -> Batch:  # fmt: skip
-    with warnings.catch_warnings():  # a mapped file is read-only: nobody writes to it here
+    with warnings.catch_warnings():  # a mapped file is read-only, and we never write to it
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in (x, y))
     samples = len(x) if rows is None else len(rows)
     if x.dim() < 1 or y.dim() < 1 or samples != len(y) or samples == 0:
-        raise ValueError(
-            f"problem: {name} must hold as many samples each, at least 1, got {list(x.shape)}, {list(y.shape)}"
-        )
+        shapes = f"{list(x.shape)}, {list(y.shape)}"
+        raise ValueError(f"problem: {name} must hold the same number of samples, at least 1, got {shapes}")
     if not all(bool(v.isfinite().all()) for v in (x, y) if v.is_floating_point()):
         raise ValueError(f"problem: {name} must be finite numbers; some are NaN or infinite")
     return cast(Batch(x, y), dtype, scale, device)

@@ -1,4 +1,4 @@
-"""Models for data of a given shape and number of classes; each comes with its loss."""
+"""Models for data of a given shape and number of classes, each with its loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Model = tuple[nn.Module, Callable[..., Tensor]]
 
 @models.register("logistic")
 def logistic(shape: tuple[int, ...], classes: int) -> Model:
-    """Logistic regression: one logit for two classes, else one a class."""
+    """Logistic regression: one logit for two classes, otherwise one per class."""
     features = math.prod(shape)
     if classes == 2:
         return nn.Sequential(nn.Flatten(), nn.Linear(features, 1), nn.Flatten(0)), binary_cross_entropy
@@ -47,7 +47,7 @@ def cnn(
     """The paper's network: `layers` times (3x3 convolution, ReLU, 2x2 max-pool), then linear.
 
     With `norm="batch"` a BatchNorm follows each ReLU. With `pool="stride"` the convolutions have stride 2, and there is
-    no pool. The pool, or the stride, is left out where the image is down to one pixel (small images only).
+    no pool. There is no pool or stride once the image has only one pixel (small images only).
     """
     one_of("cnn", "norm", norm, ("none", "batch"))
     one_of("cnn", "pool", pool, ("max", "stride"))
@@ -71,11 +71,11 @@ def cnn(
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of logits against classes. As F.cross_entropy, but without its ignored class, which is a third of
-    the operations of a small model's step."""
+    """Cross-entropy of logits and classes: F.cross_entropy without its ignored class, which would be a third of the
+    operations in a step of a small model."""
     return -output.log_softmax(dim=-1).gather(-1, target[..., None]).mean()
 
 
 def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of one logit against a class 0 or 1."""
+    """Cross-entropy of one logit and a class 0 or 1."""
     return F.binary_cross_entropy_with_logits(output, target.to(output.dtype))

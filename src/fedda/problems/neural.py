@@ -1,27 +1,28 @@
-"""Any nn.Module with a loss and arrays, as a federated problem on one flat vector of parameters."""
+"""A federated problem from an nn.Module, a loss and arrays; the parameters are one flat vector."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from .. import rng
+from ..core import Problem
 from .batchnorm import BatchNorms
-from .evaluation import Evaluation
-from .gradients.chain.stack import Chain
-from .gradients.choose import Paths, tensor_cores
+from .evaluation import Evaluation, Shard, Sum, Totals, means, unchanged, whole_range
+from .gradients.chain import Chain
+from .gradients.choose import GradientPaths, allow_tf32
 from .gradients.kernels import draw_kernel
 from .gradients.vmap import gradient
-from .totals import Add, Mine, Totals, all_of, means, one_process
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-AT_ONCE = 8e6  # bytes of batches that are looked up together
+Device = torch.device | str | None
+GATHER_BYTES = 8e6  # up to this size, several batches are gathered together
 
 
 class Batch(NamedTuple):
@@ -32,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """What standardises a sample when it is used, (x - mean) / std: images stay bytes, a quarter of floats."""
+    """Standardises samples when they are used, (x - mean) / std: images stay bytes, a quarter of the size of floats."""
 
     mean: Tensor
     std: Tensor
@@ -41,10 +42,13 @@ class Scale(NamedTuple):
         return (x.to(self.mean.dtype) - self.mean) / self.std
 
 
-class Neural:
-    """A model, a loss (a mean over the batch) and samples that belong to clients; made by `fedda.problem`."""
+class Neural(Problem):
+    """A model, a loss (a mean over the batch) and samples that belong to clients; made by `fedda.problem`.
 
-    max_rate = 1.0  # a first effective rate above it has blown up every network seen (docs/deviations.md)
+    The samples are sorted by client: those of client k start at `offsets[k]`, and there are `sizes[k]` of them.
+    """
+
+    max_rate = 1.0  # a larger first effective rate made every network that we tried diverge (docs/deviations.md)
 
     def __init__(
         self, model: nn.Module, loss: Loss, data: Batch, client: Tensor, batch: int, test: Batch | None,
@@ -53,49 +57,49 @@ class Neural:
     ):  # fmt: skip
         self.model, self.loss, self.batch_size, self.init, self.scale = model, loss, batch, init, scale
         order = torch.argsort(client, stable=True)
-        self.names, self.sizes = torch.unique(client, return_counts=True)
+        self.sizes = torch.unique(client, return_counts=True)[1]
         self.offsets = self.sizes.cumsum(0) - self.sizes
-        # Where x is a file mapped into memory, `rows` says where samples stand in it: what nobody asks for is not read.
+        # If x is a file mapped into memory, `rows` are the rows of the samples in it: other rows are never read.
         self.rows = None if rows is None else rows[order]
         self.data = Batch(data.x[order] if rows is None else data.x, data.y[order])
         self.test, self.validation = test, validation
-        self.clients = len(self.names)
-        self.held = slice(0, self.clients)  # whose samples are here
+        self.clients = len(self.sizes)
+        self.local_clients = slice(0, self.clients)  # the clients whose samples this process has
         self.d = flatten(model).numel()
         self.chain = Chain.of(model, loss, tuple(data.x.shape[1:]))
         if self.chain is not None and not all(self.chain.takes(part.y) for part in (data, *self.held_out.values())):
             self.chain = None
-        self._settle()
+        self._rebuild_caches()
 
-    def _settle(self) -> None:
-        """What depends on device and dtype, made anew."""
-        self.norms = BatchNorms(self.model)
+    def _rebuild_caches(self) -> None:
+        """Make everything that depends on the device, the dtype or the samples."""
+        self.batch_norms = BatchNorms(self.model)
         self._evaluation, self._client_bytes = Evaluation(self), 0
         self.draw_kernel = draw_kernel(self.device)
-        self._known = {("auto", "auto"): Paths(self, "auto", "auto")}
-        self.paths = self._known["auto", "auto"]
+        self._paths_by_name = {("auto", "auto"): GradientPaths(self, "auto", "auto")}
+        self.gradient_paths = self._paths_by_name["auto", "auto"]
 
     def with_path(self, path: str, precision: str, clients: int) -> Neural:
-        """The same problem with its gradients computed by a path, in a precision, for stacks of so many clients."""
+        """The same problem with its gradients computed by this path, in this precision, for stacks of `clients`."""
         other = copy.copy(self)
-        if (path, precision) not in self._known:
-            self._known[path, precision] = Paths(self, path, precision)
-        other.paths = self._known[path, precision].of(clients)
-        other._evaluation = copy.copy(self._evaluation)  # with what it has found out about the loss
+        if (path, precision) not in self._paths_by_name:
+            self._paths_by_name[path, precision] = GradientPaths(self, path, precision)
+        other.gradient_paths = self._paths_by_name[path, precision].tuned(clients)
+        other._evaluation = copy.copy(self._evaluation)  # keeps what it knows about the loss
         other._evaluation.problem = other
         return other
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """The settings under which operations recorded from a gradient must run."""
-        return tensor_cores(self.paths.precision != "float32")
+        return allow_tf32(self.gradient_paths.precision != "float32")
 
     @property
     def held_out(self) -> dict[str, Batch]:
-        """The samples that nobody trains on, by their names in the metrics."""
+        """The validation and test samples, by their names in the metrics."""
         parts = {"validation": self.validation, "test": self.test}
         return {name: part for name, part in parts.items() if part is not None}
 
-    # -- where it lives -----------------------------------------------------------------------------------------
+    # -- device and dtype ---------------------------------------------------------------------------------------
     @property
     def device(self) -> torch.device:
         return self.data.x.device
@@ -104,29 +108,30 @@ class Neural:
     def dtype(self) -> torch.dtype:
         return next(self.model.parameters()).dtype
 
-    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Neural:
+    def to(self, device: Device = None, dtype: torch.dtype | None = None) -> Neural:
         moved = copy.copy(self)
         moved.model = copy.deepcopy(self.model).to(device=device, dtype=dtype)
         for name in ("sizes", "offsets"):
             setattr(moved, name, getattr(self, name).to(device))
         moved.scale = self.scale and Scale(*(v.to(device, moved.dtype) for v in self.scale))
         data, x = self.data, self.data.x
-        stays = moved.sizes.device.type == "cpu" and not (x.is_floating_point() and x.dtype != moved.dtype)
-        if self.rows is not None and not stays:
-            data, moved.rows = self.pick(data, slice(None)), None  # a copy all the same: of these samples alone
+        stays_mapped = moved.sizes.device.type == "cpu" and not (x.is_floating_point() and x.dtype != moved.dtype)
+        if self.rows is not None and not stays_mapped:
+            data, moved.rows = self.pick(data, slice(None)), None  # copy only the samples that are used
         moved.data = cast(data, moved.dtype, moved.scale, device)
         for name, part in self.held_out.items():
             setattr(moved, name, cast(part, moved.dtype, moved.scale, device))
-        moved._settle()
+        moved._rebuild_caches()
         return moved
 
     def only(self, clients: slice) -> Neural:
-        """The same problem with the samples of some clients in a row: the others' are with other processes."""
+        """The same problem with the samples of a range of clients only: other processes have the rest."""
         part, span = copy.copy(self), self.spans(clients)
         x = self.data.x if self.rows is not None else self.data.x[span].clone()
         part.rows = self.rows if self.rows is None else self.rows[span].clone()
-        part.data, part.held, part.offsets = Batch(x, self.data.y[span].clone()), clients, self.offsets - span.start
-        part._settle()
+        part.data, part.offsets = Batch(x, self.data.y[span].clone()), self.offsets - span.start
+        part.local_clients = clients
+        part._rebuild_caches()
         return part
 
     @property
@@ -135,99 +140,109 @@ class Neural:
         return [(name, tuple(p.shape)) for name, p in trainable(self.model)]
 
     def start(self, seed: int) -> Tensor:
-        """The first point: the model's own parameters, or those that the seed gives."""
+        """The first point: the parameters of the model, or those of `init(seed)`."""
         x = self.init(seed) if self.init else self.point()
         return x.to(device=self.device, dtype=self.dtype)
 
     def point(self) -> Tensor:
-        """The model's own parameters as one vector."""
+        """The parameters of the model as one vector."""
         return flatten(self.model)
 
     # -- batches ------------------------------------------------------------------------------------------------
     def batch(self, ids: Tensor, key: Tensor) -> Batch:
-        """Samples with replacement, uniform over each client's own."""
+        """A batch for each client: samples of the client, uniform, with replacement."""
         return self.pick(self.data, self.draw(ids, key))
 
     def batches(self, ids: Tensor, keys: Tensor) -> Iterator[Batch]:
-        """A batch for each of keys [draws, ..., c], drawn in one go, and where they are small looked up in one go."""
+        """A batch for each of keys [draws, ..., c]. All are drawn together and, if small, gathered together."""
         index = self.draw(ids, keys)
-        if index.numel() * self.data.x[0].nbytes > AT_ONCE:
+        if index.numel() * self.data.x[0].nbytes > GATHER_BYTES:
             return (self.pick(self.data, one) for one in index)
         return map(Batch, *self.pick(self.data, index))
 
     def draw(self, ids: Tensor, key: Tensor) -> Tensor:
-        """Where the samples of batches stand, [..., c, batch]."""
+        """The indices of the samples of batches, [..., c, batch]."""
         if self.draw_kernel is not None:
-            index: Tensor = self.draw_kernel(key, ids, self.offsets, self.sizes, self.batch_size)
-            return index
+            return self.draw_kernel(key, ids, self.offsets, self.sizes, self.batch_size)
         key = rng.fold(key[..., None], torch.arange(self.batch_size, device=key.device))
-        return self.offsets[ids][..., None] + rng.integers(key, self.sizes[ids][..., None])
+        index: Tensor = self.offsets[ids][..., None] + rng.integers(key, self.sizes[ids][..., None])
+        return index
 
     def example(self, n: int) -> tuple[Tensor, Batch]:
-        """A stack of n points and batches, such as gradients are taken of: to measure with."""
-        ids = self.held.start + torch.arange(n, device=self.device) % (self.held.stop - self.held.start)
+        """A stack of n points and their batches, for measurements."""
+        clients = self.local_clients
+        ids = clients.start + torch.arange(n, device=self.device) % (clients.stop - clients.start)
         return self.point().expand(n, self.d).contiguous(), self.batch(ids, ids)
 
     def everything(self, client: int) -> Batch:
+        """All samples of a client."""
         batch = self.pick(self.data, self.spans(slice(client, client + 1)))
-        if self.norms.layers and len(batch.y) == 1:  # torch refuses a variance over one: twice the sample has the same
+        if self.batch_norms.layers and len(batch.y) == 1:  # torch refuses one sample; twice the sample is the same
             batch = Batch(*(torch.cat([v, v]) for v in batch))
         return batch
 
+    def subset(self, client: int, index: Tensor) -> Batch:
+        return self.pick(self.data, int(self.offsets[client]) + index.to(self.device))
+
     def spans(self, clients: slice) -> slice:
-        """Where the samples of some clients in a row stand."""
+        """The range of the samples of a range of clients."""
         last = clients.stop - 1
         return slice(int(self.offsets[clients.start]), int(self.offsets[last] + self.sizes[last]))
 
-    def pick(self, data: Batch, index: Any) -> Batch:
-        """Some samples, or some clients' batches, as they are stored."""
+    def pick(self, data: Batch, index: Tensor | slice | int | tuple[int, ...]) -> Batch:
+        """Some samples, or the batches of some clients, as they are stored."""
         if data is self.data and self.rows is not None:
             index = index if isinstance(index, Tensor) else torch.arange(len(data.y))[index]
             rows = self.rows[index.flatten()]
             return Batch(data.x.index_select(0, rows).view(*index.shape, *data.x.shape[1:]), data.y[index])
         if not isinstance(index, Tensor):
             return Batch(data.x[index], data.y[index])
-        rows = index.flatten()  # index_select copies whole rows, which indexing does not
+        rows = index.flatten()  # index_select copies whole rows, unlike indexing
         x, y = (v.index_select(0, rows).view(*index.shape, *v.shape[1:]) for v in data)
         return Batch(x, y)
 
-    def ready(self, batch: Batch) -> Batch:
-        """Samples as the model takes them."""
+    def standardised(self, batch: Batch) -> Batch:
+        """Samples as the model gets them."""
         return batch if self.scale is None else Batch(self.scale(batch.x), batch.y)
 
     # -- gradients ----------------------------------------------------------------------------------------------
     def forward(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """The model's output at the flat parameters x [d], in training."""
-        model = self.norms.training
-        output: Tensor = functional_call(model, placed(model, x), (inputs,), tie_weights=False)
+        """The output of the model in training mode, at the parameters x [d]."""
+        model = self.batch_norms.training
+        output: Tensor = functional_call(model, unflatten(model, x), (inputs,), tie_weights=False)
         return output
 
     def inference(self, point: Tensor, inputs: Tensor) -> Tensor:
-        """The model's output in evaluation, at parameters followed by BatchNorm's statistics, where it has any."""
-        if not self.norms.layers:
+        """The output of the model in evaluation mode; `point` is its parameters, then any BatchNorm statistics."""
+        if not self.batch_norms.layers:
             return self.forward(point, inputs)
-        x, statistics = point.split([self.d, self.norms.size])
-        model = self.norms.evaluation
-        named = placed(model, x) | self.norms.named(statistics)
+        x, statistics = torch.split(point, [self.d, self.batch_norms.size])
+        model = self.batch_norms.evaluation
+        named = unflatten(model, x) | self.batch_norms.named(statistics)
         output: Tensor = functional_call(model, named, (inputs,), tie_weights=False)
         return output
 
     def objective(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.loss(self.forward(x, inputs), targets)
 
+    def batch_loss(self, x: Tensor, batch: Batch) -> Tensor:
+        return self.objective(x, *self.standardised(batch))
+
     def gradient(self, x: Tensor, batch: Batch) -> Tensor:
-        with tensor_cores(False):
-            return gradient(self.objective, x, *self.ready(batch))
+        """The gradient [d] of one client, by autograd in full precision: the reference for all other paths."""
+        with allow_tf32(False):
+            return gradient(self.objective, x, *self.standardised(batch))
 
     def gradients(self, x: Tensor, batch: Batch) -> Tensor:
-        """All at once; x [points, ..., c, d] has one leading axis more than the batch, which all points share."""
+        """The gradients of a stack. x [points, ..., c, d] has one leading axis more than the batch: points share it."""
         lead = x.dim() - 2
         if lead > 1:
             batch = Batch(*(v.flatten(0, lead - 1) for v in batch))
-        return self.paths(x.reshape(-1, self.d), batch).view(x.shape)
+        gradients: Tensor = self.gradient_paths(x.reshape(-1, self.d), batch)
+        return gradients.view(x.shape)
 
     def bytes_per_client(self) -> int:
-        """Vectors, batch and saved activations of one client with two points (measured once, in one forward pass)."""
+        """The memory of one client with two points: vectors, batch and saved activations, found by one forward pass."""
         if not self._client_bytes:
             saved: list[int] = []
 
@@ -235,57 +250,58 @@ class Neural:
                 saved.append(v.numel() * v.element_size())
                 return v
 
-            few = self.ready(self.pick(self.data, slice(self.batch_size)))
-            if self.norms.layers:  # which want a whole batch
-                few = self.ready(Batch(*(v[0] for v in self.example(1)[1])))
+            batch = self.standardised(self.pick(self.data, slice(self.batch_size)))
+            if self.batch_norms.layers:  # these need a whole batch
+                batch = self.standardised(Batch(*(v[0] for v in self.example(1)[1])))
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-                self.objective(self.point().requires_grad_(), *few)
-            sizes = [v.numel() * v.element_size() for v in (*few, self.point())]
+                self.objective(self.point().requires_grad_(), *batch)
+            sizes = [v.numel() * v.element_size() for v in (*batch, self.point())]
             self._client_bytes = 4 * sum(saved) + 2 * sum(sizes[:2]) + 16 * sizes[2]
         return self._client_bytes
 
     # -- evaluation ---------------------------------------------------------------------------------------------
     @torch.no_grad()
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """The metrics at x [..., d]: [...] each, in float64."""
+        """The metrics at x [..., d], each [...] in float64; `weights` are those of the clients."""
         return means(self.totals(x, weights))
 
     @torch.no_grad()
-    def totals(self, x: Tensor, weights: Tensor, mine: Mine = all_of, add: Add = one_process) -> Totals:
-        """What the metrics are means of, over some of the clients and of the test samples. `add` sums over those who
-        look at the others: BatchNorm's statistics are everybody's."""
+    def totals(self, x: Tensor, weights: Tensor, mine: Shard = whole_range, add: Sum = unchanged) -> Totals:
+        """The metrics as sums and weights, over this process's share of the clients and of the test samples. `add` sums
+        over all processes, for the statistics of BatchNorm."""
         points = x.reshape(-1, self.d)
         with self.arithmetic():
-            if self.norms.layers:
-                statistics = self.norms.estimated(self._evaluation, points, weights, mine, add)
+            if self.batch_norms.layers:
+                statistics = self.batch_norms.estimate(self._evaluation, points, weights, mine, add)
                 points = torch.cat([points, statistics.to(x.dtype)], dim=-1)
-            found = self._evaluation(points, weights, mine)
-        return {name: (total.view(x.shape[:-1]), weight) for name, (total, weight) in found.items()}
+            totals = self._evaluation(points, weights, mine)
+        return {name: (total.view(x.shape[:-1]), weight) for name, (total, weight) in totals.items()}
 
     @torch.no_grad()
     def statistics(self, x: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
-        """The running mean and variance of every BatchNorm at x [..., d], by the names of the model's buffers: what a
-        trained model is evaluated with. `weights` are the clients', equal by default."""
-        weights = torch.ones_like(self.sizes, dtype=torch.float64) if weights is None else weights
-        if not self.norms.layers:
+        """The running mean and variance of every BatchNorm at x [..., d], by the names of the model's buffers, for the
+        evaluation of a trained model. `weights` are those of the clients, equal by default."""
+        if not self.batch_norms.layers:
             return {}
+        weights = torch.ones_like(self.sizes, dtype=torch.float64) if weights is None else weights
+        points = x.reshape(-1, self.d)
         with self.arithmetic():
-            found = self.norms.estimated(self._evaluation, x.reshape(-1, self.d), weights, all_of, one_process)
-        return self.norms.named(found.to(x.dtype).view(*x.shape[:-1], -1))
+            statistics = self.batch_norms.estimate(self._evaluation, points, weights, whole_range, unchanged)
+        return self.batch_norms.named(statistics.to(x.dtype).view(*x.shape[:-1], -1))
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that are learned; frozen ones (`requires_grad_(False)`) are constants of the model."""
+    """The parameters that are trained; frozen ones (`requires_grad_(False)`) are constants."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def placed(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The numbers of a flat vector by the names of the parameters."""
+def unflatten(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The parameters by name, as views of the flat vector x [d]."""
     parameters = [p for _, p in trainable(model)]
-    parts = x.split([p.numel() for p in parameters])
+    parts = torch.split(x, [p.numel() for p in parameters])
     values = {id(p): part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
-    # Every place of a tied parameter, but a module that is used twice once: torch's own ties would put it in twice
-    # and take it out once, and leave the values in the model.
+    # All names of a tied parameter, but only one name of a module that is used twice. With `tie_weights`,
+    # functional_call would set such a parameter twice and restore it once, and leave the values in the model.
     return {
         name: values[id(p)]
         for prefix, module in model.named_modules()
@@ -299,8 +315,8 @@ def flatten(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for _, p in trainable(model)])
 
 
-def cast(data: Batch, dtype: torch.dtype, scale: Scale | None = None, device: Any = None) -> Batch:
-    """Floating-point data in the model's dtype, whole numbers (classes, tokens) in int64; a scaled x as it is."""
+def cast(data: Batch, dtype: torch.dtype, scale: Scale | None = None, device: Device = None) -> Batch:
+    """Floating-point data in this dtype, whole numbers (classes, tokens) in int64; x with a scale keeps its dtype."""
 
     def one(v: Tensor) -> Tensor:
         return v.to(device, dtype) if v.is_floating_point() else v.to(device, torch.int64)

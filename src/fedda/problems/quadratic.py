@@ -10,27 +10,36 @@ from torch import Tensor
 
 from .. import rng
 from ..checks import check
-from .totals import Add, Mine, Totals, all_of, means, one_process
+from ..core import Problem
+from .evaluation import Shard, Sum, Totals, means, unchanged, whole_range
+
+Sample = tuple[Tensor, Tensor, Tensor | float]  # A, b and the noise
 
 
-class Quadratic:
+class Quadratic(Problem):
     """f_k(x) = sum A_k (x - b_k)^2 / 2 on client k; A [K, d] holds the diagonal Hessians, b [K, d] the minima.
 
     A gradient is A_k (x - b_k) + noise xi, xi standard normal in each coordinate, the same at every point of one call.
-    In float64, whatever A and b are given in; `.to(dtype=...)` makes another. `sizes` says how many samples each client
-    has, 1 by default: for ``weights="samples"`` and for methods whose clients do unequal work.
+    It computes in float64; `.to(dtype=...)` changes that. `sizes` are the numbers of samples of the clients, 1 by
+    default: for ``weights="samples"`` and for methods whose clients do unequal work.
 
     >>> Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]]).minimum
     tensor([3.], dtype=torch.float64)
     """
 
-    max_rate = float("inf")  # any step size may be right for some Hessian
-
     def __init__(self, A: Any, b: Any, noise: float = 0.0, sizes: Any = None):
         check("Quadratic", noise=noise)
-        self.A, self.b, self.noise = (*_pair(A, b), noise)
+        self.noise = noise
+        self.A, self.b = (torch.as_tensor(v).to(torch.float64) for v in (A, b))
+        if self.A.shape != self.b.shape or self.A.dim() != 2:
+            shapes = f"{list(self.A.shape)} and {list(self.b.shape)}"
+            raise ValueError(f"Quadratic: A and b must be of one shape [clients, d], got {shapes}")
         self.clients, self.d = self.A.shape
-        self.sizes = _sizes(sizes, self.clients).to(self.A.device)
+        counts = torch.ones(self.clients, dtype=torch.int64) if sizes is None else torch.as_tensor(sizes)
+        if counts.shape != (self.clients,) or counts.is_floating_point() or bool((counts < 1).any()):
+            wanted = f"{self.clients} whole numbers >= 1, one for each client"
+            raise ValueError(f"Quadratic: sizes must be {wanted}, got {sizes!r}")
+        self.sizes = counts.to(self.A.device, torch.int64)
 
     @property
     def device(self) -> torch.device:
@@ -45,11 +54,15 @@ class Quadratic:
         return [("x", (self.d,))]
 
     @property
+    def noiseless(self) -> bool:
+        return self.noise == 0
+
+    @property
     def minimum(self) -> Tensor:
         """The minimiser of the mean of all f_k."""
         return (self.A * self.b).sum(dim=0) / self.A.sum(dim=0)
 
-    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Quadratic:
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Quadratic:
         moved = copy.copy(self)
         moved.A, moved.b = (v.to(device=device, dtype=dtype) for v in (self.A, self.b))
         moved.sizes = self.sizes.to(moved.device)
@@ -58,23 +71,23 @@ class Quadratic:
     def start(self, seed: int) -> Tensor:
         return torch.zeros(self.d, dtype=self.dtype, device=self.device)
 
-    def batch(self, ids: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Any]:
-        xi: Any = 0.0
+    def batch(self, ids: Tensor, key: Tensor) -> Sample:
+        xi: Tensor | float = 0.0
         if self.noise:
             coordinates = torch.arange(self.d, device=key.device)
             xi = (self.noise * rng.normal(rng.fold(key[..., None], coordinates))).to(self.dtype)
         return self.A[ids], self.b[ids], xi
 
-    def everything(self, client: int) -> tuple[Tensor, Tensor, Any]:
+    def everything(self, client: int) -> Sample:
         return self.A[client], self.b[client], 0.0
 
-    def gradients(self, x: Tensor, batch: tuple[Tensor, Tensor, Any]) -> Tensor:
+    def gradients(self, x: Tensor, batch: Sample) -> Tensor:
         A, b, xi = batch
         return A * (x - b) + xi
 
-    gradient = gradients  # the formula is its own truth
+    gradient = gradients
 
-    def pick(self, batch: tuple[Tensor, Tensor, Any], index: tuple[int, ...]) -> tuple[Tensor, Tensor, Any]:
+    def pick(self, batch: Sample, index: tuple[int, ...]) -> Sample:
         A, b, xi = batch
         return A[index], b[index], xi[index] if isinstance(xi, Tensor) else xi
 
@@ -84,23 +97,7 @@ class Quadratic:
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         return means(self.totals(x, weights))
 
-    def totals(self, x: Tensor, weights: Tensor, mine: Mine = all_of, add: Add = one_process) -> Totals:
-        some = mine(self.clients)
-        losses = (self.A[some] * (x[..., None, :] - self.b[some]) ** 2).sum(dim=-1, dtype=torch.float64) / 2
-        return {"train_loss": ((losses * weights[some]).sum(dim=-1), weights[some].sum())}
-
-
-def _sizes(sizes: Any, clients: int) -> Tensor:
-    found = torch.ones(clients, dtype=torch.int64) if sizes is None else torch.as_tensor(sizes)
-    if found.shape != (clients,) or found.is_floating_point() or bool((found < 1).any()):
-        raise ValueError(f"Quadratic: sizes must be {clients} whole numbers >= 1, one for each client, got {sizes!r}")
-    return found.to(torch.int64)
-
-
-def _pair(A: Any, b: Any) -> tuple[Tensor, Tensor]:
-    A, b = (torch.as_tensor(v).to(torch.float64) for v in (A, b))
-    if A.shape != b.shape or A.dim() != 2:
-        raise ValueError(
-            f"Quadratic: A and b must be of one shape [clients, d], got {list(A.shape)} and {list(b.shape)}"
-        )
-    return A, b
+    def totals(self, x: Tensor, weights: Tensor, mine: Shard = whole_range, add: Sum = unchanged) -> Totals:
+        shard = mine(self.clients)
+        losses = (self.A[shard] * (x[..., None, :] - self.b[shard]) ** 2).sum(dim=-1, dtype=torch.float64) / 2
+        return {"train_loss": ((losses * weights[shard]).sum(dim=-1), weights[shard].sum())}

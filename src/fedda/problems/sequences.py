@@ -36,7 +36,8 @@ class Block(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         h = h + self.dropout(self.attention(self.norm_attention(h)))
-        return h + self.dropout(self.mlp(self.norm_mlp(h)))
+        out: Tensor = h + self.dropout(self.mlp(self.norm_mlp(h)))
+        return out
 
     def attention(self, h: Tensor) -> Tensor:
         batch, length, width = h.shape

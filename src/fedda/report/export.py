@@ -1,4 +1,4 @@
-"""Curves and final values for other programs: CSV for a spreadsheet, LaTeX for a paper."""
+"""Curves as CSV, final values as LaTeX."""
 
 import base64
 import csv
@@ -7,8 +7,8 @@ import io
 import math
 import re
 
-from fedda.report.picture import Picture
-from fedda.report.tables import Table
+from .picture import Picture
+from .tables import Table
 
 HEADS = ("algorithm", "metric", "round", "gradients", "bytes", "seconds", "mean", "std", "seeds")
 _LATEX = {
@@ -32,7 +32,7 @@ _LATEX = {
 
 
 def csv_text(shown: Picture) -> str:
-    """Give every point of every curve, a line each; empty where there is no value.
+    """Every point of every curve, one per line; a missing value is empty.
 
     >>> csv_text(Picture([""], [], [], []))
     'algorithm,metric,round,gradients,bytes,seconds,mean,std,seeds\\n'
@@ -49,8 +49,8 @@ def csv_text(shown: Picture) -> str:
     return file.getvalue()
 
 
-def latex_text(found: Table) -> str:
-    r"""Give the final values as a booktabs table, the best of each column bold.
+def latex_text(table: Table) -> str:
+    r"""The final values as a booktabs table, the best of each column bold.
 
     >>> print(latex_text(Table(["Train loss"], [("", [])], [""])))
     % needs \usepackage{booktabs} and \usepackage[T1]{fontenc}
@@ -62,13 +62,13 @@ def latex_text(found: Table) -> str:
     \end{tabular}
     <BLANKLINE>
     """
-    width = 1 + len(found.heads)
+    width = 1 + len(table.heads)
     lines = [
         r"% needs \usepackage{booktabs} and \usepackage[T1]{fontenc}",
         rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
     ]
-    lines += [r"\toprule", " & ".join(escape(head) for head in ("Algorithm", *found.heads)) + r" \\"]
-    for title, group in found.groups:
+    lines += [r"\toprule", " & ".join(escape(head) for head in ("Algorithm", *table.heads)) + r" \\"]
+    for title, group in table.groups:
         lines.append(r"\midrule")
         if title:
             lines.append(rf"\multicolumn{{{width}}}{{l}}{{\emph{{{escape(title)}}}}} \\")
@@ -79,7 +79,7 @@ def latex_text(found: Table) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Write a text so that LaTeX prints it as it is.
+    r"""A text with LaTeX's special characters escaped.
 
     >>> escape("50 % of $x_1$")
     '50 \\% of \\$x\\_1\\$'
@@ -88,7 +88,7 @@ def escape(text: str) -> str:
 
 
 def packed(text: str) -> str:
-    """Give a text for a page that unpacks it: gzip in base64, a fifth of a large CSV.
+    """A text as gzip in base64, for a page that unpacks it: a fifth of the size of a large CSV.
 
     >>> gzip.decompress(base64.b64decode(packed("a,b"))).decode()
     'a,b'

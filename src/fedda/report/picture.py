@@ -1,12 +1,12 @@
-"""What is drawn, and with which pen: the rows of panels, the curves in each, the legend."""
+"""The layout of a figure: rows of panels, the curves in each with colour and dashes, and the legend."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedda.report.style import COLOURS, DASHES, Axis, axes, pen
-from fedda.runs.curves import Curve
-from fedda.runs.reading import RecordedRun, ordered
+from ..runs.curves import Curve
+from ..runs.reading import RecordedRun, ordered
+from .style import COLOURS, DASHES, Axis, axes, pen
 
 PAPER = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")  # a row of the paper's figures
 Dash = tuple[float, ...]
@@ -14,7 +14,7 @@ Dash = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Series:
-    """An algorithm of a run with its pen; `entries` are the lines of the legend that stand for it."""
+    """An algorithm of a run with its colour and dashes; `entries` are its lines in the legend."""
 
     label: str
     run: int
@@ -28,7 +28,7 @@ class Series:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A line of the legend: `section` 0 tells curves apart, 1 the runs of a comparison (no colour then)."""
+    """A line of the legend: of a curve in `section` 0, of a run of a comparison in section 1 (without a colour)."""
 
     text: str
     colour: str
@@ -38,7 +38,7 @@ class LegendEntry:
 
 @dataclass(frozen=True)
 class Picture:
-    """Rows of panels by title, `[""]` where there are no groups; a curve is drawn in its row alone."""
+    """Rows of panels by title, `[""]` without groups; a curve is drawn only in its row."""
 
     rows: list[str]
     metrics: list[str]
@@ -47,7 +47,7 @@ class Picture:
 
     @property
     def lines(self) -> list[list[str]]:
-        """The metrics of a row, line by line: the paper's four panels, then the others.
+        """The metrics of a row by line: the paper's four panels, then the others.
 
         >>> Picture([""], [*PAPER, "density"], [], []).lines[1]
         ['density']
@@ -65,30 +65,29 @@ class Picture:
 class _Mark:
     run: int
     label: str
-    key: str  # the curves of one key share a colour, whatever their row or run
+    key: str  # the curves of one key have the same colour in all rows and runs
     group: str
 
 
 def picture(runs: Sequence[RecordedRun], names: Sequence[str] = ("",)) -> Picture:
     """Lay out one run, or several by name.
 
-    `group` in an algorithm's table names its row; one method has one pen in all rows. Where several runs have the same
-    algorithms, colour tells the algorithm and the dashes tell the run.
+    `group` in an algorithm's table names its row; a method looks the same in all rows. If several runs have the same
+    algorithms, the colour is the algorithm's and the dashes are the run's.
 
-    >>> from pathlib import Path
-    >>> own = {"a (5)": {"name": "a", "group": "I = 5"}, "a (9)": {"name": "a", "group": "I = 9"}}
-    >>> found = picture([RecordedRun(Path("a"), {"algorithms": own}, {}, {}, [], {}, list(own), [], {})])
-    >>> found.rows, [series.colour for series in found.series]
+    >>> tables = {"a (5)": {"name": "a", "group": "I = 5"}, "a (9)": {"name": "a", "group": "I = 9"}}
+    >>> shown = picture([RecordedRun(config={"algorithms": tables}, labels=list(tables))])
+    >>> shown.rows, [series.colour for series in shown.series]
     (['I = 5', 'I = 9'], ['#0072b2', '#0072b2'])
     """
     marks = [mark for i, run in enumerate(runs) for mark in _marks(i, run)]
     keys = list(dict.fromkeys(mark.key for mark in marks))
     groups = dict.fromkeys(mark.group for mark in marks) or {"": None}
-    rows = sorted(groups, key=bool)  # those without a group come first; the sort is stable
+    rows = sorted(groups, key=bool)  # curves without a group come first; the sort is stable
     shared = len({(mark.run, mark.key) for mark in marks}) > len(keys)  # some algorithm is in several runs
     crossed = shared and len(keys) <= len(COLOURS) and len(runs) <= len(DASHES)
     if shared:
-        marks.sort(key=lambda mark: keys.index(mark.key))  # one below the other in the tables
+        marks.sort(key=lambda mark: keys.index(mark.key))  # next to each other in the tables
 
     twice = Counter(label for run in runs for label in set(run.labels))
     drawn: list[tuple[Series, list[LegendEntry]]] = []
@@ -115,33 +114,31 @@ def picture(runs: Sequence[RecordedRun], names: Sequence[str] = ("",)) -> Pictur
 
 
 def _marks(index: int, run: RecordedRun) -> list[_Mark]:
-    asked = run.config.get("algorithms")
-    tables = {k: v for k, v in asked.items() if isinstance(v, dict)} if isinstance(asked, dict) else {}
-    grouped = any(table.get("group") for table in tables.values())
-    by_steps = grouped and _told_by_steps([tables.get(label, {}) for label in run.labels])
+    grouped = any(run.params(label).get("group") for label in run.table("algorithms"))
+    by_steps = grouped and _differ_in_steps([run.params(label) for label in run.labels])
     seen: Counter[tuple[str, str]] = Counter()
-    found = []
+    marks = []
     for label in run.labels:
-        own = tables.get(label, {})
+        params = run.params(label)
         key, group = label, ""
         if grouped:
-            group, name = str(own.get("group", "")), str(own.get("name", label))
+            group, name = str(params.get("group", "")), str(params.get("name", label))
             seen[group, name] += 1
-            # The same method twice in one row needs two pens.
+            # The same method twice in one row needs two colours.
             key = name if seen[group, name] == 1 else f"{name} ({seen[group, name]})"
-            key = f"I = {own['steps']}" if by_steps else key
-        found.append(_Mark(index, label, key, group))
-    return found
+            key = f"I = {params['steps']}" if by_steps else key
+        marks.append(_Mark(index, label, key, group))
+    return marks
 
 
-def _told_by_steps(tables: list[dict[str, object]]) -> bool:
-    """Whether each row has one method, several times, with other numbers of local steps: these have pens, then."""
+def _differ_in_steps(tables: list[dict[str, object]]) -> bool:
+    """Whether each row has one method with several numbers of local steps: then the colour is that of the number."""
     rows: dict[str, list[dict[str, object]]] = {}
     for table in tables:
         rows.setdefault(str(table.get("group", "")), []).append(table)
-    steps = [[table.get("steps") for table in own] for own in rows.values()]
-    alone = all(len({table.get("name") for table in own}) == 1 for own in rows.values())
-    return alone and all(None not in own and len(set(own)) == len(own) > 1 for own in steps)
+    steps = [[table.get("steps") for table in row] for row in rows.values()]
+    one_method = all(len({table.get("name") for table in row}) == 1 for row in rows.values())
+    return one_method and all(None not in row and len(set(row)) == len(row) > 1 for row in steps)
 
 
 def _text(mark: _Mark, marks: list[_Mark]) -> str:

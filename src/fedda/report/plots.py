@@ -1,4 +1,4 @@
-"""The figures of a run as PNG, in the paper's layout: four panels a row, a row for each group."""
+"""The figures of a run, in the paper's layout: four panels per row, one row per group."""
 
 import io
 import math
@@ -16,13 +16,13 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from fedda.report.picture import Picture
-from fedda.report.style import Axis, Metric, metric
-from fedda.runs.curves import Curve
-from fedda.runs.formats import plain
+from ..runs.curves import Curve
+from ..runs.formats import plain
+from .picture import Picture
+from .style import Axis, Metric, metric
 
-NAMES = 40  # in the legend: after these the pens repeat
-ROWS = 12  # a taller figure is of no use on paper; the page has them all
+NAMES = 40  # in the legend: then colours and dashes repeat
+ROWS = 12  # a taller figure does not fit on paper; the page shows all rows
 RC: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -39,18 +39,18 @@ RC: dict[Any, Any] = {
 
 
 def draw(shown: Picture, axis: Axis, kind: str = "png", dpi: int = 160) -> bytes:
-    """Draw the panels of `shown` against `axis` and give the PNG, or the SVG: the same bytes for the same numbers.
+    """Draw the panels of `shown` against `axis` as PNG or SVG; the same numbers give the same bytes.
 
     >>> draw(Picture([""], ["train_loss"], [], []), Axis("round", "Rounds", "round", 1))[1:4]
     b'PNG'
     """
     rows = shown.rows[:ROWS]
-    # All groups of one line of metrics stand together: rows compare down a column.
+    # All groups of one line of metrics are adjacent, so that a column compares them.
     lines = [(i, title, metrics) for metrics in shown.lines for i, title in enumerate(rows)]
     columns = min(4, max(1, *map(len, shown.lines)))
     lines = [(i, title, part) for i, title, metrics in lines for part in _parts(metrics, columns)]
     with rc_context(RC):
-        # No pyplot: a library must not touch the user's figures or backend.
+        # Without pyplot: a library must not change the user's figures or backend.
         figure = Figure(dpi=dpi, layout="constrained")
         FigureCanvasAgg(figure)
         under = _legend(figure, shown, columns)
@@ -76,17 +76,17 @@ def draw(shown: Picture, axis: Axis, kind: str = "png", dpi: int = 160) -> bytes
 
 
 def _short(path: re.Match[bytes]) -> bytes:
-    # Hundredths of a point: a path is half as long, and looks the same.
+    # Hundredths of a point halve the length of a path and look the same.
     return re.sub(rb"(\.\d\d)\d+", rb"\1", path[0])
 
 
 def band(shown: Picture) -> str:
-    """Say in words what the lines and the bands are.
+    """A note on the lines and the bands.
 
     >>> band(Picture([""], [], [], []))
     'one seed'
     """
-    seeds = {int(n) for own in shown.series for curve in own.curves.values() for n in curve.seeds} or {1}
+    seeds = {int(n) for series in shown.series for curve in series.curves.values() for n in curve.seeds} or {1}
     if max(seeds) == 1:
         return "one seed"
     number = f"{max(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
@@ -94,22 +94,22 @@ def band(shown: Picture) -> str:
 
 
 def lost(curve: Curve) -> int | None:
-    """Give the index of the last point before a seed diverged, if one did and there is any.
+    """The index of the last point before a seed diverged; None if none did.
 
     >>> x = np.arange(3.0)
     >>> lost(Curve(x, x, x, x, mean=np.array([1.0, 2.0, math.nan]), std=x, seeds=x))
     1
     """
-    there = np.flatnonzero(np.isfinite(curve.mean))
-    return int(there[-1]) if there.size and there[-1] < curve.mean.size - 1 else None
+    finite = np.flatnonzero(np.isfinite(curve.mean))
+    return int(finite[-1]) if finite.size and finite[-1] < curve.mean.size - 1 else None
 
 
 def limits(curves: Sequence[Curve], shown: Metric) -> tuple[float, float, bool]:
-    """Give bottom and top of the y axis and whether it is logarithmic (a loss over more than two decades).
+    """Bottom and top of the y axis, and whether it is logarithmic (for a loss over more than two decades).
 
-    The axis ends at ten times the highest start: a curve that diverges leaves the panel instead of flattening
-    the others. An accuracy's begins at what there is after a tenth of the points: all curves rise from chance, and that
-    would leave no room for what tells them apart.
+    The axis ends at ten times the highest start: a curve that diverges leaves the panel and does not flatten the
+    others. For an accuracy the first tenth of the points is ignored: all curves rise from chance, and their differences
+    need the room.
 
     >>> x = np.arange(3.0)
     >>> curve = Curve(x, x, x, x, mean=np.array([1.0, 0.1, 0.001]), std=x * math.nan, seeds=x)
@@ -140,7 +140,7 @@ def limits(curves: Sequence[Curve], shown: Metric) -> tuple[float, float, bool]:
 
 
 def after(curve: Curve, share: float) -> Curve:
-    """The curve without so much of its beginning; a short one, or one that is over by then, as it is."""
+    """The curve without this share of its beginning; unchanged if nothing finite would be left."""
     first = int(share * curve.mean.size)
     cut = Curve(*(value[first:] for value in astuple(curve)))
     return cut if np.isfinite(cut.mean).any() else curve
@@ -151,19 +151,19 @@ def _parts(metrics: list[str], most: int) -> list[list[str]]:
 
 
 def _panel(panel: Axes, shown: Picture, row: int, what: Metric, axis: Axis) -> None:
-    own = [(series, series.curves[what.key]) for series in shown.series if what.key in series.curves]
-    # Over all rows, not this one alone: then a column has one scale.
-    low, high, log = limits([curve for _, curve in own], what)
-    end = max((float(np.nanmax(getattr(curve, axis.key), initial=0)) for _, curve in own), default=0) / axis.scale
-    # Far outside the panel, yet near enough for the renderer's integer arithmetic.
+    drawn = [(series, series.curves[what.key]) for series in shown.series if what.key in series.curves]
+    # Limits over all rows, so that a column has one scale.
+    low, high, log = limits([curve for _, curve in drawn], what)
+    end = max((float(np.nanmax(getattr(curve, axis.key), initial=0)) for _, curve in drawn), default=0) / axis.scale
+    # Far outside the panel, but not too far for the renderer's integer arithmetic.
     outside = (low / 1e6, high * 1e6) if log else (low - 50 * (high - low), high + 50 * (high - low))
-    for series, curve in own:
+    for series, curve in drawn:
         if series.row != row:
             continue
         x = getattr(curve, axis.key) / axis.scale
         y = np.clip(curve.mean, *outside)
-        there = np.isfinite(np.concatenate([[math.nan], y, [math.nan]]))
-        lone = there[1:-1] & ~there[:-2] & ~there[2:]  # no line leads to such a point
+        finite = np.isfinite(np.concatenate([[math.nan], y, [math.nan]]))
+        lone = finite[1:-1] & ~finite[:-2] & ~finite[2:]  # a point without a line to it
         line = (0, series.dash) if series.dash else "-"
         panel.plot(x, y, color=series.colour, linestyle=line, linewidth=1.5)
         if lone.any():
@@ -184,7 +184,7 @@ def _panel(panel: Axes, shown: Picture, row: int, what: Metric, axis: Axis) -> N
 
 
 def _legend(figure: Figure, shown: Picture, columns: int) -> int:
-    """Draw it, and give its number of lines."""
+    """Draw the legend and return its number of lines."""
     entries = shown.entries[:NAMES]
     lines = [
         Line2D([], [], color=entry.colour or "#444444", linestyle=(0, entry.dash) if entry.dash else "-", linewidth=1.8)
@@ -204,19 +204,19 @@ def _legend(figure: Figure, shown: Picture, columns: int) -> int:
         lines,
         [str(i) for i in range(len(lines))],
         loc="outside lower center",
-        ncols=math.ceil(len(names) / max(1, deep)) or 1,  # lines of one length, not a full one and a rest
+        ncols=math.ceil(len(names) / max(1, deep)) or 1,  # lines of equal length
         frameon=False,
         title="; ".join(notes),
         title_fontsize=8,
         handlelength=3.2,
     )
     for text, name in zip(legend.get_texts(), names, strict=True):
-        literal(text, name)  # set here, since a legend leaves out names that begin with `_`
+        literal(text, name)  # set here, because a legend omits names that begin with `_`
     return deep + 1
 
 
-def literal(text: Text, words: str) -> None:
-    """Set a text of the user's, in which `$` is a dollar.
+def literal(text: Text, content: str) -> None:
+    """Set a text in which `$` is a dollar sign.
 
     >>> label = Text()
     >>> literal(label, "$x_1$")
@@ -224,4 +224,4 @@ def literal(text: Text, words: str) -> None:
     ('$x_1$', False)
     """
     text.set_parse_math(False)
-    text.set_text(words)
+    text.set_text(content)

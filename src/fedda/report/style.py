@@ -1,4 +1,4 @@
-"""How metrics, axes and pens are shown: the same in the figures and on the page."""
+"""Metrics, axes, colours and dashes, the same in the figures and on the page."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -6,17 +6,17 @@ from typing import Literal
 
 import numpy as np
 
-from fedda.runs.curves import Curve
+from ..runs.curves import Curve
 
-# Okabe and Ito's palette less black and yellow, which vanish on a dark and on a light page; violet and crimson are as
-# far from these as these from each other, also for eyes without one of the three kinds of cones.
+# Okabe and Ito's palette without black and yellow, which vanish on a dark or a light page. Violet and crimson are as
+# different from the others as these from each other, for colour-blind readers too.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a4fff", "#dd0044")
-# Eight colours and five patterns have no common factor: forty curves before a pair repeats.
+# 8 colours and 5 patterns have no common factor: a pair repeats only after 40 curves.
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2.5), (1.5, 2), (7, 2, 1.5, 2), (12, 3))
 
 
 def pen(index: int) -> tuple[str, tuple[float, ...]]:
-    """Give the colour and the dash pattern of the curve with this index.
+    """The colour and the dash pattern of the curve with this index.
 
     >>> pen(1)
     ('#d55e00', (6, 2.5))
@@ -26,7 +26,7 @@ def pen(index: int) -> tuple[str, tuple[float, ...]]:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric as people read it; `better` is empty where neither way is better."""
+    """How a metric is shown; `better` is empty if neither direction is better."""
 
     key: str
     name: str
@@ -35,24 +35,24 @@ class Metric:
 
 
 def metric(key: str) -> Metric:
-    """Describe a metric by the words in its name.
+    """Describe a metric by the parts of its name.
 
     >>> metric("test_accuracy")
     Metric(key='test_accuracy', name='Test accuracy', percent=True, better='higher')
     """
-    words = key.replace("-", "_").split("_")
-    lower = not {"loss", "error", "gap", "norm", "objective", "residual"}.isdisjoint(words)
+    parts = key.replace("-", "_").split("_")
+    lower = not {"loss", "error", "gap", "norm", "objective", "residual"}.isdisjoint(parts)
     return Metric(
         key=key,
-        name=" ".join(words).capitalize(),
-        percent=words[-1] in ("accuracy", "density", "nonzero"),
-        better="lower" if lower else "higher" if words[-1] == "accuracy" else "",
+        name=" ".join(parts).capitalize(),
+        percent=parts[-1] in ("accuracy", "density", "nonzero"),
+        better="lower" if lower else "higher" if parts[-1] == "accuracy" else "",
     )
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An x axis: the field of `Curve`, its button, its label with the unit, what one unit is, its figure's name."""
+    """An x axis: a field of `Curve`, the text of its button, its label, the size of its unit, its figure's name."""
 
     key: Literal["round", "gradients", "bytes", "seconds"]
     name: str
@@ -74,17 +74,17 @@ _AXES = (
 
 
 def axes(curves: Iterable[Curve]) -> list[Axis]:
-    """List the x axes that these curves have values for, each in a unit that keeps its ticks short.
+    """The x axes for which these curves have values, each in a unit that keeps the ticks short.
 
     >>> [axis.key for axis in axes([])]
     ['round']
     """
-    found, curves = [], list(curves)
+    shown, curves = [], list(curves)
     for axis, units in _AXES:
         values = np.concatenate([np.zeros(1), *(getattr(curve, axis.key) for curve in curves)])
         top = float(np.nanmax(values))
         if top > 0 or axis.key == "round":
             scale, unit = next((u for u in units if top >= 2 * u[0]), units[-1])
             label = f"{axis.label} ({unit})" if unit else axis.label
-            found.append(replace(axis, label=label, scale=scale))
-    return found
+            shown.append(replace(axis, label=label, scale=scale))
+    return shown

@@ -76,7 +76,7 @@ class Mvr:
         return weight(self.c, eta)
 
     def warn(self, eta: Any) -> None:
-        """Say it when c eta^2 > 1: unclipped, 1 - a would turn negative and the estimate oscillate."""
+        """Warn if c eta^2 > 1: without the clip 1 - a would be negative and the estimate would oscillate."""
         a = float(torch.as_tensor(self.c * eta**2).max())
         if a > 1:
             warnings.warn(
@@ -86,7 +86,8 @@ class Mvr:
 
     def __call__(self, nu: Tensor, x: Tensor, x_prev: Tensor, eta: Any, client: Gradients) -> Tensor:
         g, g_prev = client.gradients(x, x_prev)
-        return g + (1 - self.weight(eta)) * (nu - g_prev)
+        estimate: Tensor = g + (1 - self.weight(eta)) * (nu - g_prev)
+        return estimate
 
 
 def default_c(c: Any, rate: Callable[[Tensor], Any]) -> Any:

@@ -1,15 +1,13 @@
-"""Second moments v of a sequence of gradients g, as adaptive optimisers keep them."""
+"""Second moments v of a sequence of gradients g, as in adaptive optimisers."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from torch import Tensor
 
 KINDS = ("adam", "yogi", "adagrad")
 
 
-def second_moment(kind: str, v: Tensor, g: Tensor, beta2: Any) -> Tensor:
+def second_moment(kind: str, v: Tensor, g: Tensor, beta2: float | Tensor) -> Tensor:
     """Adam: v <- b v + (1-b) g^2.  Yogi: v <- v - (1-b) g^2 sign(v - g^2).  Adagrad: v <- v + g^2.
 
     >>> second_moment("adagrad", torch.tensor([1.0]), torch.tensor([2.0]), 0.9)
@@ -22,6 +20,6 @@ def second_moment(kind: str, v: Tensor, g: Tensor, beta2: Any) -> Tensor:
     return v + g**2
 
 
-def debiased(moment: Tensor, beta: Any, n: Any) -> Tensor:
-    """A moment that started at zero, after n updates, without its bias: moment / (1 - beta^n), as in Adam."""
+def debiased(moment: Tensor, beta: float | Tensor, n: float | Tensor) -> Tensor:
+    """A moment that started at zero, after n updates, with its bias removed: moment / (1 - beta^n), as in Adam."""
     return moment / (1 - beta**n)

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ..checks import POSITIVE, check, number, one_of
 
-FLOOR = 1e-12  # h is never below it, whatever eps
+FLOOR = 1e-12  # the smallest h, whatever eps is
 
 
 class Preconditioner(Protocol):
     @property
-    def measures_first(self) -> bool: ...  # whether nobody moves in the first round, which only measures H
+    def measures_first(self) -> bool: ...  # whether the first round only measures H, and no client moves
     def start(self, s0: Tensor) -> Tensor: ...
     def diagonal(self, mu: Tensor, n: Tensor) -> Tensor: ...
     def update(self, mu: Tensor, s: Tensor) -> Tensor: ...
@@ -39,7 +39,8 @@ class Fixed:
         return torch.zeros_like(s0[..., :1])
 
     def diagonal(self, mu: Tensor, n: Tensor) -> Tensor:
-        return self.h + mu
+        h: Tensor = self.h + mu
+        return h
 
     def update(self, mu: Tensor, s: Tensor) -> Tensor:
         return mu
@@ -60,7 +61,7 @@ class Diagonal:
 
     ``eps_mode="relative"`` needs no epsilon: h = sqrt(mu) + kappa mean_j sqrt(mu_j), with bias correction. Then h has
     the size of the gradients, whatever the model, and only their ratios matter. H is unknown before the first update,
-    so the first round measures it and nobody moves.
+    so the first round measures it and no client moves.
 
     >>> matrix = Diagonal(beta=0.5, eps_mode="relative", bias_correction=True)
     >>> mu = matrix.update(torch.zeros(1, 2), torch.tensor([[3.0, 1.0]]))
@@ -115,7 +116,7 @@ class Diagonal:
         return self.decay * mu + (1 - self.decay) * self.moment(s)
 
     @property
-    def decay(self) -> Any:
+    def decay(self) -> float:
         return self.beta if self.beta_mode == "decay" else 1 - self.beta
 
 
@@ -130,7 +131,8 @@ class Scalar(Diagonal):
     mu0: str = "nu0"
 
     def moment(self, s: Tensor) -> Tensor:
-        return s.double().norm(dim=-1, keepdim=True).to(s.dtype)
+        norm: Tensor = s.double().norm(dim=-1, keepdim=True)
+        return norm.to(s.dtype)
 
     def root(self, mu: Tensor) -> Tensor:
         return mu

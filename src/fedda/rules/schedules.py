@@ -25,7 +25,7 @@ class Constant:
     lr: float
 
     def __post_init__(self) -> None:
-        check("Constant", lr=self.lr)
+        refuse("Constant", lr=self.lr)
 
     def __call__(self, t: Tensor) -> Any:
         return self.lr
@@ -43,10 +43,16 @@ class CubeRoot:
     w: float
 
     def __post_init__(self) -> None:
-        check("CubeRoot", lr=self.lr, w=self.w)
+        refuse("CubeRoot", lr=self.lr, w=self.w)
 
     def __call__(self, t: Tensor) -> Any:
         return self.lr / (self.w + t) ** (1 / 3)
+
+
+def refuse(owner: str, **values: Any) -> None:
+    """Check the numbers, but not those on a device: algorithms make schedules in their rounds, and a look at such a
+    number would wait for the device, which no graph allows. The algorithm has checked them when it was made."""
+    check(owner, **{word: value for word, value in values.items() if not getattr(value, "is_cuda", False)})
 
 
 def cube_root(lr: Any, w: Any) -> Schedule:

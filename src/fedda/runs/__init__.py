@@ -1,1 +1,1 @@
-"""The run folder: what is written into it, and how it is read back. One place for both."""
+"""The run folder: its files (`names`), its writer (`folder`) and its reader (`reading`). Nothing here imports torch."""

@@ -1,4 +1,4 @@
-"""Rows of several seeds become one curve a metric: mean and standard deviation over seeds."""
+"""Curves: mean and standard deviation over seeds, one curve per algorithm and metric."""
 
 import math
 from dataclasses import dataclass
@@ -11,26 +11,15 @@ Array = NDArray[np.float64]
 Row = dict[str, Any]
 Timings = dict[str, dict[int, float]]
 
+BYTES = ("bytes_up", "bytes_down", "bytes")
 COUNTERS = frozenset(
-    (
-        "algorithm",
-        "seed",
-        "round",
-        "steps",
-        "gradients",
-        "bytes_up",
-        "bytes_down",
-        "bytes",
-        "full_gradients",
-        "dropped",
-        "seconds",
-    )
+    ("algorithm", "seed", "round", "steps", "gradients", "full_gradients", "dropped", "seconds", *BYTES)
 )
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one algorithm over seeds, with every x axis; NaN where a value does not exist.
+    """One metric of one algorithm over seeds, with every x axis; NaN is a missing value.
 
     >>> zero = np.zeros(1)
     >>> Curve(zero, zero, zero, zero, mean=zero + 0.5, std=zero, seeds=zero + 3).mean
@@ -43,11 +32,11 @@ class Curve:
     seconds: Array
     mean: Array
     std: Array  # sample standard deviation (n - 1); NaN for one seed
-    seeds: Array  # how many seeds a point averages
+    seeds: Array  # the number of seeds in the mean
 
 
 def number(value: object) -> float:
-    """Give `value` as a finite float, or NaN: a diverged value is null in the file.
+    """`value` as a finite float, or NaN: a diverged value is null in the file.
 
     >>> number(2), number(None)
     (2.0, nan)
@@ -56,7 +45,7 @@ def number(value: object) -> float:
         return math.nan
     try:
         return float(value) if math.isfinite(value) else math.nan
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer too large for a float
         return math.nan
 
 
@@ -73,8 +62,8 @@ def aggregate(rows: list[Row], timings: Timings, metrics: list[str]) -> dict[str
     for row in rows:
         by_label.setdefault(row["algorithm"], []).append(row)
     return {
-        label: {m: _curve(own, m, timings.get(label, {})) for m in metrics if any(m in row for row in own)}
-        for label, own in by_label.items()
+        label: {m: _curve(rows, m, timings.get(label, {})) for m in metrics if any(m in row for row in rows)}
+        for label, rows in by_label.items()
     }
 
 
@@ -88,16 +77,16 @@ def _curve(rows: list[Row], metric: str, clock: dict[int, float]) -> Curve:
     def mean(*keys: str) -> Array:
         return np.array([np.mean([sum(number(row.get(k)) for k in keys) for row in by_round[r]]) for r in rounds])
 
-    with np.errstate(over="ignore", invalid="ignore"):  # squares of huge losses: no band then
+    with np.errstate(over="ignore", invalid="ignore"):  # the square of a huge loss overflows: no band then
         values = [np.array([number(row[metric]) for row in by_round[r]]) for r in rounds]
         std = np.array([v.std(ddof=1) if len(v) > 1 else math.nan for v in values])
-        middle = mean(metric)
+        means = mean(metric)
     return Curve(
         round=np.array(rounds, dtype=float),
         gradients=mean("gradients"),
         bytes=mean("bytes_up", "bytes_down"),
         seconds=_seconds(rounds, clock),
-        mean=np.where(np.isfinite(middle), middle, math.nan),
+        mean=np.where(np.isfinite(means), means, math.nan),
         std=np.where(np.isfinite(std), std, math.nan),
         seeds=np.array([len(v) for v in values], dtype=float),
     )
@@ -108,5 +97,4 @@ def _seconds(rounds: list[int], clock: dict[int, float]) -> Array:
         return np.full(len(rounds), math.nan)
     known = sorted({0: 0.0, **clock}.items())  # the clock starts with the run
     at, seconds = zip(*known, strict=True)
-    found: Array = np.interp(rounds, at, seconds, right=math.nan)
-    return found
+    return np.asarray(np.interp(rounds, at, seconds, right=math.nan))

@@ -1,27 +1,84 @@
-"""The end of a curve: what a run came to is the mean over the last 5 % of its rounds."""
+"""Final values: means over the last 5 % of the rounds (verdicts, sweeps), and the last row (the report)."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from typing import Any
 
-from fedda.runs.curves import Row, number
+from .curves import Row, number
+from .reading import RecordedRun
 
 TAIL = 0.05
 
 
 def tail(rows: list[Row], end: int, rounds: int | None = None) -> list[Row]:
-    """The rows of one seed, in order, in the last 5 % of `rounds` up to the round `end`, at least the last of them.
+    """The rows of one seed in the last 5 % of `rounds` before round `end`; at least the last row.
 
     >>> [row["round"] for row in tail([{"round": r} for r in range(0, 101, 2)], 100)]
     [96, 98, 100]
     """
     until = [row for row in rows if row["round"] <= end]
-    # Compared in whole numbers of 1 / TAIL: 0.95 * rounds is no exact float.
+    # Compared as whole numbers: 0.95 * rounds is not an exact float.
     late = [row for row in until if (end - row["round"]) * round(1 / TAIL) < (rounds or end)]
     return late or until[-1:]
 
 
 def mean(rows: list[Row], metric: str) -> float:
-    """The mean of a metric; NaN where a row has no finite number for it."""
+    """The mean of a metric; NaN if a row has no finite value of it."""
     return statistics.fmean(number(row.get(metric)) for row in rows) if rows else math.nan
+
+
+def summary(run: RecordedRun) -> list[dict[str, Any]]:
+    """One dict per algorithm with its final values, None for a missing one; all have the same keys.
+
+    Values are means over seeds at the last evaluated round, `<metric>_std` the sample standard deviation
+    (None for one seed). A metric is None when a seed diverged; `diverged` counts such seeds.
+
+    >>> from .curves import aggregate
+    >>> row = {"algorithm": "a", "seed": 0, "round": 7, "train_loss": 0.5}
+    >>> curves = aggregate([row], {}, ["train_loss"])
+    >>> [final] = summary(RecordedRun(rows=[row], labels=["a"], metrics=["train_loss"], curves=curves))
+    >>> final["rounds"], final["train_loss"]
+    (7, 0.5)
+    """
+    return [_final(run, label) for label in run.labels]
+
+
+def _final(run: RecordedRun, label: str) -> dict[str, Any]:
+    rows = run.rows_of(label)
+    rounds = max((row["round"] for row in rows), default=None)
+    last = [row for row in rows if row["round"] == rounds]
+    final: dict[str, Any] = {"label": label, "rounds": rounds, "seeds": len(last)}
+    final["diverged"] = sum(any(m in row and math.isnan(number(row[m])) for m in run.metrics) for row in last)
+    for metric in run.metrics:
+        curve = run.curves.get(label, {}).get(metric)
+        final[metric] = None if curve is None else _finite(curve.mean[-1])
+        final[f"{metric}_std"] = None if curve is None else _finite(curve.std[-1])
+    if "test_accuracy" in run.metrics:
+        best = _best(rows, "test_accuracy")
+        final["best_test_accuracy"] = statistics.fmean(best) if best else None
+        final["best_test_accuracy_std"] = statistics.stdev(best) if len(best) > 1 else None
+    for key in ("gradients", "bytes_up", "bytes_down", "dropped"):
+        final[key] = _finite(mean(last, key))
+    up, down = final["bytes_up"], final["bytes_down"]
+    final["bytes"] = None if up is None or down is None else up + down
+    clock = run.timings.get(label, {})
+    final["seconds"] = _finite(clock[max(clock)]) if clock else None
+    final["failure"] = run.failures.get(label)
+    final["privacy"] = next((row["privacy"] for row in last if isinstance(row.get("privacy"), str)), None)
+    return final
+
+
+def _best(rows: list[Row], metric: str) -> list[float]:
+    # Each seed has its own best round: the highest point of the mean curve would be lower.
+    best: dict[int, float] = {}
+    for row in rows:
+        value = number(row.get(metric))
+        if not math.isnan(value):
+            best[row["seed"]] = max(value, best.get(row["seed"], -math.inf))
+    return list(best.values())
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

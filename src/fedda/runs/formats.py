@@ -1,8 +1,8 @@
-"""Numbers for people: `78.1 %`, `12.3 MB`, `3 min 20 s`."""
+"""Numbers as text: `78.1 %`, `12.3 MB`, `3 min 20 s`."""
 
 
 def plain(value: float | None, digits: int = 4) -> str:
-    """Write a measured number with so many significant digits.
+    """A measured number with `digits` significant digits.
 
     >>> plain(0.123456), plain(2.5e-9), plain(1e30), plain(None)
     ('0.1235', '2.5e-9', '1e30', '–')
@@ -17,7 +17,7 @@ def plain(value: float | None, digits: int = 4) -> str:
 
 
 def spread(mean: float | None, std: float | None, percent: bool) -> str:
-    """Write a mean with its standard deviation, where there is one.
+    """A mean with its standard deviation, if there is one.
 
     >>> spread(0.78125, 0.0123, percent=True), spread(0.123456, 0.0123, percent=False)
     ('78.1 ± 1.2 %', '0.1235 ± 0.012')
@@ -30,7 +30,7 @@ def spread(mean: float | None, std: float | None, percent: bool) -> str:
 
 
 def count(value: float | None) -> str:
-    """Write a count, in short form from a hundred thousand on.
+    """A count; millions and billions in short form.
 
     >>> count(1234), count(2_500_000)
     ('1,234', '2.5 million')
@@ -44,7 +44,7 @@ def count(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Write a number of bytes in decimal units.
+    """A number of bytes in decimal units.
 
     >>> size(12_345_678), size(12)
     ('12.3 MB', '12 B')
@@ -58,7 +58,7 @@ def size(value: float | None) -> str:
 
 
 def duration(value: float | None) -> str:
-    """Write seconds as a clock would.
+    """Seconds, minutes or hours.
 
     >>> duration(1.25), duration(200), duration(7500)
     ('1.2 s', '3 min 20 s', '2 h 5 min')

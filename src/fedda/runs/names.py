@@ -1,10 +1,30 @@
-"""Names of the report's files that every system takes."""
+"""Names of files: those of a run folder, for its writer and its readers, and names made of labels."""
 
 import re
 
+CONFIG = "config.toml"  # the complete experiment: `fedda run config.toml` repeats the run
+ENVIRONMENT = "environment.json"  # versions, device, threads, the command
+METRICS = "metrics.jsonl"  # one row per algorithm, seed and evaluated round
+TIMINGS = "timings.jsonl"  # seconds spent in rounds, per algorithm and evaluated round
+FAILURES = "failures.json"  # why an algorithm ended early; absent if none did
+CLAIMS = "claims.json"  # verdicts on the paper's claims; absent if the run belongs to no figure of the paper
+REPORT = "report.html"
+CHECKPOINTS = "checkpoint"
+STATE = f"{CHECKPOINTS}/state.json"  # which checkpoint and which rows are valid: a checkpoint counts from this write on
+
+SWEEP_CONFIG = "sweep.toml"  # a sweep: the grid that was asked for,
+SWEEP = "sweep.json"  # the value of every point,
+BEST = "best.toml"  # and the winners, as a preset file
+
+ROWS = (METRICS, TIMINGS)
+FILES = (CONFIG, ENVIRONMENT, FAILURES, CLAIMS, REPORT, SWEEP_CONFIG, SWEEP, BEST, *ROWS, STATE)
+PATTERNS = ("curves-*.png", "sweep-*.png", "tensorboard/*/events.out.tfevents.*", f"{CHECKPOINTS}/*.safetensors")
+
+OUT_OF_MEMORY = "out of memory"  # a failure that begins so is the machine's: `--resume` tries the algorithm again
+
 
 def slug(text: str) -> str:
-    """Give a name for a file: letters, digits, dot, dash, not too long.
+    """A file name made of a text: letters, digits, dot, dash, at most 60 characters.
 
     >>> slug("fedda-mvr (I = 5)/../x"), slug("§")
     ('fedda-mvr-I-5-..-x', 'unnamed')
@@ -13,15 +33,15 @@ def slug(text: str) -> str:
 
 
 def slugs(texts: list[str]) -> list[str]:
-    """Give names for several files, no two alike, also where a system ignores case.
+    """File names for several texts; no two are equal, even if upper and lower case are.
 
     >>> slugs(["a b", "A-b", "c"])
     ['a-b', 'A-b-2', 'c']
     """
-    found: list[str] = []
+    names: list[str] = []
     for text in texts:
         name, n = slug(text), 2
-        while name.lower() in {other.lower() for other in found}:
+        while name.lower() in {other.lower() for other in names}:
             name, n = f"{slug(text)}-{n}", n + 1
-        found.append(name)
-    return found
+        names.append(name)
+    return names

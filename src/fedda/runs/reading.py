@@ -1,87 +1,110 @@
-"""Read a run folder: what was asked, what was measured, and what went wrong."""
+"""Read a run folder: its configuration, its rows, its curves and its failures."""
 
 import gzip
 import json
-import tomllib
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedda.runs.curves import COUNTERS, Curve, Row, Timings, aggregate, number
+from .curves import COUNTERS, Curve, Row, Timings, aggregate, number
+from .names import CONFIG, ENVIRONMENT, FAILURES, METRICS, TIMINGS
+from .toml import read_toml
 
-# Kept in the rows for whoever looks for the cause of a divergence; no result, and so on no page.
-WATCHED = frozenset(("max_x", "h_min", "h_max"))
+# In the rows to explain a divergence; not results, so not on the page.
+DIAGNOSTICS = frozenset(("max_x", "h_min", "h_max"))
 ORDER = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "objective", "density", "nonzero")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: arrays have no single truth value
 class RecordedRun:
     """A run folder in memory, with `curves[label][metric]` aggregated over seeds.
 
-    >>> RecordedRun(Path("a"), {}, {}, {}, [], {}, ["fedavg"], [], {}).labels
-    ['fedavg']
+    >>> RecordedRun(config={"algorithms": {"fedavg": {"lr": 0.1}}}).params("fedavg")
+    {'lr': 0.1}
     """
 
-    folder: Path
-    config: dict[str, Any]
-    environment: dict[str, Any]
-    failures: dict[str, str]
-    rows: list[Row]
-    timings: Timings  # label -> {round: cumulative seconds}
-    labels: list[str]  # the order of the configuration, so that colours stay the same
-    metrics: list[str]
-    curves: dict[str, dict[str, Curve]]
+    folder: Path = Path()
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    timings: Timings = field(default_factory=dict)  # label -> {round: cumulative seconds}
+    labels: list[str] = field(default_factory=list)  # in the order of the configuration, so that colours stay the same
+    metrics: list[str] = field(default_factory=list)
+    curves: dict[str, dict[str, Curve]] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The title of the experiment, else its name, else the name of the folder."""
+        return str(self.config.get("title") or self.config.get("name") or self.folder.name)
+
+    def table(self, name: str) -> dict[str, Any]:
+        """A table of the configuration; empty if it is missing."""
+        return _dict(self.config.get(name))
+
+    def params(self, label: str) -> dict[str, Any]:
+        """The table of an algorithm in the configuration; empty if it is missing."""
+        return _dict(self.table("algorithms").get(label))
+
+    @cached_property
+    def _rows(self) -> dict[str, list[Row]]:
+        rows: dict[str, list[Row]] = {}
+        for row in self.rows:
+            rows.setdefault(row["algorithm"], []).append(row)
+        return rows
+
+    def rows_of(self, label: str) -> list[Row]:
+        return self._rows.get(label, [])
 
 
-def read(folder: str | Path) -> RecordedRun:
-    r"""Read the run in `folder`; a folder that is no run raises a ValueError that says what is missing.
+def read_run(folder: str | Path) -> RecordedRun:
+    r"""Read the run in `folder`; if it does not hold one, a ValueError says what is missing.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "config.toml").write_text("[algorithms.fedavg]\nlr = 0.1\n")
     >>> row = {"algorithm": "fedavg", "seed": 0, "round": 0, "train_loss": 2.5}
     >>> _ = (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    >>> read(folder).curves["fedavg"]["train_loss"].mean.tolist()
+    >>> read_run(folder).curves["fedavg"]["train_loss"].mean.tolist()
     [2.5]
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; give the folder that `fedda run` wrote")
-    metrics_file = kept(folder, "metrics.jsonl")
-    if not metrics_file.is_file():
-        raise ValueError(f"{metrics_file}: not there; give a run folder, as `fedda run` writes it")
-    config = toml(folder / "config.toml")
-    rows = _rows(metrics_file)
+    metrics_file = kept(folder, METRICS)
+    for file in (metrics_file, folder / CONFIG):
+        if not file.is_file():
+            raise ValueError(f"{file}: not there; give a run folder, as `fedda run` writes it")
+    config = read_toml(folder / CONFIG)
+    rows = read_rows(metrics_file)
     if not rows:
         raise ValueError(f"{metrics_file}: has no complete row yet; let the run reach round 0")
     timings: Timings = {}
-    for line, timing in _lines(kept(folder, "timings.jsonl")):
+    for line, _, timing in read_lines(kept(folder, TIMINGS)):
         if not isinstance(timing.get("algorithm"), str) or not _whole(timing.get("round")):
             raise ValueError(f"{line}: a timing needs the keys algorithm, round and seconds")
         timings.setdefault(timing["algorithm"], {})[timing["round"]] = number(timing.get("seconds"))
-    failures = {label: str(reason) for label, reason in _object(folder / "failures.json").items()}
-
-    asked = config.get("algorithms")
-    labels = dict.fromkeys(asked if isinstance(asked, dict) else ())
-    labels |= dict.fromkeys([*(row["algorithm"] for row in rows), *failures])
+    failures = {label: str(reason) for label, reason in _object(folder / FAILURES).items()}
+    labels = [*_dict(config.get("algorithms")), *(row["algorithm"] for row in rows), *failures]
     metrics = _metrics(rows)
     return RecordedRun(
         folder=folder,
         config=config,
-        environment=_object(folder / "environment.json"),
+        environment=_object(folder / ENVIRONMENT),
         failures=failures,
         rows=rows,
         timings=timings,
-        labels=list(labels),
+        labels=list(dict.fromkeys(labels)),
         metrics=metrics,
         curves=aggregate(rows, timings, metrics),
     )
 
 
 def kept(folder: Path, name: str) -> Path:
-    """The file of this name, or its compressed form where only that was kept.
+    """The file of this name, or its compressed form if only that was kept.
 
     >>> kept(Path("nowhere"), "metrics.jsonl").name
     'metrics.jsonl'
@@ -91,48 +114,52 @@ def kept(folder: Path, name: str) -> Path:
 
 
 def _metrics(rows: list[Row]) -> list[str]:
-    # A key that never holds a number (null throughout, or text) is no metric of this problem.
-    found = {
+    # A key without any number (always null, or text) is not a metric of this problem.
+    keys = {
         key
         for row in rows
         for key in row
-        if ":" not in key and key not in COUNTERS | WATCHED and number(row[key]) == number(row[key])
+        if ":" not in key and key not in COUNTERS | DIAGNOSTICS and number(row[key]) == number(row[key])
     }
-    # Without an exact zero anywhere there is no sparsity to show, nor a constraint that nobody misses; a run that
-    # diverged has no number.
+    # Shown only if they say something: sparsity if a weight is exactly zero, the objective if there is a penalty, and
+    # the distance to a constraint if one is violated. A run that diverged has no number.
     if not any(number(row.get("nonzero")) < 1.0 for row in rows):
-        found -= {"density", "nonzero"}
+        keys -= {"density", "nonzero"}
     if all(row.get("objective") == row.get("train_loss") for row in rows if "objective" in row):
-        found -= {"objective"}  # there is no penalty
+        keys -= {"objective"}
     if not any(number(row.get("infeasible")) > 0.0 for row in rows):
-        found -= {"infeasible"}
-    return ordered(found)
+        keys -= {"infeasible"}
+    return ordered(keys)
 
 
-def ordered(found: Iterable[str]) -> list[str]:
-    """Put metrics into the order in which they are shown.
+def ordered(metrics: Iterable[str]) -> list[str]:
+    """Metrics in the order in which they are shown.
 
     >>> ordered({"test_loss", "gap", "train_loss"})
     ['train_loss', 'test_loss', 'gap']
     """
-    return sorted(set(found), key=lambda key: (ORDER.index(key) if key in ORDER else len(ORDER), key))
+    return sorted(set(metrics), key=lambda key: (ORDER.index(key) if key in ORDER else len(ORDER), key))
 
 
-def _rows(path: Path) -> list[Row]:
-    rows: dict[tuple[str, int, int], Row] = {}
-    for line, row in _lines(path):
+def read_rows(path: Path) -> list[Row]:
+    """The rows of `metrics.jsonl`: the last one per algorithm, seed, round and point of a sweep.
+
+    A resumed run repeats the rounds after its checkpoint.
+    """
+    rows: dict[tuple[str, int, int, int | None], Row] = {}
+    for line, _, row in read_lines(path):
         if not (isinstance(row.get("algorithm"), str) and _whole(row.get("seed")) and _whole(row.get("round"))):
             raise ValueError(f"{line}: a row needs algorithm (text), seed and round (whole numbers)")
-        # A resumed run repeats the rounds after its checkpoint: the later row counts.
-        rows[row["algorithm"], row["seed"], row["round"]] = row
+        rows[row["algorithm"], row["seed"], row["round"], row.get("point")] = row
     return list(rows.values())
 
 
-def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def read_lines(path: Path) -> list[tuple[str, bytes, dict[str, Any]]]:
+    """The JSON objects of a file of lines, each with its place for messages and its bytes; none without the file."""
     if not path.is_file():
         return []
     # Split bytes, not text: a killed run may have cut its last line inside a character.
-    lines = [(i, line) for i, line in enumerate(_content(path).split(b"\n"), 1) if line.strip()]
+    lines = [(i, line) for i, line in enumerate(_content(path).splitlines(keepends=True), 1) if line.strip()]
     parsed = []
     for i, line in lines:
         try:
@@ -143,7 +170,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
             value = None
         if not isinstance(value, dict):
             raise ValueError(f"{path}, line {i}: not a JSON object; only the last line may be cut short")
-        parsed.append((f"{path}, line {i}", value))
+        parsed.append((f"{path}, line {i}", line, value))
     return parsed
 
 
@@ -156,23 +183,6 @@ def _content(path: Path) -> bytes:
         raise ValueError(f"{path}: not a whole gzip file ({why})") from None
 
 
-def toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "config.toml"
-    >>> _ = path.write_text("rounds = 40")
-    >>> toml(path)
-    {'rounds': 40}
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: not there; give a run folder, as `fedda run` writes it") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid TOML ({error})") from None
-
-
 def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
@@ -183,6 +193,10 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path}: not a JSON object; it should read {{...}}")
     return value
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _whole(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""A sweep folder in memory: `sweep.json`, checked, with the points of every algorithm."""
+"""Read a sweep folder: `sweep.json`, checked, with the points of every algorithm."""
 
 import json
 import math
@@ -6,20 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from .names import SWEEP
+
 Value = int | float | str | bool | None
+Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True)
 class Point:
-    """One choice of values and what it reached; `value` is NaN where it diverged."""
+    """One choice of hyper-parameters and the value it reached, which is NaN if it diverged."""
 
     values: dict[str, Value]
     value: float
-    std: float
-    seeds: int
-    note: str
-    best: bool
-    gradients: float
+    std: float = math.nan
+    seeds: int = 0
+    note: str = ""
+    best: bool = False
+    gradients: float = math.nan
 
     @property
     def ok(self) -> bool:
@@ -28,32 +31,37 @@ class Point:
 
 @dataclass(frozen=True)
 class Swept:
-    """The points of one algorithm, over its words."""
+    """The points of one algorithm; `params` are the hyper-parameters that were searched."""
 
     label: str
-    words: list[str]
+    params: list[str]
     points: list[Point]
-    better: Literal["higher", "lower"]
+    better: Better
 
     @property
     def ranked(self) -> list[Point]:
-        """Best first, the diverged ones last.
+        """Best first, diverged points last.
 
-        >>> points = [Point({"lr": v}, v, math.nan, 1, "", False, math.nan) for v in (0.1, math.nan, 0.3)]
+        >>> points = [Point({"lr": v}, v) for v in (0.1, math.nan, 0.3)]
         >>> [point.value for point in Swept("a", ["lr"], points, "higher").ranked]
         [0.3, 0.1, nan]
         """
         sign = 1 if self.better == "lower" else -1
         return sorted(self.points, key=lambda p: (not p.ok, not p.best, sign * p.value if p.ok else 0))
 
+    @property
+    def best(self) -> Point | None:
+        """The point that was chosen, else the best that did not diverge."""
+        return next((point for point in self.ranked if point.ok), None)
+
 
 @dataclass(frozen=True)
 class SweepResults:
-    """All of `sweep.json`."""
+    """The content of `sweep.json`."""
 
     folder: Path
     metric: str
-    better: Literal["higher", "lower"]
+    better: Better
     rounds: int | None
     seeds: list[int]
     budget: int | None
@@ -61,88 +69,87 @@ class SweepResults:
 
 
 def is_sweep(folder: str | Path) -> bool:
-    """Tell a sweep folder from a run folder.
+    """Whether a folder holds a sweep, not a run.
 
     >>> is_sweep("nowhere")
     False
     """
-    return (Path(folder) / "sweep.json").is_file()
+    return (Path(folder) / SWEEP).is_file()
 
 
 def read_sweep(folder: str | Path) -> SweepResults:
-    """Read a sweep folder; what is wrong with it is a ValueError of one line.
+    """Read a sweep folder; a mistake in it is a ValueError of one line.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> found = {"words": ["lr"], "points": [{"values": {"lr": 0.1}, "value": 0.9, "best": True}]}
-    >>> text = json.dumps({"metric": "validation_accuracy", "better": "higher", "algorithms": {"fedavg": found}})
+    >>> table = {"words": ["lr"], "points": [{"values": {"lr": 0.1}, "value": 0.9, "best": True}]}
+    >>> text = json.dumps({"metric": "validation_accuracy", "better": "higher", "algorithms": {"fedavg": table}})
     >>> _ = (folder / "sweep.json").write_text(text)
     >>> read_sweep(folder).algorithms[0].points[0].values
     {'lr': 0.1}
     """
-    path = Path(folder) / "sweep.json"
+    path = Path(folder) / SWEEP
     if not path.is_file():
         raise ValueError(f"{path}: not there; give a sweep folder, as `fedda sweep` writes it")
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except ValueError:
-        raise ValueError(f"{path}: not valid JSON; let `fedda sweep` write it anew") from None
-    found = _as(dict, found, f"{path}: it")
-    better = found.get("better")
+        raise ValueError(f"{path}: not valid JSON; run `fedda sweep` again") from None
+    table = _as(dict, content, f"{path}: it")
+    better = table.get("better")
     if better not in ("higher", "lower"):
         raise ValueError(f"{path}: better must be 'higher' or 'lower', got {better!r}")
-    algorithms = _as(dict, found.get("algorithms"), f"{path}: algorithms")
+    algorithms = _as(dict, table.get("algorithms"), f"{path}: algorithms")
     return SweepResults(
         folder=Path(folder),
-        metric=_as(str, found.get("metric"), f"{path}: metric"),
+        metric=_as(str, table.get("metric"), f"{path}: metric"),
         better=better,
-        rounds=_optional(int, found.get("rounds"), f"{path}: rounds"),
-        seeds=_as(list, found.get("seeds", []), f"{path}: seeds"),
-        budget=_optional(int, found.get("budget"), f"{path}: budget"),
-        algorithms=[_swept(label, own, better, f"{path}: {label}") for label, own in algorithms.items()],
+        rounds=_optional(int, table.get("rounds"), f"{path}: rounds"),
+        seeds=_as(list, table.get("seeds", []), f"{path}: seeds"),
+        budget=_optional(int, table.get("budget"), f"{path}: budget"),
+        algorithms=[_swept(label, value, better, f"{path}: {label}") for label, value in algorithms.items()],
     )
 
 
-def _swept(label: str, found: Any, better: Literal["higher", "lower"], place: str) -> Swept:
-    found = _as(dict, found, place)
-    words = [_as(str, word, f"{place}: a word") for word in _as(list, found.get("words"), f"{place}: words")]
-    points = _as(list, found.get("points"), f"{place}: points")
-    return Swept(label, words, [_point(p, words, f"{place}: points[{i}]") for i, p in enumerate(points)], better)
+def _swept(label: str, value: Any, better: Better, where: str) -> Swept:
+    table = _as(dict, value, where)
+    params = [_as(str, name, f"{where}: a name") for name in _as(list, table.get("words"), f"{where}: words")]
+    points = _as(list, table.get("points"), f"{where}: points")
+    return Swept(label, params, [_point(p, params, f"{where}: points[{i}]") for i, p in enumerate(points)], better)
 
 
-def _point(found: Any, words: list[str], place: str) -> Point:
-    found = _as(dict, found, place)
-    values = _as(dict, found.get("values"), f"{place}: values")
-    for word in words:
-        if word not in values:
-            raise ValueError(f"{place}: values has no {word!r}, one of the words")
-    note = found.get("note")
+def _point(value: Any, params: list[str], where: str) -> Point:
+    table = _as(dict, value, where)
+    values = _as(dict, table.get("values"), f"{where}: values")
+    for name in params:
+        if name not in values:
+            raise ValueError(f"{where}: values has no {name!r}, one of the words")
     return Point(
-        # A list (a schedule) or a table (a prox) is a choice like a text.
-        values={word: v if isinstance(v := values[word], Value) else json.dumps(v) for word in words},
-        value=_number(found.get("value"), f"{place}: value"),
-        std=_number(found.get("std"), f"{place}: std"),
-        seeds=_optional(int, found.get("seeds"), f"{place}: seeds") or 0,
-        note=_as(str, note, f"{place}: note") if note is not None else "",
-        best=found.get("best") is True,
-        gradients=_number(found.get("gradients"), f"{place}: gradients"),
+        # A list (a schedule) or a table (a prox) is shown as text.
+        values={name: v if isinstance(v := values[name], Value) else json.dumps(v) for name in params},
+        value=_number(table.get("value"), f"{where}: value"),
+        std=_number(table.get("std"), f"{where}: std"),
+        seeds=_optional(int, table.get("seeds"), f"{where}: seeds") or 0,
+        note=_optional(str, table.get("note"), f"{where}: note") or "",
+        best=table.get("best") is True,
+        gradients=_number(table.get("gradients"), f"{where}: gradients"),
     )
 
 
-def _number(value: Any, place: str) -> float:
+def _number(value: Any, where: str) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{place} must be a number or null, got {value!r}")
+        raise ValueError(f"{where} must be a number or null, got {value!r}")
     return float(value) if math.isfinite(value) else math.nan
 
 
-def _as(kind: type, value: Any, place: str) -> Any:
+def _as(kind: type, value: Any, where: str) -> Any:
     if not isinstance(value, kind):
         names = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
-        raise ValueError(f"{place} must be {names[kind]}, got {value!r:.80}")
+        raise ValueError(f"{where} must be {names[kind]}, got {value!r:.80}")
     return value
 
 
-def _optional(kind: type, value: Any, place: str) -> Any:
-    return None if value is None else _as(kind, value, place)
+def _optional(kind: type, value: Any, where: str) -> Any:
+    return None if value is None else _as(kind, value, where)

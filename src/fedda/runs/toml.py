@@ -1,5 +1,4 @@
-"""Writing TOML (the standard library only reads it): tables, numbers, strings, booleans, dates, lists; and reading
-one value of it."""
+"""Write TOML, which the standard library only reads, and read a file or a single value of it."""
 
 from __future__ import annotations
 
@@ -7,11 +6,31 @@ import json
 import re
 import tomllib
 from datetime import date, time
+from pathlib import Path
 from typing import Any
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; a mark that some editors put at its beginning is skipped."""
+    try:
+        return loads(path.read_text(encoding="utf-8-sig"), str(path))
+    except OSError as why:
+        raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8 text, which TOML must be") from None
+
+
+def loads(text: str, where: str) -> dict[str, Any]:
+    """Parse a TOML document; a message about it begins with `where` and has one line."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as why:
+        line = (str(why).splitlines() or [type(why).__name__])[0]
+        raise ValueError(f"{where}: not valid TOML: {line[:300]}") from None
+
+
 def dumps(table: dict[str, Any]) -> str:
-    """A document that `tomllib` reads back as the same table; None is left out, as TOML has none.
+    """A document that `tomllib` reads back as the same table; None is left out, because TOML has no such value.
 
     >>> print(dumps({"rounds": 5, "algorithms": {"fedavg": {"lr": 0.1}}}).strip())
     rounds = 5
@@ -23,7 +42,7 @@ def dumps(table: dict[str, Any]) -> str:
 
 
 def literal(text: str) -> Any:
-    """A value as TOML has it; a bare word is a text.
+    """A single TOML value; what is not one is a text.
 
     >>> literal("0.1"), literal("[1, 2]"), literal("zero")
     (0.1, [1, 2], 'zero')
@@ -46,7 +65,7 @@ def _lines(table: dict[str, Any], path: tuple[str, ...]) -> list[str]:
 
 
 def _is_section(value: Any, path: tuple[str, ...]) -> bool:
-    """Tables down to the second level get a heading; deeper ones (a prox) stay inline."""
+    """Tables get a heading down to the second level; deeper ones, such as a prox, stay inline."""
     return isinstance(value, dict) and len(path) < 2
 
 
@@ -55,7 +74,7 @@ def _key(key: str) -> str:
 
 
 def _string(text: str) -> str:
-    # A JSON string is a TOML string, but for DEL, which TOML wants escaped.
+    # A JSON string is a TOML string, except that TOML needs DEL escaped.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -72,4 +91,4 @@ def _value(value: Any) -> str:
         return value.isoformat()
     if isinstance(value, int | float):
         return repr(value)
-    raise ValueError(f"TOML has no word for {value!r}")
+    raise ValueError(f"TOML cannot hold {value!r}")

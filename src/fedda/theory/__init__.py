@@ -1,4 +1,4 @@
-"""The paper's theory, executable: its measure, lemmas, theorem and constants, on recorded runs and real problems.
+"""The paper's theory as code: its measure, lemmas, theorem and constants, on recorded runs and real problems.
 
 >>> import fedda
 >>> from fedda.theory import Synthetic, measure, traces
@@ -11,35 +11,15 @@ True
 
 from . import lemmas
 from .advice import Advice, advise
-from .constants import Constants, constants
-from .decay import Decay, decay
-from .measure import Measure, measure, stationarity
+from .estimates import Constants, constants
 from .methods import CORRECTED, PRINTED, Method
-from .practical import Practical
+from .rates import Decay, decay
 from .recording import Recording
 from .synthetic import Synthetic
-from .theorem import Theorem1, local_steps
-from .trace import Trace, traces
+from .theorem import Practical, Theorem1, local_steps
+from .trace import Measure, Trace, measure, traces
 
 __all__ = [
-    "CORRECTED",
-    "PRINTED",
-    "Advice",
-    "Constants",
-    "Decay",
-    "Measure",
-    "Method",
-    "Practical",
-    "Recording",
-    "Synthetic",
-    "Theorem1",
-    "Trace",
-    "advise",
-    "constants",
-    "decay",
-    "lemmas",
-    "local_steps",
-    "measure",
-    "stationarity",
-    "traces",
-]
+    "CORRECTED", "PRINTED", "Advice", "Constants", "Decay", "Measure", "Method", "Practical", "Recording", "Synthetic",
+    "Theorem1", "Trace", "advise", "constants", "decay", "lemmas", "local_steps", "measure", "traces",
+]  # fmt: skip

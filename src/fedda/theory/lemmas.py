@@ -1,18 +1,21 @@
-"""The paper's lemmas as slacks, right side minus left side, of one recorded round: none may be negative.
+"""The paper's lemmas on one recorded round, as slacks: right side minus left side, which must not be negative.
 
-Labels are those of the paper's LaTeX source. Lemma A9 is false as it is stated; both of its sides are here too.
+Labels are those of the paper's LaTeX source. Lemma A9 is false as stated; both of its sides are here as well.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import Problem
-from .measure import each, error, square, value
-from .trace import Trace
+from ..registry import make
+from .synthetic import Synthetic
+from .trace import Trace, error, square, traces, value
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -29,14 +32,13 @@ def spread(v: Tensor) -> Tensor:
 
 
 def a0(trace: Trace) -> dict[str, Tensor]:
-    """Lemma A0: how steps in the primal are bounded by what happens in the dual, for every i and k.
+    """Lemma A0: primal steps are bounded by dual ones, for every i and k.
 
         1  lambda <nu, d> >= rho |d|^2  and  lambda |nu| >= rho |d|     on every client
         2  the same for nubar and d~                                    along the virtual point
         3  lambda |z - zbar| >= rho |X - x~|
 
     >>> import fedda
-    >>> from fedda.theory import traces
     >>> problem = fedda.Quadratic(A=[[1.0], [3.0]], b=[[0.0], [2.0]])
     >>> algorithm = fedda.make("fedda-mvr", lr=0.2, w=8.0, eps=1.0, prox=fedda.prox.Box(-0.5, 0.5))
     >>> slacks = [slack for trace in traces(algorithm, problem, rounds=5) for slack in a0(trace).values()]
@@ -55,14 +57,14 @@ def a0(trace: Trace) -> dict[str, Tensor]:
     }
 
 
-def apart(trace: Trace) -> Tensor:
-    """sum over l = 1..i of eta_l^2 sum_k |nu_l - nubar_l|^2, for i = 0..I-1; l = 0 has nothing to add."""
+def weighted_spread(trace: Trace) -> Tensor:
+    """sum over l = 1..i of eta_l^2 sum_k |nu_l - nubar_l|^2, for i = 0..I-1; the term l = 0 is zero."""
     return (trace.eta[..., 0, 0] ** 2 * spread(trace.NU[:-1])).cumsum(dim=0)
 
 
 def a8_1(trace: Trace) -> Tensor:
     """Lemma A8.1: sum_k |z_i - zbar_i|^2 <= (I - 1) sum_{l<i} eta_l^2 sum_k |nu_l - nubar_l|^2, i = 0..I."""
-    sums = apart(trace)
+    sums = weighted_spread(trace)
     return (trace.steps - 1) * torch.cat([torch.zeros_like(sums[:1]), sums]) - spread(trace.Z)
 
 
@@ -73,7 +75,7 @@ def a8_2(trace: Trace) -> Tensor:
     """
     _sets_only(trace)
     factor = 4 * (trace.scale / trace.rho)[..., 0, 0] ** 2 * (trace.steps - 1)
-    return factor * apart(trace) - trace.eta[..., 0, 0] ** 2 * square(trace.d - trace.dt)
+    return factor * weighted_spread(trace) - trace.eta[..., 0, 0] ** 2 * square(trace.d - trace.dt)
 
 
 def a3(trace: Trace, problem: Problem, L: float) -> Tensor:
@@ -91,7 +93,7 @@ def a3(trace: Trace, problem: Problem, L: float) -> Tensor:
 
 
 def a13(trace: Trace, problem: Problem, L: float, sigma: float = 0.0, batch: int = 1) -> Tensor:
-    """Lemma A13, consensus of the estimates, for i = 1..I; path by path where sigma = 0, else in the mean.
+    """Lemma A13, consensus of the estimates, for i = 1..I; path by path if sigma = 0, else in the mean.
 
         sum_k |nu_i - nubar_i|^2 <= (1 + 1/I) sum_k |nu_{i-1} - nubar_{i-1}|^2 + 8 K I L^2 eta_{i-1}^2 |d~_{i-1}|^2
             + 8 K I alpha_i^2 (sigma^2 / b_1 + 2 zeta^2)
@@ -101,23 +103,18 @@ def a13(trace: Trace, problem: Problem, L: float, sigma: float = 0.0, batch: int
     """
     _sets_only(trace)
     K, I, eta = trace.clients, trace.steps, trace.eta[..., 0, 0]
-    own, alpha = spread(trace.NU), trace.weights[..., 0, 0]
+    nu, alpha = spread(trace.NU), trace.weights[..., 0, 0]
     factor = 96 * (trace.scale * I * L / trace.rho)[..., 0, 0] ** 2
-    sums = apart(trace)  # its entry i - 1 runs to l = i - 1
-    right = (1 + 1 / I) * own[:-1] + 8 * K * I * L**2 * eta**2 * square(trace.dt)
+    sums = weighted_spread(trace)  # its entry i - 1 runs to l = i - 1
+    right = (1 + 1 / I) * nu[:-1] + 8 * K * I * L**2 * eta**2 * square(trace.dt)
     right = right + 8 * K * I * alpha**2 * (sigma**2 / batch + 2 * zeta(problem, trace.xt[:-1]) ** 2)
-    return right + factor * sums - own[1:]
+    return right + factor * sums - nu[1:]
 
 
 def zeta(problem: Problem, x: Tensor) -> Tensor:
     """The largest difference between two clients' full gradients at x [..., 1, d]: [...]."""
-    g = each(problem, x)
+    g = problem.full_gradients(x)
     return torch.cdist(g, g, compute_mode="donot_use_mm_for_euclid_dist").amax(dim=(-2, -1))
-
-
-def a7(nu: Tensor, x: Tensor, problem: Problem) -> Tensor:
-    """|e_0|^2 of first estimates [..., 1, d]: lemma A7 says that its mean is at most sigma^2 / (b K)."""
-    return square(nu - each(problem, x).mean(dim=-2, keepdim=True))
 
 
 def a9(trace: Trace, problem: Problem, L: float, sigma: float = 0.0, batch: int = 1) -> tuple[Tensor, Tensor]:
@@ -129,22 +126,55 @@ def a9(trace: Trace, problem: Problem, L: float, sigma: float = 0.0, batch: int 
     K, eta, alpha = trace.clients, trace.eta[..., 0, 0], trace.weights[..., 0, 0]
     e = square(error(trace, problem))
     factor = 40 * (trace.scale * L / trace.rho)[..., 0, 0] ** 2 * (trace.steps - 1) / K**2
-    right = (1 - alpha) ** 2 * e[:-1] + factor * apart(trace) + 8 * eta**2 * L**2 / K * square(trace.dt)
+    right = (1 - alpha) ** 2 * e[:-1] + factor * weighted_spread(trace) + 8 * eta**2 * L**2 / K * square(trace.dt)
     return e[1:], right + 4 * alpha**2 * sigma**2 / (batch * K)
 
 
 def least(trace: Trace, problem: Any, L: float) -> dict[str, float]:
-    """The smallest slack of every lemma that holds path by path; of A13 only where gradients have no noise."""
-    found = {f"A0.{name}": slack for name, slack in a0(trace).items()}
-    found |= {"A8.1": a8_1(trace), "A8.2": a8_2(trace), "A3": a3(trace, problem, L)}
-    if getattr(problem, "noise", 1.0) == 0 and hasattr(trace.algorithm.estimator, "weight"):
-        found["A13"] = a13(trace, problem, L)
-    return {name: float(slack.min()) for name, slack in found.items()}
+    """The smallest slack of every lemma that holds path by path; A13 needs gradients without noise."""
+    slacks = {f"A0.{name}": slack for name, slack in a0(trace).items()}
+    slacks |= {"A8.1": a8_1(trace), "A8.2": a8_2(trace), "A3": a3(trace, problem, L)}
+    if problem.noiseless and hasattr(trace.algorithm.estimator, "weight"):
+        slacks["A13"] = a13(trace, problem, L)
+    return {name: float(slack.min()) for name, slack in slacks.items()}
 
 
 def _sets_only(trace: Trace) -> None:
     if bool((trace.algorithm.prox.value(trace.xt) != 0).any()):
         name = type(trace.algorithm.prox).__name__
         raise ValueError(
-            f"theory: the lemmas speak of constraint sets, {name} is a penalty; take a set, such as L1Ball"
+            f"theory: the lemmas are about constraint sets, {name} is a penalty; use a set, such as L1Ball"
         )
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """Means over rounds for i = 0..I: distances of estimates and dual states, and the lemmas' bounds on them."""
+
+    estimates: np.ndarray  # sum_k |nu_i - nubar_i|^2 / K
+    duals: np.ndarray  # sum_k |z_i - zbar_i|^2 / K
+    estimates_bound: np.ndarray  # A13, from i = 1 on
+    duals_bound: np.ndarray  # A8.1
+
+
+def consensus(rounds: int = 60, steps: int = 10, clients: int = 8, d: int = 8) -> Consensus:
+    """FedDA-MVR in a box, on clients with different Hessians and without noise: both lemmas hold path by path.
+
+    >>> distances = consensus(rounds=5, steps=4)
+    >>> bool((distances.duals <= distances.duals_bound + 1e-15).all())
+    True
+    >>> bool((distances.estimates[1:] <= distances.estimates_bound).all())
+    True
+    """
+    generator = torch.Generator().manual_seed(0)
+    A = 0.1 + 0.9 * torch.rand(clients, d, generator=generator, dtype=torch.float64)
+    problem = Synthetic(A, torch.randn(clients, d, generator=generator, dtype=torch.float64))
+    algorithm: Any = make(
+        "fedda-mvr", lr=0.05, w=100.0, eps=0.3, steps=steps, prox={"kind": "box", "lower": -1.0, "upper": 1.0}
+    )
+    rows: list[list[np.ndarray]] = []
+    for trace in traces(algorithm, problem, rounds):
+        nu, z = spread(trace.NU), spread(trace.Z)
+        bounds = (a13(trace, problem, problem.L) + nu[1:], a8_1(trace) + z)
+        rows.append([(v / clients).numpy() for v in (nu, z, *bounds)])
+    return Consensus(*(np.mean(column, axis=0) for column in zip(*rows, strict=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -12,10 +13,10 @@ class Method:
     name: str
     gradients: float
     rounds: float
-    state: str  # what clients keep in the round
+    state: str  # what clients keep during a round
     local_adaptive: bool = False
     constrained: bool = False
-    why: str = ""  # what we changed
+    why: str = ""  # the reason for a change
 
     def cells(self) -> tuple[str, ...]:
         marks = ("yes" if mark else "" for mark in (self.local_adaptive, self.constrained))
@@ -32,27 +33,14 @@ PRINTED = (
     Method("MIME-MVR", 1.5, 1.5, "primal", local_adaptive=True),
     Method("FedDA-MVR", 1.5, 1, "dual", local_adaptive=True, constrained=True),
 )
-CHANGES: dict[str, dict[str, object]] = {
-    "FedCM": {
-        "gradients": 2.0,
-        "why": "plain momentum, no variance reduction: an eps^-2 rate (from memory of its paper)",
-    },
-    "MIME-MVR": {"local_adaptive": False, "why": "no preconditioner in this instance of MIME"},
-    "FedDA-MVR": {
-        "rounds": 1.25,
-        "why": "eps^-1 needs K >= sqrt(T), where I <= 1; else K^(-1/2) eps^-1.25, if Theorem 1's K-dependence holds",
-    },
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "FedCM": ({"gradients": 2.0}, "plain momentum, no variance reduction: an eps^-2 rate (from memory of its paper)"),
+    "MIME-MVR": ({"local_adaptive": False}, "no preconditioner in this instance of MIME"),
+    "FedDA-MVR": (
+        {"rounds": 1.25},
+        "eps^-1 needs K >= sqrt(T), where I <= 1; else K^(-1/2) eps^-1.25, if Theorem 1's K-dependence holds",
+    ),
 }
-CORRECTED = tuple(replace(row, **CHANGES.get(row.name, {})) for row in PRINTED)  # type: ignore[arg-type]
-
-
-def communication(eps: float, K: int) -> tuple[float, float, float]:
-    """T, I and E = T / I of the corollary for T = eps^-1.5 / K: what follows without its last assumption.
-
-    >>> T, I, E = communication(1e-6, 100)
-    >>> round(T), round(I, 2), round(E / (100**-0.5 * 1e-6**-1.25), 6)
-    (10000000, 3.16, 1.0)
-    """
-    T = eps**-1.5 / K
-    I = (T / K**2) ** (1 / 6)
-    return T, I, T / I
+CORRECTED = tuple(
+    replace(row, **CHANGES[row.name][0], why=CHANGES[row.name][1]) if row.name in CHANGES else row for row in PRINTED
+)

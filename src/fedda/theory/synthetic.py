@@ -1,4 +1,4 @@
-"""The problem that the theory is tested on: all of its constants are known."""
+"""The problem on which the theory is tested. All of its constants are known."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Synthetic(Quadratic):
     """f_k(x) = sum A_k (x - b_k)^2 / 2 + slope_k x + bend x^2 / (1 + x^2), with noise as in `fedda.Quadratic`.
 
     `bend` > 0 makes it non-convex: that term's curvature lies in [-bend / 2, 2 bend]. `b` may be [replicas, K, d].
-    With `distinct`, one number for each replica, client k is a copy of client k mod distinct, batches included: a mean
-    over all of them is one over the distinct ones, so that different numbers of clients run as one program.
+    With `distinct`, one number per replica, client k is a copy of client k mod distinct, batches included. The mean
+    over all clients is then the mean over the distinct ones, so different numbers of clients run as one program.
 
     >>> problem = Synthetic(A=[[1.0], [0.0]], b=[[10.0], [0.0]], slope=[[0.0], [9.0]])
-    >>> problem.exact(torch.zeros(1, 1, dtype=torch.float64)), problem.L
-    (tensor([[-0.5000]], dtype=torch.float64), 1.0)
+    >>> problem.each(torch.zeros(1, 1, dtype=torch.float64)).tolist(), problem.L
+    ([[-10.0], [9.0]], 1.0)
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Synthetic(Quadratic):
         self.slope, self.bend = torch.as_tensor(slope, dtype=torch.float64).expand(b.shape), bend
         first, second = (v if v.dim() == 2 else v[0] for v in (self.curves, self.centres))
         super().__init__(first, second, noise)
-        self.source: Tensor | None = None  # whose copy each client is, [replicas, K]
+        self.source: Tensor | None = None  # the client that each client copies, [replicas, K]
         if distinct:
             if any(not 0 < n <= self.clients or self.clients % n for n in distinct):
                 raise ValueError(f"Synthetic: distinct must divide the {self.clients} clients, got {list(distinct)}")
@@ -47,17 +47,12 @@ class Synthetic(Quadratic):
 
     @property
     def L(self) -> float:
-        """The smoothness constant, also in the mean square: additive noise cancels in a difference."""
+        """The smoothness constant. It holds in the mean square as well, because additive noise cancels."""
         return float(self.curves.max()) + 2 * self.bend
 
     @property
-    def sigma(self) -> float:
-        """The root of E |g(x; xi) - grad f_k(x)|^2."""
-        return self.noise * float(self.d) ** 0.5
-
-    @property
     def lowest(self) -> Tensor:
-        """f* on the whole space, [...]: coordinate by coordinate on a fine grid where it is not convex."""
+        """f* on the whole space, [...]; if f is not convex, coordinate by coordinate on a fine grid."""
         A = self.curves.mean(dim=-2)
         pull = (self.curves * self.centres - self.slope).mean(dim=-2)
         if self.bend == 0:
@@ -75,20 +70,16 @@ class Synthetic(Quadratic):
         bend = self.bend * (x**2 / (1 + x**2)).sum(dim=-1)
         return own.sum(dim=-1).mean(dim=-1, keepdim=True) + bend
 
-    def each(self, x: Tensor) -> Tensor:
+    def full_gradients(self, x: Tensor) -> Tensor:
         """The gradient of every f_k at x: [..., K, d] from [..., 1, d]."""
         return self._gradient(x, self.curves, self.centres, self.slope)
-
-    def exact(self, x: Tensor) -> Tensor:
-        """The gradient of f at x: [..., 1, d] from the same."""
-        return self.each(x).mean(dim=-2, keepdim=True)
 
     def _gradient(self, x: Tensor, A: Tensor, b: Tensor, slope: Any) -> Tensor:
         g = A * (x - b) + slope
         return g + self.bend * 2 * x / (1 + x**2) ** 2 if self.bend else g
 
     def batches(self, ids: Tensor, keys: Tensor) -> Iterator[Any]:
-        """A batch for each of keys [draws, ..., K], the noise of all in one go."""
+        """A batch for each of keys [draws, ..., K]; the noise of all is drawn at once."""
         A, b, slope = (self._of(v, ids) for v in (self.curves, self.centres, self.slope))
         if not self.noise:
             return ((A, b, slope, 0.0) for _ in keys)
@@ -104,7 +95,7 @@ class Synthetic(Quadratic):
         if values.dim() == 2:
             return values[ids]
         if ids.shape[-1] < self.clients:
-            raise ValueError("Synthetic: with numbers for each replica all clients must take part, in one chunk")
+            raise ValueError("Synthetic: with values per replica all clients must take part, in one chunk")
         return values
 
     def everything(self, client: int) -> Any:
@@ -124,18 +115,17 @@ class Synthetic(Quadratic):
         return {"train_loss": self.value(x[..., None, :])[..., 0]}
 
 
-def centred(clients: int, d: int, seed: int, replicas: int | None = None) -> Tensor:
-    """Minima b_k ~ N(0, I) with mean zero: [K, d], or [replicas, K, d]; those of one client are at the origin.
+def centred(clients: int, d: int, seed: int) -> Tensor:
+    """Minima b_k ~ N(0, I) with mean zero, [K, d]. The minimum of a single client is the origin.
 
     >>> bool(centred(4, 3, seed=0).mean(dim=0).abs().max() < 1e-15)
     True
     """
     generator = torch.Generator().manual_seed(seed)
-    lead = () if replicas is None else (replicas,)
-    b = torch.randn(*lead, clients, d, generator=generator, dtype=torch.float64)
+    b = torch.randn(clients, d, generator=generator, dtype=torch.float64)
     return b - b.mean(dim=-2, keepdim=True)
 
 
-def spectrum(d: int = 20, least: float = 0.1, most: float = 1.0) -> Tensor:
-    """The Hessian that all clients share: its eigenvalues, evenly spaced, [1, d]."""
-    return torch.linspace(least, most, d, dtype=torch.float64)[None]
+def spectrum(d: int) -> Tensor:
+    """The eigenvalues of a Hessian that all clients share, evenly spaced in [0.1, 1]: [1, d]."""
+    return torch.linspace(0.1, 1.0, d, dtype=torch.float64)[None]

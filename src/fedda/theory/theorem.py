@@ -1,4 +1,5 @@
-"""Theorem 1 and its corollary: the parameters, the conditions that the proof uses, and the value of the bound."""
+"""Theorem 1 and its corollary: the parameters, the conditions of the proof, the bound; and a schedule of its form
+with constants that can be run."""
 
 from __future__ import annotations
 
@@ -9,6 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from .. import checks
+from ..algorithms.fedda import FedDA
+from ..rules.estimators import Estimator, Mvr
+from ..rules.preconditioners import Identity
+from ..rules.schedules import CubeRoot
 
 ROUNDING = 2.0**-52
 
@@ -21,7 +26,7 @@ class Theorem1:
         eta_t = kappa / (w_t + t + I)^(1/3)         w_t = max(48^3 I^6 K^2 - t - I, 14^3 K^(1/2))
         alpha_{t+1} = c eta_t^2
 
-    It is a schedule: `fedda.make("fedda-mvr", lr=theorem, c=theorem.c)` runs what is analysed.
+    It is a schedule: `fedda.make("fedda-mvr", lr=theorem, c=theorem.c)` runs the analysed algorithm.
 
     >>> theorem = Theorem1(L=1.0, rho=1.0, K=10, I=5)
     >>> round(theorem.eta(0) * 48 * 5**2, 12), theorem.constant_until
@@ -53,7 +58,7 @@ class Theorem1:
 
     @property
     def plateau(self) -> int:
-        """48^3 I^6 K^2, what w_t + t + I is until t grows past it."""
+        """48^3 I^6 K^2: the value of w_t + t + I until t exceeds it."""
         return 48**3 * self.I**6 * self.K**2
 
     @property
@@ -62,7 +67,7 @@ class Theorem1:
 
     @property
     def constant_until(self) -> int:
-        """The last step with the first step size: the experiments of the paper have 20,000."""
+        """The last step with the first step size. The paper's experiments have 20,000 steps."""
         return max(0, self.plateau - self.I - math.ceil(self.floor))
 
     def w(self, t: Any) -> Any:
@@ -81,20 +86,20 @@ class Theorem1:
 
     @property
     def largest_rate(self) -> float:
-        """What eta may be at most: rho / (48 lambda L I^2)."""
+        """The largest eta that the proof allows: rho / (48 lambda L I^2)."""
         return self.rho / (48 * self.lam * self.L * self.I**2)
 
     def conditions(self, t: int, rate: Any = None, c: float | None = None) -> dict[str, float]:
-        """What the proof asks for at step t >= 1, each as a slack that must not be negative (relative where it can be);
-        for the theorem's own schedule, or for another `rate` (a function of t) and `c`."""
+        """The conditions of the proof at step t >= 1, as slacks that must not be negative (relative if possible). The
+        default is the theorem's own schedule; `rate` (a function of t) and `c` give another."""
         eta, c = rate or self.eta, self.c if c is None else c
         now, before = float(eta(t)), float(eta(t - 1))
         first = 96 * self.lam**2 * self.L**2 / (self.K * self.rho**2)
         second = self.rho / (72 * self.kappa**3 * self.lam * self.L * self.I**2)
         growth = 1 / now - 1 / before
-        if abs(growth) <= 8 * ROUNDING / now:  # of two numbers that are equal to the last digits nothing is left
+        if abs(growth) <= 8 * ROUNDING / now:  # the difference is rounding error
             growth = 0.0
-        found = {
+        slacks = {
             "eta <= rho / (48 lambda L I^2)": 1 - now / self.largest_rate,
             "alpha < 1": 1 - c * now**2,
             "c <= 192 lambda^2 L^2 / (K rho^2)": 1 - c / (2 * first),
@@ -103,8 +108,8 @@ class Theorem1:
             "1 / eta grows by at most (c - 96 lambda^2 L^2 / (K rho^2)) eta": (c - first - growth / now) / second,
         }
         if rate is None:
-            found |= {"w >= 2": self.w(t) - 2, "w does not grow": 1 - self.w(t) / self.w(t - 1)}
-        return {name: 0.0 if abs(slack) <= 8 * ROUNDING else float(slack) for name, slack in found.items()}
+            slacks |= {"w >= 2": self.w(t) - 2, "w does not grow": 1 - self.w(t) / self.w(t - 1)}
+        return {name: 0.0 if abs(slack) <= 8 * ROUNDING else float(slack) for name, slack in slacks.items()}
 
     def bound(self, T: int, gap: float, sigma: float, zeta: float, b: float = 1, b1: float = 1) -> float:
         """The right side of Theorem 1, for the mean of G_t over T steps: `gap` = f(x_0) - f*, the first batch of
@@ -117,21 +122,19 @@ class Theorem1:
 
     def terms(self, T: int, gap: float, sigma: float, zeta: float, b: float = 1, b1: float = 1) -> dict[str, float]:
         """The three terms of the bound: of the start, of the first estimate, of noise and heterogeneity."""
-        I, slow = self.I, 1 / (self.K * T) ** (2 / 3)
-        noise = (sigma**2 / (4 * b1) + 2 * zeta**2 / 21) * math.log(T + 1)
-        return {
-            "start": (96 * self.L * I**2 / T + 2 * self.L * slow) * gap,
-            "first estimate": (72 * I**4 / (b * T) + 3 * I**2 / (2 * b) * slow) * sigma**2,
-            "noise and heterogeneity": 192**2 * (48 * I**2 / T + slow) * noise,
-        }
+        return bound_terms(T, self.K, self.I, self.L, gap, sigma, zeta, b, b1)
 
-    def before(self, T: int, gap: float, sigma: float, zeta: float, b: float = 1, b1: float = 1) -> float:
-        """The line of the proof before its constants are put in (`Grad_Norm_Sum1` times (rho / lambda)^2), which is at
-        most `bound`."""
-        ratio, eta = self.rho / self.lam, self.eta(T)
-        start = 2 * gap / ratio + sigma**2 / (32 * b * self.L**2 * self.eta(0))
-        noise = self.c**2 / self.L**2 * (sigma**2 / (4 * b1) + 2 * zeta**2 / 21)
-        return ratio**2 * (start + self.kappa**3 * noise * math.log(T + 1)) / (eta * T)
+
+def bound_terms(
+    T: float, K: int, I: float, L: float, gap: float, sigma: float, zeta: float, b: float, b1: float
+) -> dict[str, float]:
+    slow = 1 / (K * T) ** (2 / 3)
+    noise = (sigma**2 / (4 * b1) + 2 * zeta**2 / 21) * math.log(T + 1)
+    return {
+        "start": (96 * L * I**2 / T + 2 * L * slow) * gap,
+        "first estimate": (72 * I**4 / (b * T) + 3 * I**2 / (2 * b) * slow) * sigma**2,
+        "noise and heterogeneity": 192**2 * (48 * I**2 / T + slow) * noise,
+    }
 
 
 def local_steps(T: float, K: int) -> float:
@@ -144,7 +147,7 @@ def local_steps(T: float, K: int) -> float:
 
 
 def rounds_of(T: float, K: int) -> float:
-    """E = T / I = K^(1/3) T^(5/6), the rounds of the corollary where there are local steps at all."""
+    """E = T / I = K^(1/3) T^(5/6), the rounds of the corollary if I > 1."""
     return T / local_steps(T, K)
 
 
@@ -152,13 +155,8 @@ def steps_to(eps: float, K: int, gap: float = 1.0, sigma: float = 1.0, zeta: flo
     """The T at which the bound, with the corollary's I and a first batch of I^2, has fallen to eps."""
 
     def bound(T: float) -> float:
-        I, slow = max(1.0, local_steps(T, K)), 1 / (K * T) ** (2 / 3)
-        shared = 48 * I**2 / T + slow
-        return (
-            2 * L * shared * gap
-            + shared * 1.5 * sigma**2
-            + 192**2 * shared * (sigma**2 / 4 + 2 * zeta**2 / 21) * math.log(T + 1)
-        )
+        I = max(1.0, local_steps(T, K))
+        return sum(bound_terms(T, K, I, L, gap, sigma, zeta, I**2, 1).values())
 
     low, high = 1.0, 2.0
     while bound(high) > eps:
@@ -167,3 +165,50 @@ def steps_to(eps: float, K: int, gap: float = 1.0, sigma: float = 1.0, zeta: flo
         middle = math.sqrt(low * high)
         low, high = (middle, high) if bound(middle) > eps else (low, middle)
     return high
+
+
+KAPPA, FLOOR, CLIENTS, WEIGHT = 0.25, 8.0, 1.6, 10.0  # the theorem has 1, 14^3 sqrt K, 48^3 I^6 and 96
+
+
+@dataclass(frozen=True)
+class Practical:
+    """eta_t = lr / (w + t)^(1/3), alpha = min(1, c eta^2) with the theorem's dependence on K, L, rho and lambda:
+
+        lr = 0.25 rho K^(2/3) / (lambda L),    w = max(8, 1.6 K^2),    c = 10 (lambda L / rho)^2 / K
+
+    It does not depend on the number of steps, so one long run shows the whole curve. `ratio` is lambda L / rho of f,
+    which bounds a stable step. `batches` sets c; it is the same ratio with assumption 5's L of mini-batches (default:
+    `ratio`). K may be a tensor with one number per replica.
+
+    >>> schedule = Practical(K=4)
+    >>> round(schedule.eta(0), 3), round(schedule.alpha(0), 3)
+    (0.214, 0.114)
+    """
+
+    K: Any
+    ratio: float = 1.0
+    batches: float | None = None
+
+    @property
+    def lr(self) -> Any:
+        return KAPPA * self.K ** (2 / 3) / self.ratio
+
+    @property
+    def w(self) -> Any:
+        w = CLIENTS * self.K**2
+        return w.clamp(min=FLOOR) if isinstance(w, Tensor) else max(FLOOR, w)
+
+    @property
+    def c(self) -> Any:
+        ratio = self.ratio if self.batches is None else self.batches
+        return WEIGHT * ratio**2 / self.K
+
+    def eta(self, t: Any) -> Any:
+        return self.lr / (self.w + t) ** (1 / 3)
+
+    def alpha(self, t: Any) -> Any:
+        return self.c * self.eta(t) ** 2
+
+    def algorithm(self, steps: int = 5, estimator: Estimator | None = None) -> FedDA:
+        """FedDA-MVR with this schedule and H = 1."""
+        return FedDA(CubeRoot(self.lr, self.w), estimator or Mvr(self.c), Identity(), steps=steps)

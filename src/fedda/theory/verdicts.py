@@ -1,4 +1,4 @@
-"""Verdicts on claims C26 to C30 from what was measured: the content of `theory.json`, which `fedda claims` reads."""
+"""Verdicts on claims C26 to C30 from the measurements: the content of `theory.json`, which `fedda claims` reads."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 
 from ..claims.compare import INCONCLUSIVE, NOT_SUPPORTED, SUPPORTED, Detail, combine, detail
+from ..claims.sentences import counts
 from ..claims.values import Value
-from ..claims.words import counts
-from .decay import DECADES, Decay
 from .findings import Findings
+from .rates import DECADES, Decay
 
-SLOPE, RATIO = (
-    (-0.95, -0.55),
-    (1.8, 3.6),
-)  # the gates; the theorem says -2/3, and 4^(2/3) = 2.52 for four times the clients
-LINEAR = 0.8  # a power of 1/K from which on a speed-up is called linear
-STEPS, ROUNDS = 1.6, 1.1  # powers of 1/eps below which eps^-1.5, eps^-1 with a logarithm are seen in a fit
-SAME = 1e-10  # paths that differ by less coincide
+SLOPE, RATIO = (-0.95, -0.55), (1.8, 3.6)  # gates; the theorem has -2/3, and 4^(2/3) = 2.52 for four times the clients
+LINEAR = 0.8  # the least power of 1/K that counts as a linear speed-up
+STEPS, ROUNDS = 1.6, 1.1  # the largest fitted powers of 1/eps that count as eps^-1.5 and eps^-1 with a logarithm
+SAME = 1e-10  # paths that differ by less are the same
 
 
 def over(values: Any) -> Value:
@@ -32,11 +29,13 @@ def over(values: Any) -> Value:
 
 
 def between(comparison: str, metric: str, values: Any, low: float, high: float) -> Detail:
-    """Whether every one of the values lies in a gate; the difference is how far inside the nearest is."""
+    """Whether all values lie in a gate. The difference is the smallest distance from its ends."""
     numbers = np.asarray(values, dtype=float)
     inside = float(np.minimum(numbers - low, high - numbers).min())
-    word = SUPPORTED if inside >= 0 else NOT_SUPPORTED
-    return Detail(comparison, metric, word, float(numbers.mean()), None, inside, over(numbers).se, None, len(numbers))
+    verdict = SUPPORTED if inside >= 0 else NOT_SUPPORTED
+    return Detail(
+        comparison, metric, verdict, float(numbers.mean()), None, inside, over(numbers).se, None, len(numbers)
+    )
 
 
 def less(comparison: str, metric: str, ours: Any, theirs: Any) -> Detail:
@@ -45,67 +44,63 @@ def less(comparison: str, metric: str, ours: Any, theirs: Any) -> Detail:
     return detail(comparison, metric, b - a, a.mean, b.mean)
 
 
-def said(found: Findings, reason: str, details: Sequence[Detail]) -> dict[str, Any]:
-    """The verdict of all details, and its reason: first whether the sizes are small, then the counts (rule 3)."""
+def judged(results: Findings, reason: str, details: Sequence[Detail]) -> dict[str, Any]:
+    """The combined verdict of the details, with its reason, which begins with "quick" and the counts (rule 3)."""
     verdict = combine(d.verdict for d in details)
-    before = ["quick"] * found.quick + [counts(details)] * (verdict != SUPPORTED)
+    before = ["quick"] * results.quick + [counts(details)] * (verdict != SUPPORTED)
     return {"verdict": verdict, "reason": ": ".join([*before, reason]), "details": [asdict(d) for d in details]}
 
 
-def c26(found: Findings) -> dict[str, Any]:
+def c26(results: Findings) -> dict[str, Any]:
     """Dual and primal averaging differ under a constraint and coincide without one."""
-    own, parts, words = found.averaging, [], []
-    for name, pair in own.items():
+    parts, texts = [], []
+    for name, pair in results.averaging.items():
         most = pair.difference.max(axis=0)
-        word = SUPPORTED if (most < SAME).all() == (name == "no constraint") else NOT_SUPPORTED
-        parts.append(Detail(f"dual vs primal, {name}", "largest difference", word, float(most.mean()), seeds=most.size))
-        ends = ", ".join(f"{way} {pair.distance(way)[-1].mean():.3f}" for way in pair.path)
-        words.append(
-            f"{name}: at most {most.max():.2g} apart" + (f" (from x*: {ends})" if name != "no constraint" else "")
+        verdict = SUPPORTED if (most < SAME).all() == (name == "no constraint") else NOT_SUPPORTED
+        parts.append(
+            Detail(f"dual vs primal, {name}", "largest difference", verdict, float(most.mean()), seeds=most.size)
         )
-    if found.ablation is not None:
-        dual, primal = found.ablation.values["dual"], found.ablation.values["primal"]
+        ends = ", ".join(f"{way} {pair.distance(way)[-1].mean():.3f}" for way in pair.path)
+        distances = f" (from x*: {ends})" if name != "no constraint" else ""
+        texts.append(f"{name}: at most {most.max():.2g} apart{distances}")
+    if results.ablation is not None:
+        dual, primal = results.ablation.values["dual"], results.ablation.values["primal"]
         parts.append(less("dual vs primal, L1 penalty", "nonzero", dual["nonzero"], primal["nonzero"]))
         numbers = ", ".join(
             f"{metric.replace('_', ' ')} {over(dual[metric]).mean:.3f} vs {over(primal[metric]).mean:.3f}"
             for metric in dual
         )
-        words.append(f"L1 penalty on {found.ablation.experiment} ({found.ablation.about}), dual vs primal: {numbers}")
-    rounds, seeds = next(iter(own.values())).difference.shape
-    return said(found, f"quadratics, {rounds} rounds, {seeds} seeds, {'; '.join(words)}", parts)
+        texts.append(
+            f"L1 penalty on {results.ablation.experiment} ({results.ablation.about}), dual vs primal: {numbers}"
+        )
+    rounds, seeds = next(iter(results.averaging.values())).difference.shape
+    return judged(results, f"quadratics, {rounds} rounds, {seeds} seeds, {'; '.join(texts)}", parts)
 
 
-def c27(found: Findings) -> dict[str, Any]:
+def c27(results: Findings) -> dict[str, Any]:
     """H is smoother from z than from the last gradient: the deviation of log h over rounds, and of its changes."""
-    parts, words = [], []
-    for name, own in found.smoothness.items():
+    parts, texts = [], []
+    for name, own in results.smoothness.items():
         for metric, of in (("deviation of log h", own.deviation), ("deviation of its changes", own.change)):
             parts.append(less(f"z vs nu, {name}", metric, of("z"), of("nu")))
         size = f"{len(own.path['z']) - 1} rounds, {len(own.deviation('z'))} seeds"
         both = ", of changes ".join(f"{d.a:.2g} vs {d.b:.2g} {d.verdict}" for d in parts[-2:])
-        words.append(f"{name} ({size}): {both}")
-    return said(found, f"deviation of log h, z vs nu: {'; '.join(words)}", parts)
+        texts.append(f"{name} ({size}): {both}")
+    return judged(results, f"deviation of log h, z vs nu: {'; '.join(texts)}", parts)
 
 
-def c28(found: Findings) -> dict[str, Any]:
+def c28(results: Findings) -> dict[str, Any]:
     """Second moments averaged over clients have no linear speed-up, those from z have."""
-    own = found.moments
-    ours, theirs = own.exponents(own.error("FedDA")), own.exponents(own.error("FAFED"))
-    spread_ours, spread_theirs = (own.exponents(own.variance[name]) for name in ("FedDA", "FAFED"))
-    parts = [
-        detail("from z: a linear speed-up", "power of K, error", over(-ours - LINEAR), ours.mean(), -LINEAR),
-        detail(
-            "from z: a linear speed-up",
-            "power of K, variance",
-            over(-spread_ours - LINEAR),
-            spread_ours.mean(),
-            -LINEAR,
-        ),
-        detail("averaged: none", "power of K, error", over(theirs + LINEAR), theirs.mean(), -LINEAR),
-        detail("averaged: none", "power of K, variance", over(spread_theirs + LINEAR), spread_theirs.mean(), -LINEAR),
+    own = results.moments
+    parts = []
+    for comparison, name, sign in (("from z: a linear speed-up", "FedDA", -1), ("averaged: none", "FAFED", 1)):
+        for metric, values in (("error", own.error(name)), ("variance", own.variance[name])):
+            powers = own.exponents(values)
+            excess = over(sign * (powers + LINEAR))
+            parts.append(detail(comparison, f"power of K, {metric}", excess, float(powers.mean()), -LINEAR))
+    linear = [
+        speed_up(d, of) for d, of in zip(parts, (SUPPORTED, SUPPORTED, NOT_SUPPORTED, NOT_SUPPORTED), strict=True)
     ]
-    parts = [Detail(**{**asdict(d), "a": float(d.a or 0)}) for d in parts]
-    linear = [paced(d, of) for d, of in zip(parts, (SUPPORTED, SUPPORTED, NOT_SUPPORTED, NOT_SUPPORTED), strict=True)]
     reason = (
         f"K = {own.K[0]} to {own.K[-1]}, {own.replicas} runs each, linear from K^-{LINEAR} on; error against the square"
         f" of the true gradient: FedDA {linear[0]}, FAFED {linear[2]}; variance: FedDA {linear[1]}, FAFED {linear[3]}"
@@ -113,18 +108,18 @@ def c28(found: Findings) -> dict[str, Any]:
     if parts[3].verdict == NOT_SUPPORTED:
         reason += "; the variance of FAFED's average falls as well"
         reason += ", its bias does not" if parts[2].verdict == SUPPORTED else ""
-    return said(found, reason, parts)
+    return judged(results, reason, parts)
 
 
-def paced(d: Detail, of_linear: str) -> str:
-    """A power of K and whether it is a linear speed-up, where `of_linear` is the verdict if it is one."""
-    word = "undecided" if d.verdict == INCONCLUSIVE else "linear" if d.verdict == of_linear else "not linear"
-    return f"K^{round(d.a or 0, 2) + 0:.2f} ({word})"  # + 0: no -0.00
+def speed_up(d: Detail, of_linear: str) -> str:
+    """A power of K and whether it is a linear speed-up; `of_linear` is the verdict that means so."""
+    kind = "undecided" if d.verdict == INCONCLUSIVE else "linear" if d.verdict == of_linear else "not linear"
+    return f"K^{round(d.a or 0, 2) + 0:.2f} ({kind})"  # + 0: no -0.00
 
 
-def c29(found: Findings) -> dict[str, Any]:
+def c29(results: Findings) -> dict[str, Any]:
     """G falls like T^(-2/3) and like K^(-2/3), by the gates."""
-    curve = found.decay
+    curve = results.decay
     parts = [between(f"K = {k}", "power of T", curve.slopes[i], *SLOPE) for i, k in enumerate(curve.K)]
     for i, k in enumerate(curve.K):
         if 4 * k in curve.K:
@@ -134,56 +129,56 @@ def c29(found: Findings) -> dict[str, Any]:
         parts = [replace(d, verdict=INCONCLUSIVE) for d in parts]
     slopes = ", ".join(f"{v:.3f}" for v in curve.slopes.mean(axis=1))
     ratios = ", ".join(f"{d.comparison.removeprefix('K = ')}: {d.a:.2f}" for d in parts if d.metric == "ratio of G")
-    level = found.plain.mean.mean(axis=1)[:, -1] / at(found.decay, found.plain.t[-1])
+    powers = ", ".join(f"{v:.2f}" for v in results.different.slopes.mean(axis=1))
+    level = results.plain.mean.mean(axis=1)[:, -1] / at(results.decay, results.plain.t[-1])
     reason = (
         "clients with one Hessian, practical schedule (the theorem's eta is constant for 1e5 steps and more),"
         f" T = {curve.t[-1]:,}, {curve.mean.shape[1]} seeds{short(curve)}: powers of T {slopes} for K ="
         f" {', '.join(map(str, curve.K))} (-2/3; gate {SLOPE[0]} to {SLOPE[1]}),"
         f" G by four times the clients {ratios} (2.52; gate {RATIO[0]} to {RATIO[1]}); with Hessians of"
-        f" their own {', '.join(f'{v:.2f}' for v in found.own.slopes.mean(axis=1))}; mini-batch gradients at the same"
+        f" their own {powers}; mini-batch gradients at the same"
         f" rates have {level.min():.3g} to {level.max():.3g} times the G; the proof of the K-dependence rests on a"
         " false lemma (docs/errata.md, 2)"
     )
-    return said(found, reason, parts)
+    return judged(results, reason, parts)
 
 
 def short(curve: Decay) -> str:
-    """What is said of a curve that is too short for its slope."""
+    """A note on a curve that is too short for its slope."""
     return "" if curve.long else f" (fewer than {DECADES} decades of steps: nothing is decided)"
 
 
 def at(curve: Decay, t: int) -> np.ndarray:
     """The running means, over seeds, of each number of clients at step t."""
-    found: np.ndarray = np.array([np.interp(t, curve.t, own) for own in curve.mean.mean(axis=1)])
-    return found
+    return np.array([np.interp(t, curve.t, mean) for mean in curve.mean.mean(axis=1)])
 
 
-def c30(found: Findings) -> dict[str, Any]:
+def c30(results: Findings) -> dict[str, Any]:
     """Gradients eps^-1.5 (follows from the bound, and is measured), rounds eps^-1 (does not follow; not measured)."""
-    own, parts = found.complexity, []
+    own, curve, parts = results.complexity, results.decay, []
     for comparison, metric, power, gate, wanted in (
         ("gradients: eps^-1.5", "power of 1/eps, bound", own.steps, STEPS, 1.5),
         ("gradients: eps^-1.5", "power of 1/eps, measured", own.measured, STEPS, 1.5),
         ("rounds: eps^-1", "power of 1/eps, bound", own.rounds, ROUNDS, 1.0),
     ):
         parts.append(Detail(comparison, metric, SUPPORTED if power < gate else NOT_SUPPORTED, power, wanted))
-    if not found.decay.long:
+    if not results.decay.long:
         parts[1] = replace(parts[1], verdict=INCONCLUSIVE)
     reason = (
         "steps and rounds are computed from Theorem 1's bound, which rests on the false lemma A9; gradients: the bound"
         f" falls to eps after eps^-{own.steps:.2f} steps (1.5 and a logarithm; gate {STEPS}), measured on quadratics"
-        f" eps^-{own.measured:.2f} (the inverse of C29's power of T, T = {found.decay.t[-1]:,.0f}{short(found.decay)};"
+        f" eps^-{own.measured:.2f} (the inverse of C29's power of T, T = {curve.t[-1]:,.0f}{short(curve)};"
         f" gate {STEPS}); rounds, not measured: with the corollary's I = (T/K^2)^(1/6) local steps the same bound needs"
         f" eps^-{own.rounds:.2f} rounds (gate {ROUNDS})"
     )
     if parts[2].verdict == NOT_SUPPORTED:
         reason += ", not eps^-1, wherever I > 1"
-    return said(found, reason, parts)
+    return judged(results, reason, parts)
 
 
 JUDGES: dict[str, Callable[[Findings], dict[str, Any]]] = {"C26": c26, "C27": c27, "C28": c28, "C29": c29, "C30": c30}
 
 
-def verdicts(found: Findings) -> dict[str, dict[str, Any]]:
-    """What `theory.json` holds."""
-    return {claim: judge(found) for claim, judge in JUDGES.items()}
+def verdicts(results: Findings) -> dict[str, dict[str, Any]]:
+    """The content of `theory.json`."""
+    return {claim: judge(results) for claim, judge in JUDGES.items()}

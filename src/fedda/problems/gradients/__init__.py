@@ -1,1 +1,1 @@
-"""How the gradients of a stack of models are computed: several ways, equal to the plain one, and a choice."""
+"""How the gradients of a stack of models are computed: several paths with equal results, and the choice of one."""

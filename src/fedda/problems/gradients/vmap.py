@@ -1,11 +1,10 @@
-"""One client's gradient made into that of a whole stack of clients, in one call."""
+"""The gradients of a stack of clients in one call, by vmap over the gradient of one client."""
 
 from __future__ import annotations
 
 import logging
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,35 +21,36 @@ class StackedGradient:
     """grad(objective) over a leading axis of every argument.
 
     `vmap(grad(...))` is recorded once for each shape as plain tensor operations: on small models its dispatch costs
-    more than the arithmetic. What vmap cannot take is done in a loop, which is said once.
+    more than the arithmetic. If vmap fails, the clients run in a loop, with one warning.
     """
 
     def __init__(self, objective: Objective):
         self.objective = objective
-        self.stacked: Callable[..., Tensor] = vmap(grad(objective))
-        self.traced: dict[Any, Callable[..., Tensor]] = {}
-        self.said = False
+        self.vmapped: Callable[..., Tensor] = vmap(grad(objective))
+        self.by_shape: dict[object, Callable[..., Tensor]] = {}
+        self.warned = False
 
     def __call__(self, x: Tensor, *data: Tensor) -> Tensor:
         shapes = tuple((v.shape, v.dtype, v.device) for v in (x, *data))
-        if shapes not in self.traced:
-            self.traced[shapes] = self.trace(x, *data)
-        return self.traced[shapes](x, *data)
+        if shapes not in self.by_shape:
+            self.by_shape[shapes] = self.record(x, *data)
+        return self.by_shape[shapes](x, *data)
 
-    def trace(self, x: Tensor, *data: Tensor) -> Callable[..., Tensor]:
+    def record(self, x: Tensor, *data: Tensor) -> Callable[..., Tensor]:
+        """A function for arguments of these shapes."""
         try:
-            self.stacked(x, *data)
-        except Exception as why:  # whatever the user's module raises under vmap, the loop is right
-            if not self.said:
-                self.said = True
-                words = "vmap cannot take this model, its clients run one by one"
-                warnings.warn(f"{words}: {one_line(why)}", stacklevel=2)
+            self.vmapped(x, *data)
+        except Exception as why:  # a user's module may raise anything under vmap; the loop is always right
+            if not self.warned:
+                self.warned = True
+                message = "vmap cannot take this model, its clients run one by one"
+                warnings.warn(f"{message}: {one_line(why)}", stacklevel=2)
             return self.loop
         try:
-            return simplified(recorded(self.stacked, x, *data))
-        except Exception as why:  # a module that cannot be recorded still runs under vmap, only slower
+            return simplify(recorded(self.vmapped, x, *data))
+        except Exception as why:  # a module that cannot be recorded still runs under vmap, but more slowly
             logger.info("not recorded, so slower: %s", why)
-            return self.stacked
+            return self.vmapped
 
     def loop(self, x: Tensor, *data: Tensor) -> Tensor:
         return torch.stack([gradient(self.objective, *one) for one in zip(x, *data, strict=True)])
@@ -61,18 +61,18 @@ RESHAPES = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
 FILLS = {aten.ones_like.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0}
 
 
-def simplified(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same graph without operations that change nothing, are done twice, or have a constant result: on small models
-    each costs as much as the arithmetic. A graph that mutates or draws random numbers is left alone."""
+def simplify(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Remove operations that change nothing, that are done twice, or that have a constant result: on small models each
+    of them costs as much as the arithmetic. A graph that mutates tensors or draws random numbers stays as it is."""
     calls = [node for node in graph.graph.nodes if node.op == "call_function" and hasattr(node.target, "_schema")]
     if any(n.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in n.target.tags for n in calls):
         return graph
-    seen: dict[Any, torch.fx.Node] = {}
+    seen: dict[object, torch.fx.Node] = {}
     constants: dict[torch.fx.Node, Tensor] = {}
     for node in calls:
-        twin = _twin(node, seen)
-        if twin is not node:
-            node.replace_all_uses_with(twin)
+        same = _find_equal(node, seen)
+        if same is not node:
+            node.replace_all_uses_with(same)
             graph.graph.erase_node(node)
             continue
         value = _constant(node, constants)
@@ -88,21 +88,23 @@ def simplified(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return graph
 
 
-def _twin(node: torch.fx.Node, seen: dict[Any, torch.fx.Node]) -> torch.fx.Node:
+def _find_equal(node: torch.fx.Node, seen: dict[object, torch.fx.Node]) -> torch.fx.Node:
     """An earlier node with the same result, or the node itself."""
-    source: Any = node.args[0] if node.args else None
-    if node.target in RESHAPES and node.meta["kind"].shape == source.meta["kind"].shape:
-        return source
-    if node.target is aten.mul.Scalar and node.args[1] == 1:
-        return source
-    if node.target is aten.transpose.int and source.target is aten.transpose.int and node.args[1:] == source.args[1:]:
-        return source.args[0]  # there and back
-    # Nodes are named uniquely in the arguments' text, so equal texts mean equal arguments.
+    source = node.args[0] if node.args else None
+    if isinstance(source, torch.fx.Node):
+        if node.target in RESHAPES and node.meta["kind"].shape == source.meta["kind"].shape:
+            return source
+        if node.target is aten.mul.Scalar and node.args[1] == 1:
+            return source
+        transposes = node.target is aten.transpose.int and source.target is aten.transpose.int
+        if transposes and node.args[1:] == source.args[1:] and isinstance(source.args[0], torch.fx.Node):
+            return source.args[0]  # transposed twice
+    # Node names are unique, so equal texts mean equal arguments.
     return seen.setdefault((node.target, str(node.args), str(node.kwargs)), node)
 
 
 def _constant(node: torch.fx.Node, constants: dict[torch.fx.Node, Tensor]) -> Tensor | None:
-    """The result of a node that depends on no input: shapes are fixed in a trace."""
+    """The result of a node that does not depend on the inputs: shapes are fixed in a recording."""
     like = node.meta.get("kind")
     if like is None:
         return None
@@ -111,12 +113,13 @@ def _constant(node: torch.fx.Node, constants: dict[torch.fx.Node, Tensor]) -> Te
     inputs = node.all_input_nodes
     if inputs and all(source in constants for source in inputs):
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda source: constants[source])
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        value: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+        return value
     return None
 
 
 def gradient(objective: Objective, x: Tensor, *data: Tensor) -> Tensor:
-    """One client's gradient by ordinary autograd: the truth."""
+    """The gradient of one client by ordinary autograd: the reference."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(objective(x, *data), x)[0]

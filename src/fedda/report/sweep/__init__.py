@@ -1,6 +1,5 @@
-"""The report of a sweep: how the metric depends on the hyper-parameters, and where its best lies."""
+"""The report of a sweep: how the metric depends on the hyper-parameters, and where its best value lies."""
 
-from fedda.report.sweep.page import chosen, write_sweep
-from fedda.runs.sweeps import SweepResults, is_sweep, read_sweep
+from .page import chosen, write_sweep
 
-__all__ = ["SweepResults", "chosen", "is_sweep", "read_sweep", "write_sweep"]
+__all__ = ["chosen", "write_sweep"]

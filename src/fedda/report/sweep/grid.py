@@ -1,38 +1,58 @@
-"""What the points of a sweep allow to be drawn: the levels of a word, whether they form a grid, where the best lies."""
+"""What the points of a sweep allow to draw: the levels of a hyper-parameter, whether they form a grid, heat maps."""
 
 import math
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from fedda.runs.formats import plain
-from fedda.runs.sweeps import Point, Swept, Value
+from matplotlib.ticker import MaxNLocator
 
-MAPS = 6  # heat maps of pairs: all of four words
+from ...runs.formats import plain
+from ...runs.sweeps import Point, Swept, Value
+
+MAPS = 6  # heat maps of pairs: all pairs of four hyper-parameters
 
 
 @dataclass(frozen=True)
 class SweepScale:
-    """The axis of a word: its levels in order, and a place for each, on a scale of its own kind."""
+    """The axis of a hyper-parameter: its levels in order, and how they are placed."""
 
-    word: str
+    name: str
     levels: list[Value]
     kind: Literal["log", "linear", "ordinal"]
 
-    def place(self, value: Value) -> float:
-        """Give where a value stands: its logarithm, itself, or its number among the levels.
+    def position(self, value: Value) -> float:
+        """Where a value stands on the axis: its logarithm, itself, or its index among the levels.
 
-        >>> SweepScale("lr", [0.01, 0.1], "log").place(0.1), SweepScale("mu0", ["nu0", "zero"], "ordinal").place("zero")
-        (-1.0, 1.0)
+        >>> SweepScale("lr", [0.01, 0.1], "log").position(0.1)
+        -1.0
+        >>> SweepScale("mu0", ["nu0", "zero"], "ordinal").position("zero")
+        1.0
         """
         if self.kind == "ordinal" or not isinstance(value, int | float):
             return float([key(level) for level in self.levels].index(key(value)))
         return math.log10(value) if self.kind == "log" else float(value)
 
+    def ticks(self) -> list[tuple[float, str]]:
+        """Ticks as (position, text): the levels if there are few.
+
+        >>> SweepScale("lr", [0.01, 0.1], "log").ticks()
+        [(-2.0, '0.01'), (-1.0, '0.1')]
+        """
+        if len(self.levels) <= 8 or self.kind == "ordinal":
+            step = math.ceil(len(self.levels) / 8)
+            return [(self.position(level), text(level)) for level in self.levels[::step]]
+        low, high = self.position(self.levels[0]), self.position(self.levels[-1])
+        if self.kind == "linear" or high - low < 2:
+            inside = [float(v) for v in MaxNLocator(5).tick_values(low, high) if low <= v <= high]
+            return [(v, plain(10**v, 2) if self.kind == "log" else plain(v)) for v in inside]
+        powers = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
+        return [(float(p), plain(10.0**p)) for p in powers][:: max(1, len(powers) // 5)]
+
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a heat map: the best point over the other words, None where nothing was tried or all diverged."""
+    """A cell of a heat map: the best point over the other hyper-parameters, None if nothing was tried or all failed."""
 
     point: Point | None
     tried: bool
@@ -45,11 +65,11 @@ class Map:
     across: SweepScale
     down: SweepScale
     cells: list[list[Cell]]
-    rest: list[str]  # the words over which the best is taken
+    rest: list[str]  # the hyper-parameters over which the best is taken
 
 
 def text(value: Value) -> str:
-    """Write a value of a word.
+    """A value as text.
 
     >>> text(0.010000001), text("zero"), text(True), text(100)
     ('0.01', 'zero', 'true', '100')
@@ -60,7 +80,7 @@ def text(value: Value) -> str:
 
 
 def key(value: Value) -> float | str:
-    """Give what makes two values the same level: 1 and 1.0 are, 1 and true are not.
+    """Equal for values of the same level: 1 and 1.0 are, 1 and true are not.
 
     >>> key(1) == key(1.0), key(1) == key(True)
     (True, False)
@@ -68,54 +88,60 @@ def key(value: Value) -> float | str:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else text(value)
 
 
-def scale(swept: Swept, word: str) -> SweepScale:
-    """Give the axis of a word: logarithmic where its values span a decade or more.
+def scale(swept: Swept, name: str) -> SweepScale:
+    """The axis of a hyper-parameter: logarithmic if its values span a decade or more.
 
-    >>> points = [Point({"lr": v}, 0.5, math.nan, 1, "", False, math.nan) for v in (0.1, 0.01, 0.001)]
-    >>> scale(Swept("a", ["lr"], points, "higher"), "lr").levels
+    >>> scale(Swept("a", ["lr"], [Point({"lr": v}, 0.5) for v in (0.1, 0.01, 0.001)], "higher"), "lr").levels
     [0.001, 0.01, 0.1]
     """
-    values = [point.values[word] for point in swept.points]
+    values = [point.values[name] for point in swept.points]
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) < len(values) or not numbers:
-        # 1 and true are the same key, but not the same level.
+        # 1 and True are equal keys of a dict, but different levels.
         others = {text(v): v for v in values if isinstance(v, bool) or not isinstance(v, int | float)}
-        return SweepScale(word, [*sorted(set(numbers)), *others.values()], "ordinal")
+        return SweepScale(name, [*sorted(set(numbers)), *others.values()], "ordinal")
     levels: list[Value] = [*sorted(set(numbers))]
     low, high = min(numbers), max(numbers)
     if low > 0:
-        return SweepScale(word, levels, "log" if high >= 10 * low else "linear")
-    # With a zero among decades, a linear axis would put all but one level into a corner.
+        return SweepScale(name, levels, "log" if high >= 10 * low else "linear")
+    # With zero and several decades, a linear axis would put all levels but one into a corner.
     positive = [v for v in numbers if v > 0]
     crowded = low == 0 and positive and max(positive) >= 10 * min(positive)
-    return SweepScale(word, levels, "ordinal" if crowded else "linear")
+    return SweepScale(name, levels, "ordinal" if crowded else "linear")
 
 
 def on_grid(swept: Swept) -> bool:
-    """Tell whether the points are a product grid; one that a budget cut short still counts.
+    """Whether the points are a product grid; one that was thinned to half by a budget counts.
 
-    >>> points = [Point({"a": i, "b": j}, 0.5, math.nan, 1, "", False, math.nan) for i in (1, 2) for j in (3, 4)]
+    >>> points = [Point({"a": i, "b": j}, 0.5) for i in (1, 2) for j in (3, 4)]
     >>> on_grid(Swept("x", ["a", "b"], points, "higher"))
     True
     """
-    if not swept.points:
-        return False
-    cells = {tuple(key(point.values[word]) for word in swept.words) for point in swept.points}
-    sizes = [len(scale(swept, word).levels) for word in swept.words]
-    return 2 * len(cells) >= math.prod(sizes)
+    cells = {tuple(key(point.values[name]) for name in swept.params) for point in swept.points}
+    sizes = [len(scale(swept, name).levels) for name in swept.params]
+    return bool(cells) and 2 * len(cells) >= math.prod(sizes)
+
+
+def charted(swept: Swept) -> list[str]:
+    """The hyper-parameters that are drawn against the metric: none if one heat map shows both.
+
+    >>> charted(Swept("a", ["lr"], [], "higher"))
+    ['lr']
+    """
+    return [] if len(swept.params) == 2 and maps(swept) else swept.params
 
 
 def maps(swept: Swept) -> list[Map]:
-    """Give a heat map for each pair of words, best over the rest; none where the points are not on a grid.
+    """A heat map per pair of hyper-parameters, best over the rest; none if the points are not on a grid.
 
-    >>> points = [Point({"a": i, "b": j}, i * j, math.nan, 1, "", False, math.nan) for i in (1, 2) for j in (3, 4)]
+    >>> points = [Point({"a": i, "b": j}, i * j) for i in (1, 2) for j in (3, 4)]
     >>> [[cell.point.value for cell in row] for row in maps(Swept("x", ["a", "b"], points, "higher"))[0].cells]
     [[3, 6], [4, 8]]
     """
-    words = [word for word in swept.words if len(scale(swept, word).levels) > 1]
-    if len(swept.words) < 2 or not on_grid(swept):
+    if len(swept.params) < 2 or not on_grid(swept):
         return []
-    pairs = list(combinations(words, 2)) or [(swept.words[0], swept.words[1])]
+    varied = [name for name in swept.params if len(scale(swept, name).levels) > 1]
+    pairs = list(combinations(varied, 2)) or [(swept.params[0], swept.params[1])]
     return [_map(swept, across, down) for across, down in pairs[:MAPS]]
 
 
@@ -129,32 +155,20 @@ def _map(swept: Swept, across: str, down: str) -> Map:
         if point.ok:
             best.setdefault(place, point)
     cells = [[Cell(best.get((key(i), key(j))), (key(i), key(j)) in tried) for j in x.levels] for i in y.levels]
-    return Map(x, y, cells, [word for word in swept.words if word not in (across, down)])
+    return Map(x, y, cells, [name for name in swept.params if name not in (across, down)])
 
 
 def edges(swept: Swept) -> list[str]:
-    """List the words whose best value is the smallest or the largest of a grid: the best may lie outside.
+    """The hyper-parameters whose best value is the smallest or the largest of a grid: a better one may lie outside.
 
-    >>> points = [Point({"lr": v}, v, math.nan, 1, "", v == 3.0, math.nan) for v in (1.0, 2.0, 3.0)]
-    >>> edges(Swept("a", ["lr"], points, "higher"))
+    >>> edges(Swept("a", ["lr"], [Point({"lr": v}, v, best=v == 3.0) for v in (1.0, 2.0, 3.0)], "higher"))
     ['lr = 3 (the largest)']
     """
-    top = best(swept)
-    if top is None or not on_grid(swept):
+    if swept.best is None or not on_grid(swept):
         return []
-    found = []
-    for word in swept.words:
-        value = top.values[word]
-        levels = [v for v in scale(swept, word).levels if isinstance(v, int | float) and not isinstance(v, bool)]
+    listed = []
+    for name, value in swept.best.values.items():
+        levels = [v for v in scale(swept, name).levels if isinstance(v, int | float) and not isinstance(v, bool)]
         if len(levels) > 1 and value in (levels[0], levels[-1]) and not isinstance(value, str | bool):
-            found.append(f"{word} = {text(value)} (the {'smallest' if value == levels[0] else 'largest'})")
-    return found
-
-
-def best(swept: Swept) -> Point | None:
-    """Give the point that was chosen, else the best that did not diverge.
-
-    >>> best(Swept("a", ["lr"], [], "higher")) is None
-    True
-    """
-    return next((point for point in swept.ranked if point.ok), None)
+            listed.append(f"{name} = {text(value)} (the {'smallest' if value == levels[0] else 'largest'})")
+    return listed

@@ -21,26 +21,7 @@ from .matrix import NuclearNorm
 from .separable import L1, ElasticNet, Separable, SquaredL2, Unconstrained
 
 __all__ = [
-    "L1",
-    "Box",
-    "ElasticNet",
-    "GroupLasso",
-    "HalfSpace",
-    "Hyperplane",
-    "L1Ball",
-    "L2Ball",
-    "LInfBall",
-    "Layout",
-    "NonNegative",
-    "NuclearNorm",
-    "Prox",
-    "Separable",
-    "Shifted",
-    "Simplex",
-    "SparseGroupLasso",
-    "SquaredL2",
-    "Sum",
-    "Unconstrained",
-    "feasible_start",
-    "prox",
-]
+    "L1", "Box", "ElasticNet", "GroupLasso", "HalfSpace", "Hyperplane", "L1Ball", "L2Ball", "LInfBall", "Layout",
+    "NonNegative", "NuclearNorm", "Prox", "Separable", "Shifted", "Simplex", "SparseGroupLasso", "SquaredL2", "Sum",
+    "Unconstrained", "feasible_start", "prox",
+]  # fmt: skip

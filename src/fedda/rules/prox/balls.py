@@ -49,7 +49,8 @@ class L2Ball(Prox):
             torch.add(q, m, out=t).reciprocal_()
             S2 = dot(torch.mul(c, t, out=y), y)
             S3 = dot(y.mul_(y), t)
-            return m + S2 * (S2.sqrt() / R - 1) / S3
+            m = m + S2 * (S2.sqrt() / R - 1) / S3
+            return m
 
         m0 = q.amin(dim=-1, keepdim=True) * (dot(y, y).sqrt() / R - 1).clamp(min=0)
         m = climb(step, m0, SMOOTH, tol=1e-12)
@@ -57,7 +58,8 @@ class L2Ball(Prox):
 
     def feasible(self, x: Tensor, tol: float = 0.0) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
-        return (norm <= self.radius * (1 + slack(x)) + tol)[..., 0]
+        inside: Tensor = (norm <= self.radius * (1 + slack(x)) + tol)[..., 0]
+        return inside
 
 
 @registry.proxes.register("l1-ball")
@@ -93,7 +95,8 @@ class L1Ball(Prox):
 
     def feasible(self, x: Tensor, tol: float = 0.0) -> Tensor:
         norm = x.abs().sum(dim=-1, keepdim=True, dtype=torch.float64)
-        return (norm <= self.radius * (1 + slack(x)) + tol)[..., 0]
+        inside: Tensor = (norm <= self.radius * (1 + slack(x)) + tol)[..., 0]
+        return inside
 
 
 @registry.proxes.register("simplex")
@@ -122,13 +125,14 @@ class Simplex(Prox):
 
     def feasible(self, x: Tensor, tol: float = 0.0) -> Tensor:
         gap = (x.sum(dim=-1, keepdim=True, dtype=torch.float64) - self.radius).abs()
-        return (gap <= self.radius * slack(x) + tol)[..., 0] & (x >= -tol).all(dim=-1)
+        inside: Tensor = (gap <= self.radius * slack(x) + tol)[..., 0] & (x >= -tol).all(dim=-1)
+        return inside
 
 
 def _to_sum(x: Tensor, v: Tensor, w: Tensor, R: Any) -> Tensor:
     """x scaled to sum R; where v is so large that v - th w has cancelled to 0, R stands on the largest v / w."""
     total = x.sum(dim=-1, keepdim=True)
-    scaled = x * (R / total)
+    scaled: Tensor = x * (R / total)
     if total.device.type == "cpu" and not bool((total == 0).any()):
         return scaled
     largest = torch.zeros_like(x).scatter_(-1, (v / w).argmax(dim=-1, keepdim=True), 1.0) * R
@@ -145,7 +149,8 @@ def level(v: Tensor, w: Tensor, k: Tensor, R: Any, start: Tensor, active: Tensor
 
     def step(th: Tensor) -> Tensor:
         torch.gt(k, th, out=active)
-        return (dot(active, v) - R) / dot(active, w)
+        th = (dot(active, v) - R) / dot(active, w)
+        return th
 
     alone = torch.sub(v, R, out=active).div_(w).amax(dim=-1, keepdim=True)
     th = torch.fmax(start, alone)
@@ -159,7 +164,7 @@ def sorted_level(v: Tensor, w: Tensor, k: Tensor, R: Any) -> Tensor:
     """The same root, from one sort: the last n for which the n largest v / w lie above their own level."""
     k, order = k.sort(dim=-1, descending=True)
     sums = v.gather(-1, order).cumsum(dim=-1), w.expand_as(v).gather(-1, order).cumsum(dim=-1)
-    levels = (sums[0] - R) / sums[1]
+    levels: Tensor = (sums[0] - R) / sums[1]
     last = ((k > levels).sum(dim=-1, keepdim=True) - 1).clamp(min=0)
     return levels.gather(-1, last)
 

@@ -1,4 +1,4 @@
-"""What all maps keep to, and how one is made from what a user gives."""
+"""The interface of all maps, and how a map is built from a user's value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .layout import Layout
 
 
 class Prox:
-    """Nothing: psi = 0 and C = R^d. The base of all maps, and the interface that they keep."""
+    """The base of all maps: psi = 0 and C = R^d."""
 
     def __call__(self, u: Tensor, q: Any, s: Any) -> Tensor:
         return u
@@ -34,28 +34,27 @@ class Prox:
         return self(x, 1.0, 0.0)
 
     def bind(self, layout: Layout) -> Prox:
-        """This map on a model whose flat vector is laid out so: names and patterns become masks and groups."""
+        """This map for a model with this layout: names and patterns become masks and groups."""
         return self
 
 
-def prox(given: Prox | dict[str, Any] | None) -> Prox:
+def prox(value: Prox | dict[str, Any] | None) -> Prox:
     """A map from None, a map, or a table as in TOML: ``{kind = "l1", gamma = 0.01}``.
 
     >>> prox({"kind": "l1-ball", "radius": 50})
     L1Ball(radius=50, method='newton')
     """
-    if given is None:
-        given = {"kind": "none"}
-    if isinstance(given, Prox):
-        return given
-    if isinstance(given, dict) and "kind" in given:
-        made: Prox = registry.proxes.find(given["kind"])(**{k: v for k, v in given.items() if k != "kind"})
-        return made
-    raise ValueError(f"prox must be a fedda.prox map, a table with 'kind', or None, got {checks.shown(given)}")
+    if value is None:
+        value = {"kind": "none"}
+    if isinstance(value, dict) and "kind" in value:
+        value = registry.proxes.find(value["kind"])(**{k: v for k, v in value.items() if k != "kind"})
+    if isinstance(value, Prox):
+        return value
+    raise ValueError(f"prox must be a fedda.prox map, a table with 'kind', or None, got {checks.shown(value)}")
 
 
 def feasible_start(owner: str, prox: Prox, x: Tensor) -> Tensor:
-    """x if it lies in C, else its projection, which is said."""
+    """x if it lies in C; else its projection, with a warning."""
     if bool(prox.feasible(x).all()):
         return x
     projected = prox.project(x)
@@ -84,7 +83,7 @@ def numbers(owner: str, name: str, value: Any) -> Any:
     raise ValueError(f"{owner}: {name} must be a number or a tensor, got {checks.shown(value)}")
 
 
-def unbound(owner: str, word: str, value: Any) -> ValueError:
+def unbound(owner: str, name: str, value: Any) -> ValueError:
     return ValueError(
-        f"{owner}: {word}={value!r} needs the names and shapes of the model's parameters: call bind(layout) first"
+        f"{owner}: {name}={value!r} needs the names and shapes of the model's parameters: call bind(layout) first"
     )

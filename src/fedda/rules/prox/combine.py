@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from inspect import Parameter
 from typing import Any
 
 import torch
@@ -67,19 +66,12 @@ class Sum(Separable):
         return self.first.feasible(x, tol) & self.second.feasible(x, tol)
 
 
+@registry.proxes.register("sum", owner="Sum")
 def summed(of: Any) -> Prox:
+    """Several separable maps at once: penalties (l1, squared-l2, elastic-net) and sets (box, nonnegative, ...)."""
     if not isinstance(of, list | tuple) or len(of) < 2:
         raise ValueError(f"Sum: of must be a list of two or more tables with 'kind', got {checks.shown(of)}")
     return Sum(*of)
-
-
-registry.proxes.add(
-    summed,
-    "sum",
-    owner="Sum",
-    summary="Several separable maps at once: penalties (l1, squared-l2, elastic-net) and sets (box, nonnegative, ...).",
-    defaults={"of": Parameter.empty},
-)
 
 
 def _plus(a: Any, b: Any) -> Any:
@@ -107,10 +99,13 @@ class Shifted(Prox):
         return replace(self, prox=self.prox.bind(layout))
 
     def __call__(self, u: Tensor, q: Any, s: Any) -> Tensor:
-        return (self.centre + self.prox(u - self.centre, q, s)).to(u.dtype)
+        x: Tensor = (self.centre + self.prox(u - self.centre, q, s)).to(u.dtype)
+        return x
 
     def value(self, x: Tensor) -> Tensor:
-        return self.prox.value(x - self.centre).to(x.dtype)
+        psi: Tensor = self.prox.value(x - self.centre).to(x.dtype)
+        return psi
 
     def feasible(self, x: Tensor, tol: float = 0.0) -> Tensor:
-        return self.prox.feasible(x - self.centre, tol)
+        inside: Tensor = self.prox.feasible(x - self.centre, tol)
+        return inside

@@ -80,7 +80,8 @@ class Grouped(Prox):
         """The weighted sum of the groups' norms: [..., 1]."""
         segments = self._segments(x)
         norms = segments.sum(x.double() ** 2).sqrt()
-        return (self._weights(segments) * norms).sum(dim=-1, keepdim=True)
+        total: Tensor = (self._weights(segments) * norms).sum(dim=-1, keepdim=True)
+        return total
 
 
 def _scalar(u: Tensor, q: Any, kap: Tensor, shift: Tensor | None, segments: Segments) -> Tensor:
@@ -131,7 +132,8 @@ class GroupLasso(Grouped):
         return self._map(u, q, s, None, self.gamma)
 
     def value(self, x: Tensor) -> Tensor:
-        return (self.gamma * self._norms(x))[..., 0].to(x.dtype)
+        psi: Tensor = (self.gamma * self._norms(x))[..., 0].to(x.dtype)
+        return psi
 
 
 @registry.proxes.register("sparse-group-lasso")
@@ -158,4 +160,5 @@ class SparseGroupLasso(Grouped):
 
     def value(self, x: Tensor) -> Tensor:
         grouped = (self.gamma1 * x.abs() * (self._segments(x).ids >= 0)).sum(dim=-1, dtype=torch.float64)
-        return (grouped + (self.gamma2 * self._norms(x))[..., 0]).to(x.dtype)
+        psi: Tensor = (grouped + (self.gamma2 * self._norms(x))[..., 0]).to(x.dtype)
+        return psi

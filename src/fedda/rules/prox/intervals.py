@@ -19,7 +19,7 @@ class Interval(Separable):
     """Clipping to [lower, upper]; bound to some parameters of a model, a box that is open elsewhere."""
 
     def ends(self) -> tuple[Any, Any]:
-        raise TypeError(f"{type(self).__name__} must say its ends")
+        raise TypeError(f"{type(self).__name__} must define ends()")
 
     def bind(self, layout: Layout) -> Prox:
         if self.on is None:
@@ -35,7 +35,8 @@ class Interval(Separable):
     def feasible(self, x: Tensor, tol: float = 0.0) -> Tensor:
         self._bound()
         lower, upper = self.ends()
-        return ((x >= lower - tol) & (x <= upper + tol)).all(dim=-1)
+        inside: Tensor = ((x >= lower - tol) & (x <= upper + tol)).all(dim=-1)
+        return inside
 
 
 @registry.proxes.register("nonnegative")

@@ -40,14 +40,16 @@ def matching(owner: str, on: str, layout: Layout) -> list[Span]:
     """
     if not isinstance(on, str):
         raise ValueError(f"{owner}: on must be 'weights' or a pattern over the parameters' names, got {on!r}")
-    found = [span for span in spans(layout) if (len(span.shape) > 1 if on == "weights" else fnmatchcase(span.name, on))]
-    if not found:
+    chosen = [
+        span for span in spans(layout) if (len(span.shape) > 1 if on == "weights" else fnmatchcase(span.name, on))
+    ]
+    if not chosen:
         raise ValueError(f"{owner}: on={on!r} fits no parameter; there are {described(layout)}")
-    return found
+    return chosen
 
 
 def mask(owner: str, on: str, layout: Layout) -> Tensor:
-    """Where `on` holds: [d], true or false."""
+    """Whether `on` selects each coordinate: [d], boolean."""
     chosen = torch.zeros(size(layout), dtype=torch.bool)
     for span in matching(owner, on, layout):
         chosen[span.part] = True
@@ -55,10 +57,10 @@ def mask(owner: str, on: str, layout: Layout) -> Tensor:
 
 
 def group_ids(owner: str, how: str, layout: Layout) -> Tensor:
-    """The group of every coordinate: [d], -1 where there is none. One-dimensional parameters (biases) have none.
+    """The group of every coordinate: [d], -1 for none. One-dimensional parameters (biases) have no group.
 
     "layer": every weight is a group; "filter": every output channel or row of every weight; "feature": every input
-    channel or column of the FIRST weight, so that what is zero is an input that the model does not look at.
+    channel or column of the FIRST weight, so that a zero group is an input that the model ignores.
 
     >>> group_ids("GroupLasso", "filter", [("weight", (2, 3)), ("bias", (2,))]).tolist()
     [0, 0, 0, 1, 1, 1, -1, -1]

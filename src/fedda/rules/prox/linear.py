@@ -41,13 +41,15 @@ class Linear(Prox):
         direction = a / q
         excess = (a * u).sum(dim=-1, keepdim=True) - b
         excess = excess if self.equal else excess.clamp(min=0)
-        return u - excess / (a * direction).sum(dim=-1, keepdim=True) * direction
+        x: Tensor = u - excess / (a * direction).sum(dim=-1, keepdim=True) * direction
+        return x
 
     def feasible(self, x: Tensor, tol: float = 0.0) -> Tensor:
         terms = (self.a * x).double()
         excess = terms.sum(dim=-1, keepdim=True) - self.b
         room = tol + slack(x) * (terms.abs().sum(dim=-1, keepdim=True) + abs(self.b))
-        return ((excess.abs() if self.equal else excess) <= room)[..., 0]
+        inside: Tensor = ((excess.abs() if self.equal else excess) <= room)[..., 0]
+        return inside
 
 
 @registry.proxes.register("half-space")

@@ -58,7 +58,8 @@ class NuclearNorm(Prox):
         m, n = self.shape
         if self.start + m * n > x.shape[-1]:
             raise ValueError(f"NuclearNorm: shape {m} x {n} from {self.start} on is more than {x.shape[-1]} numbers")
-        return x[..., self.start : self.start + m * n].double().unflatten(-1, (m, n))
+        matrix: Tensor = x[..., self.start : self.start + m * n].double().unflatten(-1, (m, n))
+        return matrix
 
     def __call__(self, u: Tensor, q: Any, s: Any) -> Tensor:
         matrix = self._matrix(u)
@@ -76,4 +77,5 @@ class NuclearNorm(Prox):
         )
 
     def value(self, x: Tensor) -> Tensor:
-        return (self.gamma * torch.linalg.svdvals(self._matrix(x))).sum(dim=-1).to(x.dtype)
+        psi: Tensor = (self.gamma * torch.linalg.svdvals(self._matrix(x))).sum(dim=-1).to(x.dtype)
+        return psi

@@ -18,8 +18,8 @@ def climb(step: Callable[[Tensor], Tensor], m: Tensor, at_most: int, tol: float 
     """m <- max(m, step(m)) until no row moves by more than tol * m.
 
     `step` is Newton's for a concave increasing (or convex decreasing) function, started left of its root: rows only
-    grow, so a row that is done stays, and one whose step is 0 / 0 never moves. Asking whether all are done would wait
-    for a CUDA device, so there all `at_most` steps are made.
+    grow, so a row that is done stays, and one whose step is 0 / 0 never moves. A test whether all are done would
+    wait for a CUDA device, so there all `at_most` steps are made.
     """
     for _ in range(at_most):
         new = torch.fmax(m, step(m))
@@ -42,7 +42,7 @@ def in_blocks(solve: Callable[..., Tensor], u: Tensor, *rest: Any, buffers: int 
     room = min(u.numel(), max(_block(u), u.shape[-1]))
     work = torch.empty(buffers, room, dtype=torch.float64, device=u.device)
     out = torch.empty(u.shape, dtype=u.dtype, device=u.device)
-    # What the rows share is made wide once.
+    # Tensors that the rows share become float64 once.
     _fill(out, solve, u, [t.double() if isinstance(t, Tensor) and t.numel() < u.numel() else t for t in rest], work)
     return out
 

@@ -58,5 +58,5 @@ def _pieces(order: Tensor, sizes: Tensor, d: int) -> tuple[Tensor, Tensor]:
     number = torch.arange(len(group), device=sizes.device) - (pieces.cumsum(0) - pieces)[group]
     slot = number[:, None] * width + torch.arange(width, device=sizes.device)
     inside = slot < sizes[group][:, None]
-    place = ((sizes.cumsum(0) - sizes)[group][:, None] + slot).where(inside, 0)
-    return torch.where(inside, order[place] if len(order) else place, d), pieces
+    position = ((sizes.cumsum(0) - sizes)[group][:, None] + slot).where(inside, 0)
+    return torch.where(inside, order[position] if len(order) else position, d), pieces

@@ -1,9 +1,9 @@
-"""Sums over coordinates: penalties gamma1 |x| + gamma2 x^2 / 2 and intervals, each coordinate a problem of its own."""
+"""Separable maps: penalties gamma1 |x| + gamma2 x^2 / 2 and intervals. Every coordinate is solved separately."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,13 +12,27 @@ from ... import checks, registry
 from .base import Prox, numbers, unbound
 from .layout import Layout, mask
 
-# `on` restricts a map to some parameters of a model: "weights" (2 or more dimensions), or a pattern over names.
-
 
 class Separable(Prox):
-    """prox_j(u) = clip(soft(u, threshold) / (1 + shrinkage)): what all separable maps are made of; None is nothing."""
+    """prox_j(u) = clip(soft(u, threshold) / (1 + shrinkage)); a part that is None is left out.
+
+    `on` restricts a map to some parameters of a model: "weights" (2 or more dimensions), or a pattern over names.
+    """
 
     on: str | None = None
+    penalties: ClassVar[tuple[str, ...]] = ()  # the fields with a weight of a penalty: a number, or one per coordinate
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        checks.check(owner, **{name: getattr(self, name) for name in self.penalties})
+        for name in self.penalties:
+            object.__setattr__(self, name, numbers(owner, name, getattr(self, name)))
+
+    def bind(self, layout: Layout) -> Prox:
+        if self.on is None:
+            return self
+        chosen = mask(type(self).__name__, self.on, layout).double()
+        return replace(self, on=None, **{name: getattr(self, name) * chosen for name in self.penalties})  # type: ignore[type-var]
 
     def threshold(self, q: Any, s: Any) -> Any:
         return None
@@ -67,7 +81,7 @@ class Unconstrained(Separable):
 class L1(Separable):
     """psi(x) = gamma ||x||_1: soft thresholding at s gamma / q, with exact zeros.
 
-    `gamma` is a number or a weight for each coordinate. `decoupled` forgets the metric and thresholds at s gamma,
+    `gamma` is a number or a weight for each coordinate. `decoupled` ignores the metric and thresholds at s gamma,
     the analogue of decoupled weight decay: with h about 0.01 it is a hundred times weaker.
 
     >>> L1(gamma=1.0)(torch.tensor([3.0, -0.1]), q=2.0, s=1.0)
@@ -76,19 +90,14 @@ class L1(Separable):
     tensor([1., 1., 0.], dtype=torch.float64)
     """
 
+    penalties: ClassVar = ("gamma",)
     gamma: Any
     decoupled: bool = False
     on: str | None = None
 
     def __post_init__(self) -> None:
-        checks.check("L1", gamma=self.gamma)
-        object.__setattr__(self, "gamma", numbers("L1", "gamma", self.gamma))
+        super().__post_init__()
         checks.one_of("L1", "decoupled", self.decoupled, (True, False))
-
-    def bind(self, layout: Layout) -> Prox:
-        return (
-            self if self.on is None else replace(self, on=None, gamma=self.gamma * mask("L1", self.on, layout).double())
-        )
 
     def threshold(self, q: Any, s: Any) -> Any:
         return s * self.gamma / (1.0 if self.decoupled else q)
@@ -106,17 +115,9 @@ class SquaredL2(Separable):
     tensor([2.])
     """
 
+    penalties: ClassVar = ("gamma",)
     gamma: Any
     on: str | None = None
-
-    def __post_init__(self) -> None:
-        checks.check("SquaredL2", gamma=self.gamma)
-        object.__setattr__(self, "gamma", numbers("SquaredL2", "gamma", self.gamma))
-
-    def bind(self, layout: Layout) -> Prox:
-        if self.on is None:
-            return self
-        return replace(self, on=None, gamma=self.gamma * mask("SquaredL2", self.on, layout).double())
 
     def shrinkage(self, q: Any, s: Any) -> Any:
         return s * self.gamma / q
@@ -134,20 +135,10 @@ class ElasticNet(Separable):
     tensor([1.2500, 0.0000])
     """
 
+    penalties: ClassVar = ("gamma1", "gamma2")
     gamma1: Any
     gamma2: Any
     on: str | None = None
-
-    def __post_init__(self) -> None:
-        checks.check("ElasticNet", gamma1=self.gamma1, gamma2=self.gamma2)
-        for word in ("gamma1", "gamma2"):
-            object.__setattr__(self, word, numbers("ElasticNet", word, getattr(self, word)))
-
-    def bind(self, layout: Layout) -> Prox:
-        if self.on is None:
-            return self
-        chosen = mask("ElasticNet", self.on, layout).double()
-        return replace(self, on=None, gamma1=self.gamma1 * chosen, gamma2=self.gamma2 * chosen)
 
     def threshold(self, q: Any, s: Any) -> Any:
         return s * self.gamma1 / q

@@ -1,31 +1,30 @@
-"""Convolution, ReLU and max-pool of a stack of models as one stage, forward and backward.
+"""Convolution, max-pool and ReLU of a stack of models as one stage, forward and backward.
 
-Images are [g, height, width, batch, channels]: a pixel is a contiguous slab, so shifts and pools work on long runs.
-Bias and ReLU come after the pool, on its fewer pixels: both are monotone, so the maximum stays where it is.
+Images are [g, height, width, batch, channels]: a pixel is a contiguous slab of memory, so shifts and pools are fast.
+Bias and ReLU come after the pool, where there are fewer pixels: both are monotone, so the maximum is the same.
 """
 
 from __future__ import annotations
 
 import math
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .pooling import pool, unpool
-from .stages import Image, Parameters, Space, Stage, Views, activated, masked
+from .stages import Gradients, Image, ParameterView, Saved, Stage, Views, Workspace, activate_, relu_gradient_into
 
-NARROW = 16  # filters below which MKL is many times slower on a tall product with so few columns
+NARROW = 16  # with fewer filters, MKL's product of a tall matrix is many times slower
 
 
 class Convolution(Stage):
-    """Any convolution, as one matrix product with its windows (im2col); `pool` is (1, 1) where there is none."""
+    """Any convolution, as a matrix product with its windows (im2col); without a pool, `pool` is (1, 1)."""
 
-    weight: Parameters
+    weight: ParameterView
 
     def __init__(
-        self, weight: Parameters, bias: Parameters | None, image: Image, stride: tuple[int, int],
+        self, weight: ParameterView, bias: ParameterView | None, image: Image, stride: tuple[int, int],
         padding: tuple[int, int, int, int], pool: tuple[int, int], relu: bool,
     ):  # fmt: skip
         self.weight, self.bias, self.relu = weight, bias, relu
@@ -40,40 +39,40 @@ class Convolution(Stage):
         self.shape = (self.filters, *self.pixels)
         self.places, self.features = math.prod(pool), weight.shape[1:].numel()
         self.numbers = math.prod(self.pixels) * self.places * (self.filters + self.features)
-        self.space = Space()
+        self.workspace = Workspace()
 
     def prepare(self, h: Tensor) -> Tensor:
-        """The windows [g, channels * kernel, pool * pixels * batch], those of one place in the pool side by side."""
-        padded = self.space("padded", h, len(h), self.channels, *self.padded, h.shape[3]).zero_()
+        """The windows [g, channels * kernel, pool * pixels * batch] of the image h."""
+        padded = self.workspace("padded", h, len(h), self.channels, *self.padded, h.shape[3]).zero_()
         self._inside(padded).copy_(h.permute(0, 4, 1, 2, 3))
         view = self._windows(padded)
-        windows = self.space("windows", h, *view.shape).copy_(view)
+        windows = self.workspace("windows", h, *view.shape).copy_(view)
         return windows.view(len(h), self.features, -1)
 
-    def forward(self, parameters: Views, h: Tensor) -> tuple[Tensor, Any]:
+    def forward(self, parameters: Views, h: Tensor) -> tuple[Tensor, Saved]:
         weight, *bias = parameters
-        y = self.space("y", h, len(h), h.shape[2], self.filters)
+        y = self.workspace("y", h, len(h), h.shape[2], self.filters)
         if self.filters < NARROW:
             y.copy_(torch.bmm(weight.flatten(2), h).mT)
         else:
             torch.bmm(h.mT, weight.flatten(2).mT.contiguous(), out=y)
-        slabs = y.unflatten(1, (self.places, -1)).unbind(1)
-        top = activated(pool(slabs), bias, self.relu)
+        slabs = y.view(len(h), self.places, -1, self.filters).unbind(1)
+        top = activate_(pool(slabs), bias, self.relu)
         return top.view(len(h), *self.pixels, -1, self.filters), (h, y, slabs, top)
 
-    def backward(self, parameters: Views, kept: Any, g: Tensor, wanted: bool) -> tuple[Tensor | None, list[Tensor]]:
+    def backward(self, parameters: Views, saved: Saved, g: Tensor, need_input: bool) -> Gradients:
         weight, *bias = parameters
-        h, y, slabs, top = kept
+        h, y, slabs, top = saved
         batch = g.shape[3]
-        g = masked(g.reshape(top.shape), top, self.relu, self.space("g", top, *top.shape))
-        learned = [g.sum(1) for _ in bias]
+        g = relu_gradient_into(self.workspace("g", top, *top.shape), g.reshape(top.shape), top, self.relu)
+        gradients = [g.sum(1) for _ in bias]
         unpool(g, slabs[:-1], slabs)
         of_weight = torch.bmm(y.mT, h.mT) if self.filters < NARROW else torch.bmm(h, y).mT
-        learned = [of_weight.flatten(1), *learned]
-        if not wanted:
-            return None, learned
-        windows = torch.bmm(weight.flatten(2).mT, y.mT, out=self.space("windows", h, *h.shape))
-        return self._scatter(windows, batch), learned
+        gradients = [of_weight.flatten(1), *gradients]
+        if not need_input:
+            return None, gradients
+        windows = torch.bmm(weight.flatten(2).mT, y.mT, out=self.workspace("windows", h, *h.shape))
+        return self._scatter(windows, batch), gradients
 
     def _windows(self, padded: Tensor) -> Tensor:
         """A view [g, channels, kernel rows and columns, pool rows and columns, rows, columns, batch]."""
@@ -88,8 +87,8 @@ class Convolution(Stage):
         return padded[:, :, top : top + self.size[0], left : left + self.size[1]]
 
     def _scatter(self, windows: Tensor, batch: int) -> Tensor:
-        """The sum of windows where they overlap: the transpose of `prepare`."""
-        padded = self.space("padded", windows, len(windows), self.channels, *self.padded, batch).zero_()
+        """The sum of overlapping windows: the transpose of `prepare`."""
+        padded = self.workspace("padded", windows, len(windows), self.channels, *self.padded, batch).zero_()
         into = self._windows(padded)
         parts = windows.view(into.shape)
         for i, j in product(*map(range, self.kernel)):

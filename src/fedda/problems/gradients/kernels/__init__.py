@@ -1,4 +1,4 @@
-"""Our own GPU kernels for stacks of convolutional networks; needs Triton, which comes with PyTorch for CUDA."""
+"""GPU kernels for stacks of convolutional networks; they need Triton, which comes with PyTorch for CUDA."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..chain import Chain
 from ..chain.convolution import Convolution
-from ..chain.losses import of_classes
-from ..chain.stack import Chain
+from ..chain.losses import class_gradient
 from ..chain.stages import Flatten, LinearStage, Stage
 from ..chain.winograd import Winograd
+from .plan import ConvolutionPlan, LinearPlan, NetworkPlan
 
 if TYPE_CHECKING:
     from .operators import Kernels
-    from .plan import Layer, NetworkPlan
 
-PARTS = {"tf32": 2, "bf16": 1}  # of a number, by precision: see pieces.py
-WIDTHS = (16, 32, 64, 128)  # of a layer, in filters
+PARTS = {"tf32": 2, "bf16": 1}  # bfloat16 numbers per number, see tiles.py
+FILTERS = (16, 32, 64, 128)  # of a layer
 
 
 def kernels_for(chain: Chain, sample: tuple[int, ...], batch: int, precision: str) -> Kernels | None:
-    """The gradients of a chain on batches of samples [channels, height, width] by our kernels, where they fit it."""
+    """The gradients of a chain for samples [channels, height, width] by our kernels; None if they do not fit."""
     if precision not in PARTS or batch > 128 or find_spec("triton") is None:
         return None
     plan = plan_of(chain, sample, precision)
@@ -34,7 +34,7 @@ def kernels_for(chain: Chain, sample: tuple[int, ...], batch: int, precision: st
 
 
 def draw_kernel(device: torch.device) -> Callable[..., Tensor] | None:
-    """The draws of batches as one kernel, on a GPU."""
+    """A kernel that draws batches; None without a GPU."""
     if device.type != "cuda" or find_spec("triton") is None:
         return None
     from . import operators  # noqa: F401
@@ -43,44 +43,39 @@ def draw_kernel(device: torch.device) -> Callable[..., Tensor] | None:
 
 
 def plan_of(chain: Chain, sample: tuple[int, ...], precision: str) -> NetworkPlan | None:
-    """The kernels for a chain on samples [channels, height, width], or None where they do not fit it: convolutions with
-    relu, of stride 1 and equal padding, alone or under a 2x2 max-pool, then linear layers under a cross-entropy."""
-    if chain.shared or chain.loss is not of_classes:
+    """The plan of a chain for samples [channels, height, width], or None if the kernels do not fit. They fit
+    convolutions with relu, stride 1 and equal padding, with or without a 2x2 max-pool, then linear layers with a
+    cross-entropy."""
+    if chain.shared or chain.loss is not class_gradient:
         return None
-    from .plan import Dense, NetworkPlan
-
     stages = list(chain.stages)
-    layers: list[Layer] = []
+    layers: list[ConvolutionPlan] = []
     while stages and isinstance(stages[0], Convolution | Winograd):
-        layer = convolution(stages.pop(0), sample, first=not layers)
+        layer = plan_convolution(stages.pop(0), sample, first=not layers)
         if layer is None:
             return None
         layers.append(layer)
-        sample = (layer.filters, *layer.result)
+        sample = (layer.filters, *layer.pooled)
     if not layers or not stages or not isinstance(stages.pop(0), Flatten) or not stages:
         return None
-    dense = []
+    linear = []
     for stage in stages:
         if not isinstance(stage, LinearStage) or stage.relu == (stage is stages[-1]):
             return None
         outputs, inputs = stage.weight.shape
-        dense.append(Dense(inputs, outputs, stage.weight.first, stage.bias and stage.bias.first))
-    return NetworkPlan(tuple(layers), tuple(dense), PARTS[precision]) if dense[-1].outputs <= 128 else None
+        linear.append(LinearPlan(inputs, outputs, stage.weight.first, stage.bias and stage.bias.first))
+    return NetworkPlan(tuple(layers), tuple(linear), PARTS[precision]) if linear[-1].outputs <= 128 else None
 
 
-def convolution(stage: Stage, sample: tuple[int, ...], first: bool) -> Layer | None:
-    from .plan import Layer
-
+def plan_convolution(stage: Stage, sample: tuple[int, ...], first: bool) -> ConvolutionPlan | None:
     assert isinstance(stage, Convolution | Winograd)
     filters, channels, kernel, other = stage.weight.shape
-    stride, padding, pool = (1, 1), (1, 1, 1, 1), (2, 2)  # Winograd's
+    stride, padding, pool = (1, 1), (1, 1, 1, 1), (2, 2)  # those of Winograd
     if isinstance(stage, Convolution):
         stride, padding, pool = stage.stride, stage.padding, stage.pool
-    fits = channels * kernel**2 < 128 if first else channels in WIDTHS
+    fits = channels * kernel**2 < 128 if first else channels in FILTERS
     plain = stride == (1, 1) and len(set(padding)) == 1 and kernel == other and kernel <= 7
-    if not (fits and stage.relu and plain):
+    if not (fits and stage.relu and plain and filters in FILTERS and pool in ((1, 1), (2, 2))):
         return None
-    if filters not in WIDTHS or pool not in ((1, 1), (2, 2)):
-        return None
-    bias = stage.bias and stage.bias.first
-    return Layer(channels, filters, sample[1], sample[2], kernel, padding[0], pool == (2, 2), stage.weight.first, bias)
+    weight, bias = stage.weight.first, stage.bias and stage.bias.first
+    return ConvolutionPlan(channels, filters, sample[1], sample[2], kernel, padding[0], pool == (2, 2), weight, bias)

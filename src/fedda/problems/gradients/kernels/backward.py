@@ -1,17 +1,17 @@
-"""The way back: the loss, the data's gradient, the weights' (see pieces.py)."""
+"""Backward kernels: the loss, the gradients of activations, and those of weights (see tiles.py)."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .tiles import pixels, row_of, undo
+from .tiles import activation_gradient, pixels, row_of
 
 
 @triton.jit
 def classify(FLAT, X, d, weight, bias, TARGET, OUT, DFLAT, B, XG, N: tl.constexpr, NB: tl.constexpr, BP: tl.constexpr,
              L: tl.constexpr, LP: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
-    """The last linear layer under a mean cross-entropy: its gradients and that of its inputs, for one group."""
+    """The last linear layer with a mean cross-entropy: its gradients in OUT, that of its input in DFLAT."""
     g = tl.program_id(0).to(tl.int64)
     b = tl.arange(0, BP)
     j = tl.arange(0, LP)
@@ -48,27 +48,28 @@ def classify(FLAT, X, d, weight, bias, TARGET, OUT, DFLAT, B, XG, N: tl.constexp
 def flat_gradient(G, Y, y_plane, A, D, d_plane, B, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
                   HW: tl.constexpr, BN: tl.constexpr, POOL: tl.constexpr, DENSE: tl.constexpr,
                   PARTS: tl.constexpr):  # fmt: skip
-    """The last layer's gradient in torch's order [groups * B, C, HW], as that of its convolution's result."""
+    """From the gradient G [groups * B, C, HW] of the last layer, in torch's order, to that of its convolution, D."""
     g = tl.program_id(1)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     ok = (n < N)[:, None]
     at = ((g * B + n // HW)[:, None] * C + tl.arange(0, C)[None, :]) * HW + (n % HW)[:, None]
-    undo(tl.load(G + at, mask=ok, other=0.0), n, ok, g, Y, y_plane, A, D, d_plane, B, H, W, C, POOL, DENSE, PARTS)
+    value = tl.load(G + at, mask=ok, other=0.0)
+    activation_gradient(value, n, ok, g, Y, y_plane, A, D, d_plane, B, H, W, C, POOL, DENSE, PARTS)
 
 
 @triton.jit
-def backward(DY, dy_plane, WT, w_plane, Y, y_plane, A, D, d_plane, B, H: tl.constexpr, W: tl.constexpr,
-             C: tl.constexpr, F: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr,
-             LH: tl.constexpr, LW: tl.constexpr, POOL: tl.constexpr, DENSE: tl.constexpr,
-             PARTS: tl.constexpr):  # fmt: skip
-    """From the gradient dy [groups * B, HO, WO, F] of a layer's convolution to d, that of the layer below; H, W, C are
-    the sizes between them, LH, LW those of the convolution below."""
+def input_gradient(DY, dy_plane, WT, w_plane, Y, y_plane, A, D, d_plane, B, H: tl.constexpr, W: tl.constexpr,
+                   C: tl.constexpr, F: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr,
+                   LH: tl.constexpr, LW: tl.constexpr, POOL: tl.constexpr, DENSE: tl.constexpr,
+                   PARTS: tl.constexpr):  # fmt: skip
+    """From the gradient DY [groups * B, HO, WO, F] of a convolution's output to that of the layer below, D. The
+    activations between the two layers are [H, W, C]; the output of the convolution below is LH x LW."""
     HO: tl.constexpr = H + 2 * PAD - K + 1
     WO: tl.constexpr = W + 2 * PAD - K + 1
     g = tl.program_id(1)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     b, h, w = pixels(m, H, W, False)
-    h = tl.where(b < B, h + PAD, -1)  # rows past the end see nothing, however wide the padding
+    h = tl.where(b < B, h + PAD, -1)  # rows past the end read nothing, with any padding
     w = w + PAD
     c = tl.arange(0, C)
     f = tl.arange(0, F)
@@ -87,18 +88,19 @@ def backward(DY, dy_plane, WT, w_plane, Y, y_plane, A, D, d_plane, B, H: tl.cons
             w1 = tl.load(wt + w_plane + t * C * F)
             acc = tl.dot(d0, w1, acc)
             acc = tl.dot(d1, w0, acc)
-    undo(acc, m, (m < B * H * W)[:, None], g, Y, y_plane, A, D, d_plane, B, LH, LW, C, POOL, DENSE, PARTS)
+    inside = (m < B * H * W)[:, None]
+    activation_gradient(acc, m, inside, g, Y, y_plane, A, D, d_plane, B, LH, LW, C, POOL, DENSE, PARTS)
 
 
 @triton.jit
 def weight_gradient(X, plane, DY, dy_plane, DW, DB, M, G, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
                     F: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, SHARE: tl.constexpr, BK: tl.constexpr,
                     PARTS: tl.constexpr):  # fmt: skip
-    """Sums over a share of the pixels, for one row of taps: dw [shares, groups, taps, F, C], db [shares, groups, F]."""
+    """Sums over a share of the pixels, for a row of taps: DW [shares, groups, taps, F, C], DB [shares, groups, F]."""
     HO: tl.constexpr = H + 2 * PAD - K + 1
     WO: tl.constexpr = W + 2 * PAD - K + 1
     row = tl.program_id(0) // ((K + 2) // 3)
-    left = (tl.program_id(0) % ((K + 2) // 3)) * 3  # three taps of the row a program
+    left = (tl.program_id(0) % ((K + 2) // 3)) * 3  # a program does three taps of the row
     s = tl.program_id(1)
     g = tl.program_id(2)
     c = tl.arange(0, C)
@@ -106,7 +108,7 @@ def weight_gradient(X, plane, DY, dy_plane, DW, DB, M, G, H: tl.constexpr, W: tl
     a0 = tl.zeros((F, C), tl.float32)
     a1 = tl.zeros((F, C), tl.float32)
     a2 = tl.zeros((F, C), tl.float32)
-    # The sum over pixels is one product more: a reduction would cost more.
+    # The sum over pixels is a matrix product: a reduction would cost more.
     ones = tl.full((BK, 16), 1.0, tl.float32).to(tl.bfloat16)
     db = tl.zeros((F, 16), tl.float32)
     for k in range(0, SHARE, BK):
@@ -149,10 +151,11 @@ def weight_gradient(X, plane, DY, dy_plane, DW, DB, M, G, H: tl.constexpr, W: tl
 
 
 @triton.jit
-def first_gradient(P, plane, DY, dy_plane, A, DW, M, N, XG, G, KP: tl.constexpr, F: tl.constexpr, SHARE: tl.constexpr,
-                   BK: tl.constexpr, POOL: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """The same of the first layer, dw [shares, groups, F, KP], the bias among it; dy [groups, N, F], with POOL the
-    pooled gradient, which goes to the pixel where the maximum stood."""
+def first_weight_gradient(P, plane, DY, dy_plane, A, DW, M, N, XG, G, KP: tl.constexpr, F: tl.constexpr,
+                          SHARE: tl.constexpr, BK: tl.constexpr, POOL: tl.constexpr,
+                          PARTS: tl.constexpr):  # fmt: skip
+    """The same for the first layer: DW [shares, groups, F, KP], which includes the bias. DY [groups, N, F] is, with
+    POOL, the gradient after the pool, which belongs to the pixel of the maximum."""
     s = tl.program_id(0)
     g = tl.program_id(1)
     k = tl.arange(0, KP)
@@ -181,9 +184,10 @@ def first_gradient(P, plane, DY, dy_plane, A, DW, M, N, XG, G, KP: tl.constexpr,
 
 
 @triton.jit
-def collect(DW, DB, OUT, d, weight, bias, G, F: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, T: tl.constexpr,
-            TP: tl.constexpr, DBS: tl.constexpr, SHARES: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
-    """The shares added up, in torch's order, into the flat gradients; rows of dw are CP long, biases DBS apart."""
+def sum_shares(DW, DB, OUT, d, weight, bias, G, F: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, T: tl.constexpr,
+               TP: tl.constexpr, DBS: tl.constexpr, SHARES: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    """The sum over shares, in torch's order, into the flat gradients OUT. Rows of DW have CP numbers; biases are DBS
+    numbers apart."""
     f = tl.program_id(0)
     g = tl.program_id(1)
     t = tl.arange(0, TP)[:, None]

@@ -1,4 +1,4 @@
-"""The random draws of `fedda.rng` as one kernel each: the same bits, without a launch for every operation on them."""
+"""The random draws of batches (`fedda.rng`) in one kernel: the same bits with one launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mix(key, counter):
 
 @triton.jit
 def draw(KEY, IDS, OFFSETS, SIZES, INDEX, clients, BATCH: tl.constexpr, BP: tl.constexpr):
-    """Places of a client's samples: offset + integers(fold(key, j), size)."""
+    """The indices of a client's samples: offset + integers(fold(key, j), size)."""
     k = tl.program_id(0)
     j = tl.arange(0, BP)
     client = tl.load(IDS + k % clients)
@@ -29,8 +29,8 @@ def draw(KEY, IDS, OFFSETS, SIZES, INDEX, clients, BATCH: tl.constexpr, BP: tl.c
     tl.store(INDEX + k * BATCH + j, index, mask=j < BATCH)
 
 
-def drawn(key: Tensor, ids: Tensor, offsets: Tensor, sizes: Tensor, batch: int) -> Tensor:
-    """Where the samples of batches stand: [draws, ..., c, batch], from keys [draws, ..., c] and ids [..., c]."""
+def draw_batches(key: Tensor, ids: Tensor, offsets: Tensor, sizes: Tensor, batch: int) -> Tensor:
+    """The indices of the samples of batches, [draws, ..., c, batch], from keys [draws, ..., c] and ids [..., c]."""
     index = torch.empty(*key.shape, batch, dtype=torch.int64, device=key.device)
     width = triton.next_power_of_2(batch)
     draw[(key.numel(),)](key, ids, offsets, sizes, index, ids.numel(), batch, width, num_warps=1)

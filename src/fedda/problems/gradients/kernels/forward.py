@@ -1,19 +1,19 @@
-"""The way forward: patches of the first layer, weights in order, convolutions with relu and pool (see pieces.py)."""
+"""Forward kernels: patches for the first layer, weights in order, convolutions with relu and pool (see tiles.py)."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .tiles import activate, pixels, store
+from .tiles import activate, pixels, store_parts
 
 
 @triton.jit
 def patches(X, MEAN, STD, P, plane, B, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, K: tl.constexpr,
             PAD: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, KP: tl.constexpr, M, BM: tl.constexpr,
             POOL: tl.constexpr, SCALED: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """The inputs x [batches, B, C, H, W] of the first layer as rows of C K K numbers, standardised, a 1 for the bias,
-    and zeros up to KP."""
+    """The patches of inputs X [batches, B, C, H, W] for the first layer, P [batches, M, KP]: standardised rows of
+    C * K * K numbers, then a 1 for the bias, then zeros."""
     g = tl.program_id(1)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     b, h, w = pixels(m, HO, WO, POOL)
@@ -30,27 +30,27 @@ def patches(X, MEAN, STD, P, plane, B, C: tl.constexpr, H: tl.constexpr, W: tl.c
         std = tl.load(STD + c, mask=c < C, other=1.0)
         x = tl.where(inside, (x - mean[None, :]) * (1.0 / std)[None, :], 0.0)
     x = tl.where(k[None, :] == C * K * K, 1.0, x)
-    store(P + (g * M + m)[:, None] * KP + k[None, :], plane, x, (m < M)[:, None], PARTS)
+    store_parts(P + (g * M + m)[:, None] * KP + k[None, :], plane, x, (m < M)[:, None], PARTS)
 
 
 @triton.jit
-def lay_out(X, d, offset, WT, plane, F: tl.constexpr, C: tl.constexpr, T: tl.constexpr, TP: tl.constexpr,
-            FB: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """Weights [filters, channels, taps] of the flat vectors x [groups, d] as [groups, taps, filters, channels]."""
+def reorder_weights(X, d, offset, WT, plane, F: tl.constexpr, C: tl.constexpr, T: tl.constexpr, TP: tl.constexpr,
+                    FB: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    """Weights [filters, channels, taps] of the flat vectors X [groups, d] as WT [groups, taps, filters, channels]."""
     g = tl.program_id(1).to(tl.int64)
     f = tl.program_id(0) * FB + tl.arange(0, FB)[:, None, None]
     c = tl.arange(0, C)[None, :, None]
     t = tl.arange(0, TP)[None, None, :]
     ok = (t < T) & (f < F) & (c < C)
     w = tl.load(X + g * d + offset + (f * C + c) * T + t, mask=ok, other=0.0)
-    store(WT + ((g * T + t) * F + f) * C + c, plane, w, ok, PARTS)
+    store_parts(WT + ((g * T + t) * F + f) * C + c, plane, w, ok, PARTS)
 
 
 @triton.jit
-def first(P, plane, X, d, weight, bias, Y, y_plane, A, FLAT, B, M, XG, NK: tl.constexpr, KP: tl.constexpr,
-          F: tl.constexpr, H: tl.constexpr, W: tl.constexpr, NB: tl.constexpr, BM: tl.constexpr, POOL: tl.constexpr,
-          BIAS: tl.constexpr, LAST: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """The first layer on its patches [PARTS, batches, M, KP]; weights are read from the flat vectors."""
+def first_layer(P, plane, X, d, weight, bias, Y, y_plane, A, FLAT, B, M, XG, NK: tl.constexpr, KP: tl.constexpr,
+                F: tl.constexpr, H: tl.constexpr, W: tl.constexpr, NB: tl.constexpr, BM: tl.constexpr,
+                POOL: tl.constexpr, BIAS: tl.constexpr, LAST: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    """The first layer on its patches P [PARTS, batches, M, KP]; its weights are read from the flat vectors X."""
     g = tl.program_id(1)
     k = tl.arange(0, KP)[None, :]
     f = tl.arange(0, F)[:, None]
@@ -72,16 +72,16 @@ def first(P, plane, X, d, weight, bias, Y, y_plane, A, FLAT, B, M, XG, NK: tl.co
 
 
 @triton.jit
-def forward(X, plane, WT, w_plane, V, d, bias, Y, y_plane, A, FLAT, B, H: tl.constexpr, W: tl.constexpr,
-            C: tl.constexpr, F: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr, POOL: tl.constexpr,
-            BIAS: tl.constexpr, LAST: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """A layer on activations x [PARTS, groups * B, H, W, C]; v are the flat vectors, for the bias."""
+def next_layer(X, plane, WT, w_plane, V, d, bias, Y, y_plane, A, FLAT, B, H: tl.constexpr, W: tl.constexpr,
+               C: tl.constexpr, F: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr,
+               POOL: tl.constexpr, BIAS: tl.constexpr, LAST: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    """A layer on activations X [PARTS, groups * B, H, W, C]; V are the flat vectors, for the bias."""
     HO: tl.constexpr = H + 2 * PAD - K + 1
     WO: tl.constexpr = W + 2 * PAD - K + 1
     g = tl.program_id(1)
     m0 = tl.program_id(0) * BM
     b, h, w = pixels(m0 + tl.arange(0, BM), HO, WO, POOL)
-    h = tl.where(b < B, h, -H - K) - PAD  # rows past the end see only padding
+    h = tl.where(b < B, h, -H - K) - PAD  # rows past the end read only padding
     w = w - PAD
     c = tl.arange(0, C)
     f = tl.arange(0, F)

@@ -1,4 +1,4 @@
-"""How kernels are launched: in blocks of which size, in how many shares, on which stream."""
+"""How kernels are launched: sizes of blocks, number of shares, streams."""
 
 from __future__ import annotations
 
@@ -12,97 +12,92 @@ from torch import Tensor
 
 from ....compiling import side_by_side
 
-# Rows of a program's block and how it is launched: the best of those tried on an H200.
-LAUNCH: dict[str, dict[str, Any]] = {
+# Rows in the block of a program, and launch options: the fastest of those tried on an H200.
+LAUNCH: dict[str, dict[str, int]] = {
     "patches": {"rows": 32, "num_warps": 1},
-    "lay_out": {"rows": 2, "num_warps": 4},
-    "first": {"rows": 128, "blocks": 4, "num_warps": 4, "num_stages": 3},
-    "forward": {"rows": 128, "num_warps": 8, "num_stages": 3},
-    "backward": {"rows": 64, "num_warps": 4, "num_stages": 3},
-    "weight_gradient": {
-        "rows": 32,
-        "at_once": 264,
-        "block_us": 0.75,
-        "share_us": 0.028,
-        "num_warps": 4,
-        "num_stages": 3,
-    },
-    "first_gradient": {"rows": 32, "at_once": 528, "block_us": 0.5, "share_us": 0.005, "num_warps": 4, "num_stages": 2},
+    "reorder_weights": {"rows": 2, "num_warps": 4},
+    "first_layer": {"rows": 128, "blocks": 4, "num_warps": 4, "num_stages": 3},
+    "next_layer": {"rows": 128, "num_warps": 8, "num_stages": 3},
+    "input_gradient": {"rows": 64, "num_warps": 4, "num_stages": 3},
+    "weight_gradient": {"rows": 32, "num_warps": 4, "num_stages": 3},
+    "first_weight_gradient": {"rows": 32, "num_warps": 4, "num_stages": 2},
     "classify": {"rows": 128, "num_warps": 4},
 }
-COMPILED: set[Any] = set()  # kinds of passes whose kernels are there
+# Programs that run at once, microseconds per block, and microseconds per share of a group to sum it up.
+COSTS = {"weight_gradient": (264, 0.75, 0.028), "first_weight_gradient": (528, 0.5, 0.005)}
+COMPILED: set[object] = set()  # the kinds of passes whose kernels are compiled
 
 
 class Compiling:
-    """Whether kernels are compiled now and not run."""
+    """Whether kernels are only compiled now, and not run."""
 
     now = False
 
 
-def on(kernel: Any, *grid: int) -> Callable[..., Any]:
-    """Launches a kernel on a grid, or has it compiled for its arguments."""
+def launcher(kernel: Any, *grid: int) -> Callable[..., object]:
+    """A function that launches a kernel on a grid, or only compiles it for its arguments."""
     return partial(kernel.warmup, grid=grid) if Compiling.now else kernel[grid]
 
 
-def compiled(key: Any, like: Tensor, passed: Callable[[], Tensor]) -> Tensor:
-    """What a pass gives; its kernels are compiled together before the first one of its kind, whose `key` says it."""
-    with torch.cuda.device_of(like):  # Triton launches on the current one
+def compile_and_run(key: object, like: Tensor, run: Callable[[], Tensor]) -> Tensor:
+    """The result of a pass. Before the first pass of a kind (its `key`), all its kernels are compiled together."""
+    with torch.cuda.device_of(like):  # Triton launches on the current device
         if like.is_cuda and (key, like.device) not in COMPILED:
             Compiling.now = True
             try:
                 with side_by_side():
-                    passed()
+                    run()
             finally:
                 Compiling.now = False
             COMPILED.add((key, like.device))
-        return passed()
+        return run()
 
 
 @contextmanager
-def aside(device: torch.device) -> Iterator[None]:
-    """On a second stream, after what has been asked for so far."""
+def on_side_stream(device: torch.device) -> Iterator[None]:
+    """Launch on a second stream, after everything launched so far."""
     if device.type != "cuda":
         yield
         return
-    side = second_stream(device)
+    side = side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         yield
 
 
-def join(device: torch.device) -> None:
+def join_side_stream(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(second_stream(device))
+        torch.cuda.current_stream(device).wait_stream(side_stream(device))
 
 
 @cache
-def second_stream(device: torch.device) -> torch.cuda.Stream:
+def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def launch(kernel: str) -> tuple[int, dict[str, Any]]:
-    how = dict(LAUNCH[kernel])
-    return how.pop("rows"), how
+def launch_options(kernel: str) -> tuple[int, dict[str, int]]:
+    """The rows of a block and the options of a kernel."""
+    options = dict(LAUNCH[kernel])
+    return options.pop("rows"), options
 
 
-def in_waves(how: dict[str, Any], programs: int) -> dict[str, Any]:
-    """With many programs for each multiprocessor, two at a time hide more than a deeper pipeline of one."""
-    return how | {"num_stages": 2} if programs > 1000 else how
+def for_many(options: dict[str, int], programs: int) -> dict[str, int]:
+    """With many programs, two at a time on a multiprocessor hide more latency than a deeper pipeline of one."""
+    return options | {"num_stages": 2} if programs > 1000 else options
 
 
 def cdiv(n: int, by: int) -> int:
     return -(-n // by)
 
 
-def power(n: int, least: int = 16) -> int:
-    """The least power of two that holds n."""
+def power_of_two(n: int, least: int = 16) -> int:
+    """The smallest power of two that is at least n and `least`."""
     return max(least, 1 << (n - 1).bit_length())
 
 
-def divided(rows: int, block: int, groups: int, how: dict[str, Any]) -> tuple[int, int]:
-    """Into how many shares rows are divided, and the length of one, in whole blocks: what takes least, where so many
-    programs run at once, a block takes `block_us`, and a share of a group `share_us` more where it is added up."""
-    at_once, block_us, share_us = (how.pop(word) for word in ("at_once", "block_us", "share_us"))
+def split_rows(kernel: str, rows: int, block: int, groups: int) -> tuple[int, int]:
+    """The number of shares of the rows and the length of a share, in whole blocks: the fastest by COSTS."""
+    at_once, block_us, share_us = COSTS[kernel]
     blocks = cdiv(rows, block)
 
     def cost(n: int) -> float:

@@ -1,4 +1,4 @@
-"""The kernels as operators of PyTorch: what captures a round sees them, with what they read and write."""
+"""The kernels as operators of PyTorch, so that a recorded or captured round includes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import draws
-from .launch import compiled
+from .launch import compile_and_run
 from .passes import Pass
 from .plan import NetworkPlan
 
@@ -22,17 +22,17 @@ def gradients(x: Tensor, inputs: Tensor, targets: Tensor, mean: Tensor | None, s
     scale = None if mean is None or std is None else (mean, std)
     x, inputs, targets = x.contiguous(), inputs.contiguous(), targets.contiguous()
     key = plan, x.shape, inputs.shape, inputs.dtype, targets.dtype, scale is None
-    return compiled(key, x, lambda: Pass(PLANS[plan], x, inputs, scale).gradients(targets))
+    return compile_and_run(key, x, lambda: Pass(PLANS[plan], x, inputs, scale).gradients(targets))
 
 
 @torch.library.impl(library, "draw", "CompositeExplicitAutograd")
 def draw(key: Tensor, ids: Tensor, offsets: Tensor, sizes: Tensor, batch: int) -> Tensor:
     with torch.cuda.device_of(key):
-        return draws.drawn(key.contiguous(), ids.contiguous(), offsets, sizes, batch)
+        return draws.draw_batches(key.contiguous(), ids.contiguous(), offsets, sizes, batch)
 
 
 class Kernels:
-    """A plan as a function of points x [points * c, d] and batches [c, B, ...] with what standardises them."""
+    """The gradients and outputs of the networks of a plan."""
 
     def __init__(self, plan: NetworkPlan):
         if plan not in PLANS:
@@ -40,22 +40,24 @@ class Kernels:
         self.plan, self.number = plan, PLANS.index(plan)
 
     def __call__(self, x: Tensor, inputs: Tensor, targets: Tensor, scale: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The gradients at x [points * c, d] for batches [c, B, ...], standardised by (mean, std) of each channel."""
         n, batch = inputs.shape[:2]
         mean, std = scale if scale is not None else (None, None)
         x = x.view(len(x) // n, n, -1)
         size = max(1, self.plan.at_once(batch) // len(x))
-        done = [
-            torch.ops.fedda.gradients(some.flatten(0, 1), *data, mean, std, self.number).unflatten(0, (len(x), -1))
-            for some, *data in zip(x.split(size, dim=1), inputs.split(size), targets.split(size), strict=True)
+        parts = [
+            torch.ops.fedda.gradients(part.flatten(0, 1), *data, mean, std, self.number).unflatten(0, (len(x), -1))
+            for part, *data in zip(x.split(size, dim=1), inputs.split(size), targets.split(size), strict=True)
         ]
-        return (done[0] if len(done) == 1 else torch.cat(done, dim=1)).flatten(0, 1)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).flatten(0, 1)
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """The outputs [groups, samples, classes] at x [groups, d] on inputs [samples, ...], which all share."""
+        """The outputs [groups, samples, classes] at x [groups, d] for inputs [samples, ...] that all groups share."""
         x = x.contiguous()
 
-        def of(part: Tensor) -> Tensor:
+        def outputs(part: Tensor) -> Tensor:
             key = self.number, x.shape, part.shape, part.dtype
-            return compiled(key, x, lambda: Pass(self.plan, x, part, None).outputs())
+            return compile_and_run(key, x, lambda: Pass(self.plan, x, part, None).outputs())
 
-        return torch.cat([of(some[None].contiguous()) for some in inputs.split(self.plan.samples(len(x)))], dim=1)
+        parts = inputs.split(self.plan.samples(len(x)))
+        return torch.cat([outputs(part[None].contiguous()) for part in parts], dim=1)

@@ -1,4 +1,4 @@
-"""One pass over a stack: which kernels run, one after the other."""
+"""One forward and backward pass over a stack of networks: the sequence of kernels."""
 
 from __future__ import annotations
 
@@ -6,128 +6,130 @@ import torch
 from torch import Tensor
 
 from . import backward, forward
-from .launch import aside, cdiv, divided, in_waves, join, launch, on, power
-from .plan import Dense, Layer, NetworkPlan
+from .launch import cdiv, for_many, join_side_stream, launch_options, launcher, on_side_stream, power_of_two, split_rows
+from .plan import ConvolutionPlan, LinearPlan, NetworkPlan
 
 
 class Pass:
-    """One pass over a stack, from x [groups, d] and inputs [batches, B, C, H, W], of which group g takes batch
-    g % batches; `scale` standardises them by channel. What the way forward leaves is there for the way back."""
+    """One pass at x [groups, d] for inputs [batches, B, C, H, W]; group g uses batch g % batches. `scale` (mean, std)
+    standardises each channel. The constructor runs the convolutions, and keeps what the backward pass needs."""
 
     def __init__(self, plan: NetworkPlan, x: Tensor, inputs: Tensor, scale: tuple[Tensor, Tensor] | None):
         self.plan, self.x, self.parts = plan, x, plan.parts
         self.groups, self.d = x.shape
         self.batches, self.batch = inputs.shape[:2]
-        self.results: list[Tensor] = []
-        self.where: list[Tensor] = []
-        self.held: list[Tensor] = []  # what the side stream still uses
-        with aside(x.device):
-            self.weights = [x, *map(self._laid_out, plan.convolutions[1:])]
+        self.activations: list[Tensor] = []  # after each convolution, relu and pool
+        self.maxima: list[Tensor] = []  # which pixel of each window is the largest
+        self.in_use: list[Tensor] = []  # memory that the side stream may still use
+        with on_side_stream(x.device):
+            self.weights = [x, *map(self._reorder_weights, plan.convolutions[1:])]
         self.patches = self._patches(plan.convolutions[0], inputs, scale)
-        self._first(plan.convolutions[0])
-        join(x.device)
+        self._first_layer(plan.convolutions[0])
+        join_side_stream(x.device)
         for layer, weights in zip(plan.convolutions[1:], self.weights[1:], strict=True):
-            self._next(layer, weights)
+            self._next_layer(layer, weights)
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.x.device)
 
-    def _places(self, layer: Layer) -> tuple[Tensor, Tensor, Tensor, bool]:
-        """Where a layer writes its result, where each maximum stood, and, of the last layer, the flat result."""
-        n, (h, w) = self.groups * self.batch, layer.result
+    def _new_outputs(self, layer: ConvolutionPlan) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """Memory for the activations of a layer, its maxima and its flat output; whether it is the last layer."""
+        n, (h, w) = self.groups * self.batch, layer.pooled
         last = layer is self.plan.convolutions[-1]
         y = self.empty(self.parts, n, h, w, layer.filters)
-        where = self.empty(n, h, w, layer.filters, dtype=torch.int8) if layer.pool else y
+        maxima = self.empty(n, h, w, layer.filters, dtype=torch.int8) if layer.pool else y
         if last:
             self.flat = self.empty(self.groups, self.batch, layer.filters * h * w, dtype=torch.float32)
-        self.results.append(y)
-        self.where.append(where)
-        return y, where, (self.flat if last else y), last
+        self.activations.append(y)
+        self.maxima.append(maxima)
+        return y, maxima, (self.flat if last else y), last
 
-    def _patches(self, layer: Layer, inputs: Tensor, scale: tuple[Tensor, Tensor] | None) -> Tensor:
-        m, kp = layer.rows(self.batch), power(layer.channels * layer.kernel**2 + 1)
+    def _patches(self, layer: ConvolutionPlan, inputs: Tensor, scale: tuple[Tensor, Tensor] | None) -> Tensor:
+        m, kp = layer.rows(self.batch), power_of_two(layer.channels * layer.kernel**2 + 1)
         p = self.empty(self.parts, self.batches, m, kp)
         mean, std = scale if scale is not None else (inputs, inputs)
-        rows, how = launch("patches")
-        on(forward.patches, cdiv(m, rows), self.batches)(
+        rows, options = launch_options("patches")
+        launcher(forward.patches, cdiv(m, rows), self.batches)(
             inputs, mean, std, p, p[0].numel(), self.batch, layer.channels, layer.height, layer.width, layer.kernel,
-            layer.pad, *layer.out, kp, m, rows, layer.pool, scale is not None, self.parts, **how,
+            layer.pad, *layer.out, kp, m, rows, layer.pool, scale is not None, self.parts, **options,
         )  # fmt: skip
         return p
 
-    def _first(self, layer: Layer) -> None:
+    def _first_layer(self, layer: ConvolutionPlan) -> None:
         p = self.patches
         m, kp = p.shape[2:]
-        y, where, flat, last = self._places(layer)
-        rows, how = launch("first")
-        blocks = how.pop("blocks")
-        on(forward.first, cdiv(m, rows * blocks), self.groups)(
-            p, p[0].numel(), self.x, self.d, layer.weight, layer.bias or 0, y, y[0].numel(), where, flat, self.batch, m,
-            self.batches, layer.channels * layer.kernel**2, kp, layer.filters, *layer.out, blocks, rows, layer.pool,
-            layer.bias is not None, last, self.parts, **how,
+        y, maxima, flat, last = self._new_outputs(layer)
+        rows, options = launch_options("first_layer")
+        blocks = options.pop("blocks")
+        launcher(forward.first_layer, cdiv(m, rows * blocks), self.groups)(
+            p, p[0].numel(), self.x, self.d, layer.weight, layer.bias or 0, y, y[0].numel(), maxima, flat,
+            self.batch, m, self.batches, layer.channels * layer.kernel**2, kp, layer.filters, *layer.out, blocks, rows,
+            layer.pool, layer.bias is not None, last, self.parts, **options,
         )  # fmt: skip
 
-    def _laid_out(self, layer: Layer) -> Tensor:
+    def _reorder_weights(self, layer: ConvolutionPlan) -> Tensor:
         t = layer.kernel**2
         wt = self.empty(self.parts, self.groups, t, layer.filters, layer.channels)
-        rows, how = launch("lay_out")
-        on(forward.lay_out, cdiv(layer.filters, rows), self.groups)(
-            self.x, self.d, layer.weight, wt, wt[0].numel(), layer.filters, layer.channels, t, power(t), rows,
-            self.parts, **how,
+        rows, options = launch_options("reorder_weights")
+        launcher(forward.reorder_weights, cdiv(layer.filters, rows), self.groups)(
+            self.x, self.d, layer.weight, wt, wt[0].numel(), layer.filters, layer.channels, t, power_of_two(t), rows,
+            self.parts, **options,
         )  # fmt: skip
         return wt
 
-    def _next(self, layer: Layer, wt: Tensor) -> None:
-        x = self.results[-1]
-        y, where, flat, last = self._places(layer)
-        rows, how = launch("forward")
+    def _next_layer(self, layer: ConvolutionPlan, wt: Tensor) -> None:
+        x = self.activations[-1]
+        y, maxima, flat, last = self._new_outputs(layer)
+        rows, options = launch_options("next_layer")
         blocks = cdiv(layer.rows(self.batch), rows)
-        on(forward.forward, blocks, self.groups)(
-            x, x[0].numel(), wt, wt[0].numel(), self.x, self.d, layer.bias or 0, y, y[0].numel(), where, flat,
+        launcher(forward.next_layer, blocks, self.groups)(
+            x, x[0].numel(), wt, wt[0].numel(), self.x, self.d, layer.bias or 0, y, y[0].numel(), maxima, flat,
             self.batch, layer.height, layer.width, layer.channels, layer.filters, layer.kernel, layer.pad, rows,
-            layer.pool, layer.bias is not None, last, self.parts, **in_waves(how, blocks * self.groups),
+            layer.pool, layer.bias is not None, last, self.parts, **for_many(options, blocks * self.groups),
         )  # fmt: skip
 
-    # -- the way back -----------------------------------------------------------------------------------------------
+    # -- backward ---------------------------------------------------------------------------------------------------
     def gradients(self, targets: Tensor) -> Tensor:
+        """The gradients [groups, d] for targets [batches, B]."""
         self.out = torch.empty_like(self.x)
-        flat = self._dense(targets)
+        flat = self._linear_gradients(targets)
         layers = self.plan.convolutions
-        dy = self._last(layers[-1], flat, dense=len(layers) > 1)
+        dy = self._last_gradient(layers[-1], flat, dense=len(layers) > 1)
         for i in range(len(layers) - 1, 0, -1):
-            with aside(self.x.device):  # the weights' gradient fills what the data's leaves of the device
-                self._weight(layers[i], self.results[i - 1], dy)
-            self.held.append(dy)
-            dy = self._below(layers[i], layers[i - 1], i, dy)
-        self._first_weight(layers[0], dy)
-        join(self.x.device)
+            with on_side_stream(self.x.device):  # the gradient of the weights runs next to that of the input
+                self._weight_gradient(layers[i], self.activations[i - 1], dy)
+            self.in_use.append(dy)
+            dy = self._input_gradient(layers[i], layers[i - 1], i, dy)
+        self._first_weight_gradient(layers[0], dy)
+        join_side_stream(self.x.device)
         return self.out
 
     def outputs(self) -> Tensor:
-        *_, last = self._hidden()
-        return linear(last, *self._view(self.x, self.plan.dense[-1]))
+        """The outputs [groups, B, classes]."""
+        *_, last = self._linear_inputs()
+        return linear(last, *self._view(self.x, self.plan.linear[-1]))
 
-    def _hidden(self) -> list[Tensor]:
-        """What goes into each of the linear layers."""
-        kept = [self.flat]
-        for layer in self.plan.dense[:-1]:
-            kept.append(linear(kept[-1], *self._view(self.x, layer)).relu_())
-        return kept
+    def _linear_inputs(self) -> list[Tensor]:
+        """The inputs of the linear layers."""
+        inputs = [self.flat]
+        for layer in self.plan.linear[:-1]:
+            inputs.append(linear(inputs[-1], *self._view(self.x, layer)).relu_())
+        return inputs
 
-    def _dense(self, targets: Tensor) -> Tensor:
-        """Through the linear layers: their gradients, and that of the last convolution's flat result."""
-        x, out, kept = self.x, self.out, self._hidden()
-        views = [(self._view(x, layer), self._view(out, layer)) for layer in self.plan.dense]
-        last = self.plan.dense[-1]
-        d = torch.empty_like(kept[-1])
-        rows, how = launch("classify")
+    def _linear_gradients(self, targets: Tensor) -> Tensor:
+        """Compute the gradients of the linear layers; return that of the flat output of the last convolution."""
+        x, out, inputs = self.x, self.out, self._linear_inputs()
+        views = [(self._view(x, layer), self._view(out, layer)) for layer in self.plan.linear]
+        last = self.plan.linear[-1]
+        d = torch.empty_like(inputs[-1])
+        rows, options = launch_options("classify")
         if max(self.batch, last.outputs) > 32:
-            rows = 32  # larger blocks of larger matrices would not fit in a multiprocessor's memory
-        on(backward.classify, self.groups)(
-            kept[-1], x, self.d, last.weight, last.bias or 0, targets, out, d, self.batch, self.batches, last.inputs,
-            rows, power(self.batch), last.outputs, power(last.outputs), last.bias is not None, **how,
+            rows = 32  # larger blocks would not fit in the memory of a multiprocessor
+        launcher(backward.classify, self.groups)(
+            inputs[-1], x, self.d, last.weight, last.bias or 0, targets, out, d, self.batch, self.batches, last.inputs,
+            rows, power_of_two(self.batch), last.outputs, power_of_two(last.outputs), last.bias is not None, **options,
         )  # fmt: skip
-        for ((w, _), (dw, db)), a, result in zip(views[-2::-1], kept[-2::-1], kept[:0:-1], strict=True):
+        for ((w, _), (dw, db)), a, result in zip(views[-2::-1], inputs[-2::-1], inputs[:0:-1], strict=True):
             d = torch.where(result == 0, 0.0, d)
             torch.bmm(d.mT, a, out=dw) if dw.is_contiguous() else dw.copy_(d.mT @ a)
             if db is not None:
@@ -135,72 +137,73 @@ class Pass:
             d = d @ w
         return d
 
-    def _view(self, x: Tensor, layer: Dense) -> tuple[Tensor, Tensor | None]:
+    def _view(self, x: Tensor, layer: LinearPlan) -> tuple[Tensor, Tensor | None]:
+        """The weight [groups, outputs, inputs] and the bias [groups, outputs] of a layer as views of x [groups, d]."""
         n = layer.inputs * layer.outputs
         weight = x[:, layer.weight : layer.weight + n].view(self.groups, layer.outputs, layer.inputs)
         return weight, None if layer.bias is None else x[:, layer.bias : layer.bias + layer.outputs]
 
-    def _gradient_of(self, layer: Layer, dense: bool) -> Tensor:
-        """A place for the gradient of a convolution's result; a row that no window covers stays zero."""
-        (h, w), n = layer.out if dense else layer.result, self.groups * self.batch
+    def _new_gradient(self, layer: ConvolutionPlan, dense: bool) -> Tensor:
+        """Memory for the gradient of a convolution's output; rows that no window covers stay zero."""
+        (h, w), n = layer.out if dense else layer.pooled, self.groups * self.batch
         covered = not (dense and layer.pool) or h % 2 == w % 2 == 0
         make = torch.empty if covered else torch.zeros
         return make(self.parts, n, h, w, layer.filters, dtype=torch.bfloat16, device=self.x.device)
 
-    def _last(self, layer: Layer, flat: Tensor, dense: bool) -> Tensor:
-        (h, w), y = layer.result, self.results[-1]
-        d = self._gradient_of(layer, dense)
+    def _last_gradient(self, layer: ConvolutionPlan, flat: Tensor, dense: bool) -> Tensor:
+        (h, w), y = layer.pooled, self.activations[-1]
+        d = self._new_gradient(layer, dense)
         n = self.batch * h * w
-        on(backward.flat_gradient, cdiv(n, 32), self.groups)(
-            flat, y, y[0].numel(), self.where[-1], d, d[0].numel(), self.batch, n, *layer.out, layer.filters, h * w, 32,
-            layer.pool, dense, self.parts,
+        launcher(backward.flat_gradient, cdiv(n, 32), self.groups)(
+            flat, y, y[0].numel(), self.maxima[-1], d, d[0].numel(), self.batch, n, *layer.out, layer.filters, h * w,
+            32, layer.pool, dense, self.parts,
         )  # fmt: skip
         return d
 
-    def _below(self, layer: Layer, lower: Layer, i: int, dy: Tensor) -> Tensor:
-        wt, y = self.weights[i], self.results[i - 1]
-        d = self._gradient_of(lower, dense=i > 1)
-        rows, how = launch("backward")
+    def _input_gradient(self, layer: ConvolutionPlan, lower: ConvolutionPlan, i: int, dy: Tensor) -> Tensor:
+        wt, y = self.weights[i], self.activations[i - 1]
+        d = self._new_gradient(lower, dense=i > 1)
+        rows, options = launch_options("input_gradient")
         blocks = cdiv(self.batch * layer.height * layer.width, rows)
-        on(backward.backward, blocks, self.groups)(
-            dy, dy[0].numel(), wt, wt[0].numel(), y, y[0].numel(), self.where[i - 1], d, d[0].numel(), self.batch,
+        launcher(backward.input_gradient, blocks, self.groups)(
+            dy, dy[0].numel(), wt, wt[0].numel(), y, y[0].numel(), self.maxima[i - 1], d, d[0].numel(), self.batch,
             layer.height, layer.width, layer.channels, layer.filters, layer.kernel, layer.pad, rows, *lower.out,
-            lower.pool, i > 1, self.parts, **in_waves(how, blocks * self.groups),
+            lower.pool, i > 1, self.parts, **for_many(options, blocks * self.groups),
         )  # fmt: skip
         return d
 
-    def _weight(self, layer: Layer, x: Tensor, dy: Tensor) -> None:
+    def _weight_gradient(self, layer: ConvolutionPlan, x: Tensor, dy: Tensor) -> None:
         (h, w), k = layer.out, layer.kernel
         m, triples = self.batch * h * w, k * cdiv(k, 3)
-        rows, how = launch("weight_gradient")
-        shares, share = divided(m, rows, triples * self.groups, how)
+        rows, options = launch_options("weight_gradient")
+        shares, share = split_rows("weight_gradient", m, rows, triples * self.groups)
         dw = self.empty(shares, self.groups, k * k, layer.filters, layer.channels, dtype=torch.float32)
         db = self.empty(shares, self.groups, layer.filters, dtype=torch.float32)
-        on(backward.weight_gradient, triples, shares, self.groups)(
+        launcher(backward.weight_gradient, triples, shares, self.groups)(
             x, x[0].numel(), dy, dy[0].numel(), dw, db, m, self.groups, layer.height, layer.width, layer.channels,
-            layer.filters, k, layer.pad, share, rows, self.parts, **how,
+            layer.filters, k, layer.pad, share, rows, self.parts, **options,
         )  # fmt: skip
-        self._collect(layer, dw, db, layer.channels, layer.channels, k * k, 1, shares)
-        self.held += [dw, db]
+        self._sum_shares(layer, dw, db, layer.channels, layer.channels, k * k, 1, shares)
+        self.in_use += [dw, db]
 
-    def _first_weight(self, layer: Layer, dy: Tensor) -> None:
+    def _first_weight_gradient(self, layer: ConvolutionPlan, dy: Tensor) -> None:
         p, n = self.patches, dy[0].numel() // (self.groups * layer.filters)
         kp, nk = p.shape[-1], layer.channels * layer.kernel**2
-        rows, how = launch("first_gradient")
-        shares, share = divided(n, rows, self.groups, how)
+        rows, options = launch_options("first_weight_gradient")
+        shares, share = split_rows("first_weight_gradient", n, rows, self.groups)
         dw = self.empty(shares, self.groups, layer.filters, kp, dtype=torch.float32)
-        on(backward.first_gradient, shares, self.groups)(
-            p, p[0].numel(), dy, dy[0].numel(), self.where[0], dw, p.shape[2], n, self.batches, self.groups, kp,
-            layer.filters, share, rows, layer.pool, self.parts, **how,
+        launcher(backward.first_weight_gradient, shares, self.groups)(
+            p, p[0].numel(), dy, dy[0].numel(), self.maxima[0], dw, p.shape[2], n, self.batches, self.groups, kp,
+            layer.filters, share, rows, layer.pool, self.parts, **options,
         )  # fmt: skip
-        self._collect(layer, dw, dw.view(-1)[nk:], nk, kp, 1, kp, shares)
+        self._sum_shares(layer, dw, dw.view(-1)[nk:], nk, kp, 1, kp, shares)
 
-    def _collect(
-        self, layer: Layer, dw: Tensor, db: Tensor, c: int, cp: int, taps: int, apart: int, shares: int
+    def _sum_shares(
+        self, layer: ConvolutionPlan, dw: Tensor, db: Tensor, c: int, cp: int, taps: int, apart: int, shares: int
     ) -> None:
-        on(backward.collect, layer.filters, self.groups)(
+        launcher(backward.sum_shares, layer.filters, self.groups)(
             dw, db, self.out, self.d, layer.weight, layer.bias or 0, self.groups, layer.filters, c, cp, taps,
-            power(taps, 1), apart, shares, layer.bias is not None, num_warps=1 if taps == 1 else 4,
+            power_of_two(taps, 1), apart, shares, layer.bias is not None, num_warps=1 if taps == 1 else 4,
         )  # fmt: skip
 
 

@@ -1,19 +1,19 @@
-"""What a stack of convolutional networks is made of, as the kernels see it."""
+"""A description of convolutional networks for the kernels."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from .launch import cdiv, power
+from .launch import cdiv, power_of_two
 
-LARGEST = 2**31 - 2**20  # places in an array: kernels count in 32 bits
-GRID = 65_535  # programs along the axis of groups, as CUDA allows
+LARGEST = 2**31 - 2**20  # numbers in an array: kernels count in 32 bits
+GRID = 65_535  # CUDA's limit on programs along the axis of groups
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A convolution, relu and perhaps a 2x2 max-pool; where its parameters stand in the flat vector."""
+class ConvolutionPlan:
+    """A convolution, relu and perhaps a 2x2 max-pool; `weight` and `bias` are positions in the flat vector."""
 
     channels: int
     filters: int
@@ -27,23 +27,24 @@ class Layer:
 
     @property
     def out(self) -> tuple[int, int]:
-        """Height and width of the convolution's result, before the pool."""
+        """Height and width after the convolution, before the pool."""
         return self.height + 2 * self.pad - self.kernel + 1, self.width + 2 * self.pad - self.kernel + 1
 
     @property
-    def result(self) -> tuple[int, int]:
+    def pooled(self) -> tuple[int, int]:
+        """Height and width after the pool, if there is one."""
         h, w = self.out
         return (h // 2, w // 2) if self.pool else (h, w)
 
     def rows(self, batch: int) -> int:
-        """Rows of the product that computes a batch; windows come in blocks of 32."""
-        n = batch * math.prod(self.result)
+        """Rows of the matrix product for a batch; windows come in blocks of 32."""
+        n = batch * math.prod(self.pooled)
         return cdiv(n, 32) * 128 if self.pool else n
 
 
 @dataclass(frozen=True)
-class Dense:
-    """A linear layer; all but the last are followed by a relu."""
+class LinearPlan:
+    """A linear layer; a relu follows all but the last."""
 
     inputs: int
     outputs: int
@@ -53,24 +54,24 @@ class Dense:
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """Convolutions, then linear layers, then a mean cross-entropy, on groups of parameters x [groups, d]."""
+    """Convolutions, linear layers and a mean cross-entropy, for groups with the parameters x [groups, d]."""
 
-    convolutions: tuple[Layer, ...]
-    dense: tuple[Dense, ...]
-    parts: int
+    convolutions: tuple[ConvolutionPlan, ...]
+    linear: tuple[LinearPlan, ...]
+    parts: int  # bfloat16 numbers per number
 
     def at_once(self, batch: int) -> int:
-        """How many groups one call may have."""
+        """The largest number of groups in one call."""
         return max(1, min(GRID, LARGEST // self.numbers(batch)))
 
     def samples(self, groups: int) -> int:
-        """How many samples a call may have that so many groups share."""
+        """The largest number of samples in one call that `groups` groups share."""
         return max(1, LARGEST * 32 // (groups * self.numbers(32)))
 
     def numbers(self, batch: int) -> int:
-        """The most numbers that an array has for one group: patches, results, weights."""
+        """The size of the largest array for one group: patches, outputs or weights."""
         first = self.convolutions[0]
-        patches = first.rows(batch) * power(first.channels * first.kernel**2 + 1)
-        results = (batch * math.prod(layer.out) * layer.filters for layer in self.convolutions)
+        patches = first.rows(batch) * power_of_two(first.channels * first.kernel**2 + 1)
+        outputs = (batch * math.prod(layer.out) * layer.filters for layer in self.convolutions)
         weights = (layer.filters * layer.channels * layer.kernel**2 for layer in self.convolutions)
-        return max(patches, *results, *weights)
+        return max(patches, *outputs, *weights)

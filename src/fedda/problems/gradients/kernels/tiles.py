@@ -1,10 +1,10 @@
-"""Convolutions of a stack of networks, each with weights of its own, as Triton kernels for one GPU.
+"""Building blocks of Triton kernels for the convolutions of a stack of networks with different weights, on one GPU.
 
-A number is held as PARTS bfloat16 numbers that add up to it (one: bf16's 8 bits; two: 16 bits, more than TF32's 11), so
-that every product is one the tensor cores do at full rate, whichever side is transposed, with float32's range.
-Activations are [PARTS, groups * batch, height, width, channels]; member g of the stack is a group, with weights
-[PARTS, groups, taps, filters, channels]. Where a 2x2 max-pool follows, rows of a product are pixels in the order of
-their windows: four neighbours are one window, so that it is pooled where it was computed.
+A number is stored as PARTS bfloat16 numbers whose sum it is (one: 8 bits; two: 16 bits, more than the 11 of TF32). So
+the tensor cores compute all products at full rate, with either side transposed, with the range of float32. Member g of
+the stack is a group. Activations are [PARTS, groups * batch, height, width, channels], weights are
+[PARTS, groups, taps, filters, channels]; "plane" is the distance between two parts. Before a 2x2 max-pool, the rows of
+a product are pixels in the order of their windows: four neighbours are one window, and are pooled by one thread.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import triton.language as tl
 
 
 @triton.jit
-def store(to, plane, value, mask, PARTS: tl.constexpr):
-    """A value as its parts, the largest first."""
+def store_parts(to, plane, value, mask, PARTS: tl.constexpr):
+    """Store a float32 value as its bfloat16 parts, the largest first."""
     high = value.to(tl.bfloat16)
     tl.store(to, high, mask=mask)
     if PARTS > 1:
@@ -24,8 +24,8 @@ def store(to, plane, value, mask, PARTS: tl.constexpr):
 
 @triton.jit
 def window(m):
-    """Which window the m-th row belongs to, and which of its four pixels it is. A thread of a matrix product holds rows
-    r, r + 8, r + 64 and r + 72 of 128: these four are a window, so that it is pooled without leaving the thread."""
+    """The window of row m, and which of its four pixels the row is. A thread of a matrix product has the rows r, r + 8,
+    r + 64 and r + 72 of 128: these four are a window, so that the pool needs one thread only."""
     r = m % 128
     return (m // 128) * 32 + (r // 16) % 4 * 8 + r % 8, r // 64 * 2 + r // 8 % 2
 
@@ -38,7 +38,7 @@ def row_of(n, q):
 
 @triton.jit
 def pixels(m, H: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr):
-    """Image, row and column of the m-th pixel; with POOL in the order of the windows."""
+    """The image, row and column of pixel m; with POOL, pixels are in the order of their windows."""
     if POOL:
         n, q = window(m)
         b = n // ((H // 2) * (W // 2))
@@ -54,14 +54,14 @@ def pixels(m, H: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr):
 
 @triton.jit
 def larger(a, i, b, j):
-    """The larger of two, the first of equals, a NaN before all, and where it stood."""
+    """The larger of two values and its index. Of equal values the first is taken; NaN is larger than all numbers."""
     take = (b > a) | (b != b)
     return tl.where(take, b, a), tl.where(take, j, i)
 
 
 @triton.jit
 def pool(acc, BM: tl.constexpr, F: tl.constexpr):
-    """The largest of each window [BM / 4, F], and which of its four it was."""
+    """The largest value of each window, [BM / 4, F], and which of its four pixels it is."""
     four = tl.permute(tl.reshape(acc, (BM // 128, 2, 4, 2, 8, F)), (0, 2, 4, 5, 1, 3))
     left, right = tl.split(four)  # pixels 0 and 2, 1 and 3
     v0, v2 = tl.split(left)
@@ -75,8 +75,8 @@ def pool(acc, BM: tl.constexpr, F: tl.constexpr):
 @triton.jit
 def activate(acc, m0, g, Y, plane, A, FLAT, B, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, BM: tl.constexpr,
              POOL: tl.constexpr, LAST: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """relu, with POOL the largest of each window and where it stood (4: nowhere, all were negative); the last layer's
-    result is float32 in torch's order, (channel, row, column), for what follows."""
+    """Store relu(acc) in Y; with POOL, the largest of each window, and in A which pixel it is (4: all were negative).
+    The output of the last layer is stored in FLAT, as float32 in torch's order (channel, row, column)."""
     f = tl.arange(0, F)
     HW: tl.constexpr = (H // 2) * (W // 2) if POOL else H * W
     if POOL:
@@ -85,7 +85,7 @@ def activate(acc, m0, g, Y, plane, A, FLAT, B, H: tl.constexpr, W: tl.constexpr,
     else:
         n = m0 + tl.arange(0, BM)
     ok = (n < B * HW)[:, None]
-    # A NaN stays one: neither `maximum` nor a comparison would let it pass.
+    # A NaN stays NaN, which it would not with `maximum` or with `acc > 0`.
     y = tl.where(acc <= 0, 0.0, acc)
     at = (g * B * HW + n)[:, None] * F + f[None, :]
     if POOL:
@@ -93,14 +93,14 @@ def activate(acc, m0, g, Y, plane, A, FLAT, B, H: tl.constexpr, W: tl.constexpr,
     if LAST:
         tl.store(FLAT + ((g * B + n // HW)[:, None] * F + f[None, :]) * HW + (n % HW)[:, None], y, mask=ok)
     if (not LAST) or (not POOL):
-        store(Y + at, plane, y, ok, PARTS)
+        store_parts(Y + at, plane, y, ok, PARTS)
 
 
 @triton.jit
-def undo(value, n, ok, g, Y, y_plane, A, D, d_plane, B, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-         POOL: tl.constexpr, DENSE: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """The gradient `value` [n, C] of a layer's result as that of its convolution's: through pool and relu. H, W: of the
-    convolution's result. Not DENSE: the pooled gradient itself, which stands for one pixel in four."""
+def activation_gradient(value, n, ok, g, Y, y_plane, A, D, d_plane, B, H: tl.constexpr, W: tl.constexpr,
+                        C: tl.constexpr, POOL: tl.constexpr, DENSE: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+    """Store in D the gradient of a convolution's output (H, W), from the gradient `value` [n, C] after relu and pool.
+    Without DENSE, store the pooled gradient instead, one pixel of four."""
     c = tl.arange(0, C)
     if POOL:
         HW: tl.constexpr = (H // 2) * (W // 2)
@@ -111,11 +111,11 @@ def undo(value, n, ok, g, Y, y_plane, A, D, d_plane, B, H: tl.constexpr, W: tl.c
             h = ((n % HW) // (W // 2)) * 2
             w = (n % (W // 2)) * 2
             to = D + (((g * B + b) * H + h) * W + w)[:, None] * C + c[None, :]
-            for q in range(4):  # not unrolled, which would take more registers than there are
-                store(to + ((q // 2) * W + q % 2) * C, d_plane, tl.where(where == q, value, 0.0), ok, PARTS)
+            for q in range(4):  # not unrolled: there are not enough registers
+                store_parts(to + ((q // 2) * W + q % 2) * C, d_plane, tl.where(where == q, value, 0.0), ok, PARTS)
         else:
-            store(D + at, d_plane, value, ok, PARTS)
+            store_parts(D + at, d_plane, value, ok, PARTS)
     else:
         at = (g * B * H * W + n)[:, None] * C + c[None, :]
         y = tl.load(Y + at, mask=ok, other=0.0).to(tl.float32)
-        store(D + at, d_plane, tl.where(y == 0, 0.0, value), ok, PARTS)
+        store_parts(D + at, d_plane, tl.where(y == 0, 0.0, value), ok, PARTS)

@@ -1,0 +1,141 @@
+"""The methods of the study and their grids: 18 points for each, round the paper's values where it has some."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fedda import presets
+
+Point = dict[str, Any]  # word -> value
+FACTOR = math.sqrt(10)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The values of one word. A grid that ends at `least` or `most` ends there for good: it is not extended."""
+
+    word: str
+    values: tuple[Any, ...]
+    factor: float = FACTOR
+    least: float = 0.0
+    most: float = math.inf
+    centre: float | None = None  # the value that the others are steps from, if not the first
+
+    @property
+    def is_number(self) -> bool:
+        return isinstance(self.values[0], float)
+
+    def beyond(self, edge: float, up: bool) -> list[float]:
+        """The next two values, within the limits: steps of the factor from the axis's centre.
+
+        >>> Axis("lr", (0.1, 0.316)).beyond(0.316, up=True), Axis("eps", (0.1, 1.0), 10.0, most=10.0).beyond(1.0, True)
+        ([1.0, 3.16], [10.0])
+        """
+        start = self.values[0] if self.centre is None else self.centre
+        step = round(math.log(edge / start, self.factor))
+        found = [rounded(start * self.factor ** (step + (i if up else -i))) for i in (1, 2)]
+        return [value for value in found if self.least <= value <= self.most]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is run, what is tuned, and what the paper has."""
+
+    name: str
+    words: dict[str, Any]  # that are not tuned
+    axes: tuple[Axis, ...]  # the first is the rate
+    paper: Point | None = None  # the point with the paper's values
+    last: str = ""  # a word of `words` that is tried three times larger and smaller for the winner
+
+    @property
+    def rate(self) -> str:
+        return self.axes[0].word
+
+    @property
+    def grid(self) -> list[Point]:
+        words = [axis.word for axis in self.axes]
+        return [dict(zip(words, values, strict=True)) for values in itertools.product(*(a.values for a in self.axes))]
+
+
+def rounded(value: float) -> float:
+    """Three digits, so that a rate is the same however it was reached."""
+    return float(f"{value:.3g}")
+
+
+def key(point: Point) -> str:
+    """The name of a point in files."""
+    return json.dumps(point, sort_keys=True)
+
+
+def rates(word: str, centre: float, below: int, above: int) -> Axis:
+    """Numbers in steps of sqrt(10).
+
+    >>> rates("lr", 0.01, 1, 2).values
+    (0.00316, 0.01, 0.0316, 0.1)
+    """
+    values = tuple(rounded(centre * FACTOR**i) for i in range(-below, above + 1))
+    return Axis(word, values, centre=centre)
+
+
+def methods(preset: str) -> dict[str, Method]:
+    """All methods of the study, by name. `preset` names the paper's values for the task, where it has some."""
+    builtin = presets.builtin()
+    paper = builtin.get(preset, builtin["cifar10"])
+    known = preset in builtin
+    made = [
+        *(of_mvr(name, paper[name], known) for name in MVR),  # first: they take longest
+        *(of_sgd(name, paper.get(name, {"lr": 0.01}), known and name in paper) for name in SGD),
+        *(of_fedda(name, paper["fedda-2-1"], known and name in paper) for name in ("fedda-2-1", "fedda-cv")),
+        of_fedadam(paper["fedadam"], known),
+    ]
+    return {method.name: method for method in made}
+
+
+SGD = ("fedavg", "fedavgm", "fedcm", "scaffold")
+MVR = ("fedda-mvr", "stem", "mime-mvr")
+
+
+def of_sgd(name: str, words: dict[str, Any], in_paper: bool) -> Method:
+    """9 rates, constant or falling as a cosine."""
+    axes = (rates("lr", words["lr"], 4, 4), Axis("schedule", ("constant", "cosine")))
+    paper = {"lr": words["lr"], "schedule": "constant"} if in_paper else None
+    return Method(name, without(words, "lr"), axes, paper)
+
+
+def of_mvr(name: str, words: dict[str, Any], in_paper: bool) -> Method:
+    """6 rates, 3 weights alpha_0 = c eta_0^2 of the first step. Above 1 the first steps take plain gradients."""
+    axes = (rates("lr", words["lr"], 3, 2), Axis("alpha0", (0.1, 0.3, 0.9)))
+    weight = float(f"{words['c'] * first_rate(words['lr'], words['w']) ** 2:.4g}")
+    fixed = without(words, "lr", "c") | ({"old_point": "own"} if name == "stem" else {})  # STEM as published
+    return Method(name, fixed, axes, {"lr": words["lr"], "alpha0": weight} if in_paper else None)
+
+
+def of_fedda(name: str, words: dict[str, Any], in_paper: bool) -> Method:
+    """6 rates, 3 epsilons."""
+    eps = words["eps"]
+    axes = (rates("lr", words["lr"], 3, 2), rates("eps", eps, 1, 1))
+    return Method(name, without(words, "lr", "eps"), axes, {"lr": words["lr"], "eps": eps} if in_paper else None)
+
+
+def of_fedadam(words: dict[str, Any], in_paper: bool) -> Method:
+    """6 server rates, 3 epsilons. Below 1e-8 an epsilon changes nothing, and near it a factor of sqrt(10) neither: the
+    epsilons are 100 apart. The clients' rate is tried last."""
+    axes = (rates("server_lr", words["server_lr"], 3, 2), Axis("eps", (1e-8, 1e-6, 1e-4), 100.0, least=1e-8))
+    paper = {word: words[word] for word in ("server_lr", "eps")} if in_paper else None
+    return Method("fedadam", without(words, "server_lr", "eps"), axes, paper, last="lr")
+
+
+def first_rate(lr: Any, w: float) -> Any:
+    return lr / w ** (1 / 3)
+
+
+def without(words: dict[str, Any], *some: str) -> dict[str, Any]:
+    return {word: value for word, value in words.items() if word not in some}
+
+
+Values = Callable[[Point], list[float] | None]  # what a point came to: a number for each seed, None if it diverged

@@ -1,0 +1,143 @@
+"""Some points of one method on one partition, as replicas of one program."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+import fedda
+from fedda.engines import Vectorised
+from fedda.experiments import find
+from fedda.run import PATIENCE, Run
+from fedda.training import timed
+
+from .methods import Method, Point, first_rate
+
+VALIDATION = 0.1  # of each client's training samples
+HELD_OUT = ("validation_accuracy", "validation_loss")
+ALL = (*HELD_OUT, "train_accuracy", "train_loss", "test_accuracy", "test_loss")
+
+
+@dataclass(frozen=True)
+class How:
+    """Where and how programs are run."""
+
+    task: str  # a built-in experiment or a TOML file: its data, model, clients and cohort
+    device: str | None = None
+    precision: str = "auto"
+    command: str = ""
+    commit: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """`points` run from one seed, which is also the seed of the partition."""
+
+    method: Method
+    stage: str
+    seed: int
+    points: list[Point]
+    rounds: int
+    every: int
+
+
+@dataclass(frozen=True)
+class Rate:
+    """eta_t = lr where `falls` is 0, and lr (1 + cos(pi t / total)) / 2 where it is 1.
+
+    >>> Rate(0.1, 1.0, 20)(torch.tensor([0.0, 10.0, 20.0]))
+    tensor([0.1000, 0.0500, 0.0000])
+    """
+
+    lr: Any
+    falls: Any
+    total: int
+
+    def __call__(self, t: torch.Tensor) -> Any:
+        return self.lr * (1 - self.falls * (1 - torch.cos(math.pi * t / self.total)) / 2)
+
+
+def algorithm(method: Method, points: list[Point], rounds: int) -> Any:
+    """One algorithm for all points: its numbers are tensors [points, 1, 1]."""
+    words = dict(method.words)
+    for word in points[0]:
+        column = [point[word] == "cosine" if word == "schedule" else point[word] for point in points]
+        words[word] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1)
+    if "schedule" in words:
+        words["lr"] = Rate(words["lr"], words.pop("schedule"), rounds * words.get("steps", 5))
+    if "alpha0" in words:
+        words["c"] = words.pop("alpha0") / first_rate(words["lr"], words["w"]) ** 2
+    return fedda.make(method.name, **words)
+
+
+@lru_cache(maxsize=8)
+def problem(task: str, device: str | None, partition: int, tuning: bool) -> Any:
+    """The task on a partition; for tuning without its test set."""
+    table = find(task).problem.model_copy(update={"seed": partition, "validation": VALIDATION})
+    return table.build(tuning).to(device)
+
+
+def run(how: How, program: Program) -> list[dict[str, Any]]:
+    """A record for each point: what it was, what it came to at every evaluation, and how it was run."""
+    began, tuning = time.perf_counter(), program.stage != "finals"
+    experiment = find(how.task)
+    made = algorithm(program.method, program.points, program.rounds)
+    on = problem(how.task, how.device, program.seed, tuning)
+    columns = HELD_OUT if tuning else ALL
+    rows: list[list[list[float]]] = [[] for _ in program.points]
+    diverged = [False] * len(rows)
+    seconds = 0.0
+    this = Run(
+        made, on, cohort=experiment.cohort, seed=[program.seed] * len(rows), weights=experiment.weights, force=True,
+        engine=Vectorised(precision=how.precision),
+    )  # fmt: skip
+    try:
+        for spent in timed(this, program.rounds, program.every):
+            seconds = spent
+            diverged = (this.silent >= PATIENCE).reshape(-1).tolist()
+            if all(diverged):
+                break
+            for found, own in zip(held_out(this) if tuning else this.evaluate(), rows, strict=True):
+                own.append([this.round, *(digits(found[name]) for name in columns)])
+    except fedda.Diverged:
+        diverged = [True] * len(rows)
+    paths: Any = this.problem.paths  # type: ignore[attr-defined]
+    counts = asdict(this.counts) if this.round else {}
+    return [
+        {
+            "method": program.method.name, "stage": program.stage, "point": point, "seed": program.seed,
+            "partition": program.seed, "rounds": program.rounds,
+            "diverged": over or not all(map(finite, own)),
+            "columns": ["round", *columns], "rows": list(filter(finite, own)),
+            "words": program.method.words, "task": how.task, "validation": VALIDATION,
+            "gradients": counts.get("gradients"), "bytes_up": counts.get("bytes_up"),
+            "bytes_down": counts.get("bytes_down"),
+            "device": on.device.type if on.device.type == "cpu" else torch.cuda.get_device_name(on.device),
+            "precision": paths.precision, "path": paths.chosen,
+            "replicas": len(rows), "seconds": round(seconds, 2), "wall": round(time.perf_counter() - began, 2),
+            "torch": torch.__version__, "commit": how.commit, "command": how.command,
+        }
+        for point, own, over in zip(program.points, rows, diverged, strict=True)
+    ]  # fmt: skip
+
+
+@torch.no_grad()
+def held_out(this: Run) -> list[dict[str, float]]:
+    """The metrics on the validation samples of each replica. The training samples, nine times as many, are left out."""
+    on: Any = this.problem
+    totals = on.totals(this.server.x.squeeze(-2), this.simulation.weights, lambda n: slice(0, n * (n != on.clients)))
+    found = {name: (totals[name][0] / totals[name][1]).tolist() for name in HELD_OUT}
+    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+
+
+def finite(row: list[float]) -> bool:
+    return all(map(math.isfinite, row))
+
+
+def digits(value: float) -> float:
+    return float(f"{value:.5g}")

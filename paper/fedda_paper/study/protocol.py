@@ -1,0 +1,234 @@
+"""A fair comparison: every method is tuned with the same budget on validation data, then run on fresh partitions.
+
+    python -m fedda_paper.study cifar10-heterogeneous --device cuda --precision bf16 --workers 6
+
+README.md beside this says what the rules are and what is kept. What exists is not run again, so a study may be stopped
+at any time; the same command resumes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedda.experiments import find
+
+from .methods import Method, Point, key, methods, rounded
+from .program import How, Program, run
+from .rules import edges, extended, mean, ranked, winner
+from .summary import best, summary
+
+TUNING, FINALS = (100, 101, 102), (0, 1, 2, 3, 4)  # seeds, each with a partition of its own
+STAGES = ("stage1", "stage2", "finals")
+KEPT = 6  # points that go on to the second stage
+EXTRA = 6  # points by which a grid may be extended
+EVALUATIONS = 40  # of a whole run
+
+Records = dict[tuple[str, str, str, int], dict[str, Any]]  # by method, stage, point and seed
+
+
+@dataclass
+class State:
+    """How far a method is: what was decided so far, and what is to be run next."""
+
+    tried: list[Point]
+    jobs: list[Program] = field(default_factory=list)
+    first: Point | None = None  # the best of the first stage
+    second: Point | None = None  # the best of the second stage
+    compared: list[Point] = field(default_factory=list)  # in the second stage
+    chosen: Point | None = None
+    interior: bool | None = None  # whether the best of the second stage is at no edge of what was tried
+
+
+def state(method: Method, kept: Records, rounds: int) -> State:
+    """What the records say of a method. It is worked out anew from them each time: they are all there is."""
+    every = max(1, rounds // EVALUATIONS)
+
+    def missing(stage: str, points: Sequence[Point], seeds: Sequence[int]) -> list[Program]:
+        last = rounds // 4 if stage == "stage1" else rounds
+        left = {s: [p for p in points if (method.name, stage, key(p), s) not in kept] for s in seeds}
+        return [Program(method, stage, s, some, last, every) for s, some in left.items() if some]
+
+    def values(stage: str, seeds: Sequence[int]) -> Callable[[Point], list[float] | None]:
+        def of(point: Point) -> list[float] | None:
+            found = [kept[method.name, stage, key(point), seed] for seed in seeds]
+            return None if any(r["diverged"] or not r["rows"] for r in found) else [best(r)[1] for r in found]
+
+        return of
+
+    now = State(list(method.grid))
+    of_one, of_three = values("stage1", TUNING[:1]), values("stage2", TUNING)
+    while not now.jobs:
+        now.jobs = missing("stage1", now.tried, TUNING[:1])
+        if now.jobs:
+            return now
+        now.first = winner(method, now.tried, of_one)
+        more = extended(method, now.tried, now.first, EXTRA - len(now.tried) + len(method.grid))
+        if not more:
+            break
+        now.tried += more
+    now.compared = ranked(method, now.tried, of_one)[:KEPT]
+    reference = [p for p in (method.paper,) if p is not None and p not in now.compared]
+    while now.compared:
+        now.jobs = missing("stage2", now.compared + reference, TUNING)
+        if now.jobs:
+            return now
+        now.second = winner(method, now.compared, of_three)
+        more = extended(method, now.tried, now.second, EXTRA - len(now.tried) + len(method.grid))
+        if not more:
+            break
+        now.tried += more
+        now.compared += more
+    if now.second is None:
+        return now
+    now.interior, now.chosen = not edges(method, now.tried, now.second), now.second
+    if method.last:
+        centre = method.words[method.last]
+        others = [now.second | {method.last: rounded(centre * factor)} for factor in (3.0, 1 / 3)]
+        now.jobs = missing("stage2", others, TUNING)
+        if now.jobs:
+            return now
+        now.chosen = winner(method, [now.second, *others], of_three)
+    if (
+        method.paper is not None
+        and now.chosen is not None
+        and mean(of_three(method.paper)) > mean(of_three(now.chosen))
+    ):
+        now.chosen = method.paper
+    now.jobs = missing("finals", [p for p in (now.chosen,) if p is not None], FINALS)
+    return now
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+def read(out: Path) -> Records:
+    """All records of a folder. A line that was cut off when it was written is not one."""
+    kept: Records = {}
+    for path in sorted(out.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            kept[record["method"], record["stage"], key(record["point"]), record["seed"]] = record
+    return kept
+
+
+def keep(out: Path, kept: Records, records: Sequence[dict[str, Any]]) -> None:
+    for record in records:
+        path = out / f"{record['method']}-{record['stage']}.jsonl"
+        torn = path.exists() and not path.read_bytes().endswith(b"\n")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("\n" * torn + json.dumps(record) + "\n")
+        kept[record["method"], record["stage"], key(record["point"]), record["seed"]] = record
+
+
+# -- the work ------------------------------------------------------------------------------------------------------
+@dataclass
+class Study:
+    """All methods on one task, into a folder."""
+
+    how: How
+    out: Path
+    rounds: int
+    methods: dict[str, Method]
+    stages: Sequence[str] = STAGES
+    run: Callable[[How, Program], list[dict[str, Any]]] = run
+
+    def __post_init__(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.kept = read(self.out)
+
+    def states(self) -> dict[str, State]:
+        return {name: state(method, self.kept, self.rounds) for name, method in self.methods.items()}
+
+    def jobs(self) -> list[Program]:
+        """What can be run now, the first stages first."""
+        found = [job for now in self.states().values() for job in now.jobs if job.stage in self.stages]
+        return sorted(found, key=lambda job: (STAGES.index(job.stage), job.seed))
+
+    def drive(self, workers: int = 0, seconds: float = 1e9) -> None:
+        """Run until all is done or no time is left to begin anything."""
+        last = time.monotonic() + seconds
+        with pool(workers) as submit:
+            running: dict[Future[Any], Program] = {}
+            while True:
+                busy = {identity(job) for job in running.values()}
+                for job in self.jobs() if time.monotonic() < last else ():
+                    if len(running) < max(1, workers) and identity(job) not in busy:
+                        running[submit(self.run, self.how, job)] = job
+                if not running:
+                    break
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    job = running.pop(future)
+                    keep(self.out, self.kept, future.result())
+                    print(f"{job.method.name} {job.stage} seed {job.seed}: {len(job.points)} points", flush=True)
+        self.write()
+
+    def write(self) -> None:
+        """The summary: what was decided, and what the finals came to."""
+        found = summary(self.states(), self.kept, self.rounds)
+        for name, text in found.items():
+            (self.out / name).write_text(text, encoding="utf-8")
+
+
+def identity(job: Program) -> tuple[str, str, int]:
+    """A method is at one job of a stage and a seed at a time."""
+    return job.method.name, job.stage, job.seed
+
+
+class pool:
+    """Processes that run programs, or this process where there are none."""
+
+    def __init__(self, workers: int):
+        how = multiprocessing.get_context("spawn")
+        self.processes = ProcessPoolExecutor(workers, mp_context=how) if workers else None
+
+    def __enter__(self) -> Callable[..., Future[Any]]:
+        return self.processes.submit if self.processes else here
+
+    def __exit__(self, *why: object) -> None:
+        if self.processes:
+            self.processes.shutdown(cancel_futures=True)
+
+
+def here(function: Callable[..., Any], *given: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(function(*given))
+    return future
+
+
+def main(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("task", help="a built-in experiment or a TOML file: data, model, clients and rounds")
+    parser.add_argument("--out", type=Path, help="the folder of the records; paper/results/study/TASK by default")
+    parser.add_argument("--methods", default="", help="some of them, by comma")
+    parser.add_argument("--stages", default=",".join(STAGES), help="some of them, by comma")
+    parser.add_argument("--rounds", type=int, help="of a whole run; the task's by default")
+    parser.add_argument("--device")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--workers", type=int, default=0, help="processes; 0 runs all in this one")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin nothing after so many")
+    parser.add_argument("--commit", default="", help="of the source, for the records")
+    given = parser.parse_args(words)
+    experiment = find(given.task)
+    command = "python -m fedda_paper.study " + shlex.join(words)
+    known = methods(experiment.name)
+    chosen = {name: known[name] for name in given.methods.split(",")} if given.methods else known
+    study = Study(
+        How(given.task, given.device, given.precision, command, given.commit),
+        given.out or Path("paper/results/study") / experiment.name,
+        given.rounds or experiment.rounds,
+        chosen,
+        given.stages.split(","),
+    )
+    study.drive(given.workers, 60 * given.minutes)
+    print((study.out / "summary.md").read_text(encoding="utf-8"))

@@ -1,0 +1,108 @@
+"""What a study came to: summary.json for programs, summary.md for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from typing import Any
+
+TARGET = 0.7  # test accuracy that the rounds are counted to
+T975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # Student's t, by degrees of freedom
+
+
+def best(record: dict[str, Any], column: str = "validation_accuracy") -> tuple[int, float]:
+    """The round of the best validation accuracy, the first of equals, and a metric there."""
+    at, of = record["columns"].index("validation_accuracy"), record["columns"].index(column)
+    row = max(record["rows"], key=lambda row: (row[at], -row[0]))
+    return row[0], row[of]
+
+
+def final(record: dict[str, Any]) -> dict[str, float]:
+    """A final in numbers: at the checkpoint, at the end (the last 5 % of the rounds), and the rounds to the target."""
+    column = record["columns"].index("test_accuracy")
+    last = min(0.95 * record["rounds"], record["rows"][-1][0] - 1)  # one row at least
+    late = [row[column] for row in record["rows"] if row[0] > last]
+    reached = [row[0] for row in record["rows"] if row[column] >= TARGET]
+    return {
+        "seed": record["seed"], "round": best(record)[0], "validation": best(record)[1],
+        "test": best(record, "test_accuracy")[1], "end": statistics.fmean(late),
+        "to_target": reached[0] if reached else math.inf,
+    }  # fmt: skip
+
+
+def summary(states: dict[str, Any], kept: dict[Any, dict[str, Any]], rounds: int) -> dict[str, str]:
+    """The two files."""
+    found = {name: of_method(name, now, kept) for name, now in states.items()}
+    return {"summary.json": json.dumps(found, indent=1) + "\n", "summary.md": page(found, rounds)}
+
+
+def of_method(name: str, now: Any, kept: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    records = [record for (method, *_), record in kept.items() if method == name]
+
+    def tuned(stage: str, point: Any) -> list[float]:
+        own = [r for r in records if r["stage"] == stage and r["point"] == point]
+        return [best(r)[1] for r in own if r["rows"] and not r["diverged"]]
+
+    finals = [r for r in records if r["stage"] == "finals" and r["point"] == now.chosen]
+    return {
+        "tried": len(now.tried),
+        "diverged": sum(r["diverged"] for r in records if r["stage"] == "stage1"),
+        "best of stage 1": now.first, "validation in stage 1": tuned("stage1", now.first),
+        "best of stage 2": now.second, "validation in stage 2": tuned("stage2", now.second),
+        "interior": now.interior, "chosen": now.chosen, "validation of chosen": tuned("stage2", now.chosen),
+        "diverged finals": sum(r["diverged"] for r in finals),
+        "finals": sorted((final(r) for r in finals if not r["diverged"]), key=lambda row: row["seed"]),
+    }  # fmt: skip
+
+
+def page(found: dict[str, dict[str, Any]], rounds: int) -> str:
+    """A table, the best method first."""
+    heads = ["method", "best of stage 1", "validation", "chosen", "validation", "interior", "test at checkpoint",
+             "at the end", f"rounds to {TARGET:.0%}", "against the first"]  # fmt: skip
+    order = sorted(found, key=lambda name: -test(found[name]))
+    first = found[order[0]]["finals"] if order else []
+    lines = [f"{rounds} rounds; in percent; mean ± standard deviation over seeds with a partition each.", ""]
+    lines += ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    for name in order:
+        own = found[name]
+        finals = own["finals"]
+        reached = [row["to_target"] for row in finals]
+        cells = [
+            name, words(own["best of stage 1"]), percent(own["validation in stage 1"]), words(own["chosen"]),
+            percent(own["validation of chosen"]), {True: "yes", False: "no", None: ""}[own["interior"]],
+            percent([row["test"] for row in finals]) + lost(own["diverged finals"]),
+            percent([row["end"] for row in finals]),
+            f"{statistics.median(reached):g}" if reached else "", against(finals, first),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def test(own: dict[str, Any]) -> float:
+    return statistics.fmean(row["test"] for row in own["finals"]) if own["finals"] else -math.inf
+
+
+def against(finals: list[dict[str, float]], first: list[dict[str, float]]) -> str:
+    """The paired difference in test accuracy, with a 95 % t interval."""
+    theirs = {row["seed"]: row["test"] for row in first}
+    pairs = [row["test"] - theirs[row["seed"]] for row in finals if row["seed"] in theirs]
+    if finals is first or len(pairs) < 2:
+        return ""
+    half = T975[len(pairs) - 1] * statistics.stdev(pairs) / math.sqrt(len(pairs))
+    return f"{100 * statistics.fmean(pairs):+.2f} ± {100 * half:.2f}"
+
+
+def lost(diverged: int) -> str:
+    return f" ({diverged} diverged)" if diverged else ""
+
+
+def percent(values: list[float]) -> str:
+    if not values:
+        return ""
+    spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.2f}{spread}"
+
+
+def words(point: dict[str, Any] | None) -> str:
+    return ", ".join(f"{word} {value}" for word, value in point.items()) if point else ""

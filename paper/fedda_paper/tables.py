@@ -1,0 +1,180 @@
+"""Tables of the page: values with their spread, and the rules that choose methods by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from fedda.claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, compare
+from fedda.claims.runs import ALIASES, Source
+from fedda.claims.steps import NEAR, a_round
+from fedda.claims.values import MethodValues, measure
+from fedda.report import style
+from fedda.runs.curves import number
+from fedda.runs.formats import count, size, spread
+
+FALL = 0.02  # a note is written if the test accuracy falls by more, from its best round to the end
+FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table.
+
+    >>> print(markdown(["a", "b"], [["1", "2"]]))
+    | a | b |
+    | --- | --- |
+    | 1 | 2 |
+    """
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def cell(method: MethodValues, metric: str) -> str:
+    """The mean over seeds and its standard deviation, of the last 5 % of the rounds."""
+    if method.lost:
+        first = ", the first" if " of " in method.lost else ""
+        return f"{method.lost.split(' (')[0]}{first} after round {_last_finite(method, metric)}"
+    value = method.values.get(metric)
+    if value is None:
+        return "–"
+    std = value.se * math.sqrt(value.seeds) if value.seeds > 1 else None
+    return spread(value.mean, std, style.metric(metric).percent)
+
+
+def _last_finite(method: MethodValues, metric: str) -> int:
+    """The last evaluated round at which every seed had a finite number."""
+    rounds: dict[int, bool] = {}
+    for row in method.rows:
+        rounds[row["round"]] = rounds.get(row["round"], True) and math.isfinite(number(row.get(metric)))
+    return max((r for r, finite in rounds.items() if finite), default=0)
+
+
+def columns_of(run: Source) -> list[str]:
+    """The metrics that a table of a run shows; sparsity only if there is any."""
+    return [*FOUR, *(m for m in ("density", "nonzero") if m in run.run.metrics)]
+
+
+def final_values(run: Source) -> str:
+    """The final values of every method; bold are the best of a column and those that cannot be told from it."""
+    columns = columns_of(run)
+    table = {method.label: method for method in run.methods}
+    best = {metric: best_of(run.methods, metric) if len(table) > 1 else None for metric in columns}
+    rows = []
+    for method in run.methods:
+        cells = [f"**{cell(method, m)}**" if as_good(table, method, best[m], m) else cell(method, m) for m in columns]
+        rows.append([name_with_notes(method, columns), *cells, str(method.seeds)])
+    return markdown(["method", *(style.metric(m).name.lower() for m in columns), "seeds"], rows)
+
+
+def survivors(run: Source) -> Iterator[str]:
+    """If some seeds diverged, the values of the others: a note only, as success selected them."""
+    for method in run.methods:
+        rows = [row for row in method.rows if row["seed"] not in method.broken]
+        if method.broken and rows:
+            rest = measure(method.label, rows, method.rounds)
+            values = f"test accuracy {cell(rest, 'test_accuracy')}, train loss {cell(rest, 'train_loss')}"
+            yield f"- {method.label}: {rest.seeds} of its seeds did not diverge, with {values}."
+
+
+def fallen(run: Source) -> Iterator[str]:
+    """The methods whose test accuracy was far better before the end, and when."""
+    for method in run.methods:
+        end = method.values.get("test_accuracy")
+        if end is None:
+            continue
+        curve = run.run.curves[method.label]["test_accuracy"]
+        best = int(curve.mean.argmax())
+        if curve.mean[best] - end.mean > FALL:
+            peak = f"its test accuracy was {100 * curve.mean[best]:.1f} % at round {int(curve.round[best])}"
+            yield f"- {method.label} falls back: {peak}, and ends at {100 * end.mean:.1f} %."
+
+
+def worse(run: Source, before: Source) -> Iterator[str]:
+    """The methods that end with a lower test accuracy than at the paper's values."""
+    earlier = {m.label: m for m in before.methods}
+    for method in run.methods:
+        other = earlier.get(method.label)
+        if other is None or "test_accuracy" not in other.values or "test_accuracy" not in method.values:
+            continue
+        if compare({"before": other, "now": method}, "before", "now", "test_accuracy").verdict == SUPPORTED:
+            both = f"{cell(other, 'test_accuracy')}, tuned {cell(method, 'test_accuracy')}"
+            yield f"- {method.label} ends worse than at the paper's values: test accuracy {both}."
+
+
+def name_with_notes(method: MethodValues, columns: Sequence[str] = ()) -> str:
+    """A method's label, with what a reader of its numbers must know."""
+    notes = ["constant predictor"] if method.constant else []
+    if "density" in columns and not method.params.get("prox"):
+        notes.append("no penalty")
+    if method.unreduced:
+        notes.append("alpha = 1: no variance reduction")
+    return method.label + (f" ({', '.join(notes)})" if notes else "")
+
+
+def best_of(methods: Sequence[MethodValues], metric: str) -> MethodValues | None:
+    """The best method that is not a constant predictor; for a metric of sparsity, the best with zeros."""
+    candidates = [m for m in methods if metric in m.values and not m.constant and (metric not in SPARSE or sparse(m))]
+    sign = -1 if metric in LOWER else 1
+    return max(candidates, key=lambda m: sign * m.values[metric].mean, default=None)
+
+
+def sparse(method: MethodValues) -> bool:
+    """Whether some weights are exactly zero."""
+    return "nonzero" in method.values and method.values["nonzero"].mean < 1
+
+
+def as_good(table: dict[str, MethodValues], method: MethodValues, best: MethodValues | None, metric: str) -> bool:
+    """Whether a method is the best, or does not lose to the best by the rule of the verdicts."""
+    if best is None or metric not in method.values or method.constant:
+        return False
+    return method is best or compare(table, best.label, method.label, metric).verdict == INCONCLUSIVE
+
+
+def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
+    """For the runs of one problem: the best method in test accuracy, those as good, the recommended one, and why.
+
+    A method is as good as the best if it does not lose by more than two standard errors. Of these, the recommended one
+    is the sparsest if some are sparse, else the one that sends the fewest bytes per round, then takes the fewest
+    gradients.
+    """
+    methods: dict[str, MethodValues] = {}
+    for run in runs:
+        for method in run.methods:
+            name = str(method.params.get("name", method.label))
+            key = method.label if method.label.endswith("-l1") else ALIASES.get(name, name)
+            steps = f" ({method.params.get('steps')})" if " (" in method.label else ""
+            methods.setdefault(key + steps, method)
+    table = {m.label: m for m in methods.values()}
+    best = best_of(list(table.values()), "test_accuracy")
+    if best is None:
+        return "none trained", "–", "none", "every method diverged or predicts a constant"
+    equal = [m for m in table.values() if as_good(table, m, best, "test_accuracy")]
+    others = ", ".join(name_with_notes(m) for m in equal if m is not best) or "no other"
+    method, why = recommend(equal)
+    return f"{name_with_notes(best)}, {cell(best, 'test_accuracy')}", others, name_with_notes(method), why
+
+
+def recommend(equal: Sequence[MethodValues]) -> tuple[MethodValues, str]:
+    """The recommended one of methods that are as good as each other, and why."""
+    if len(equal) == 1:
+        return equal[0], "is alone"
+    if with_zeros := [m for m in equal if sparse(m)]:
+        method = min(with_zeros, key=lambda m: m.values["density"].mean)
+        return method, f"is the sparsest of them, density {cell(method, 'density')}"
+    least = min(map(_bytes_per_round, equal))
+    near = [m for m in equal if math.isclose(_bytes_per_round(m), least, rel_tol=NEAR)]
+    method = min(near, key=lambda m: (_gradients(m), -m.values["test_accuracy"].mean))
+    why = f"sends the fewest bytes of them, {size(least)} a round"
+    if len(near) > 1:
+        why += f", and of those with as few takes the fewest gradients, {count(_gradients(method))}"
+    return method, why
+
+
+def _bytes_per_round(method: MethodValues) -> float:
+    """Up and down, of all clients."""
+    return math.fsum(a_round(method, metric) or 0.0 for metric in ("bytes_up", "bytes_down"))
+
+
+def _gradients(method: MethodValues) -> float:
+    """The gradients of all clients in all rounds."""
+    return float(max(method.rows, key=lambda row: row["round"])["gradients"])

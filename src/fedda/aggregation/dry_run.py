@@ -1,0 +1,99 @@
+"""A dry run of an algorithm, its start and one round, on one client whose gradients are zero: it shows all messages."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core import Algorithm, ClientTask, ClientWrapper, check_replies
+
+Shapes = tuple[tuple[int, ...], ...]
+Tensors = tuple[Tensor, ...]
+OnTask = Callable[[ClientTask, Tensors, Tensors], None]  # called with a task, the tensors sent to it, and its replies
+
+
+class TaskShapes(NamedTuple):
+    """One exchange: the name of the task, the shapes of the tensors sent down and of the replies."""
+
+    task: str
+    down: Shapes
+    up: Shapes
+
+
+def dry_run(
+    algorithm: Algorithm, x: Tensor, on_task: OnTask = lambda task, down, replies: None
+) -> tuple[list[TaskShapes], list[TaskShapes]]:
+    """The exchanges of the start and those of one round. `on_task` is called for each of them.
+
+    >>> import fedda
+    >>> dry_run(fedda.make("fedda-mvr"), torch.zeros(1, 3))
+    ([TaskShapes(task='first', down=((1, 3),), up=((1, 3),))],
+     [TaskShapes(task='local', down=((1, 3), (1, 3), (1, 3), (1, 1)), up=((1, 3), (1, 3)))])
+    """
+    client = ZeroGradientClient(x, algorithm.memory)
+    start, round = ZeroGradientCohort(client, on_task), ZeroGradientCohort(client, on_task)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself will warn
+        algorithm.round(algorithm.init(x, start), round)
+    return start.exchanges, round.exchanges
+
+
+class ZeroGradientClient(ClientWrapper):
+    """One client with one sample, whose gradients are all zero. It wraps no other client."""
+
+    count = 1
+
+    def __init__(self, x: Tensor, memory: tuple[str, ...]):
+        self.one = torch.ones_like(x[..., :1])
+        self._memory = {name: torch.zeros_like(x) for name in memory}
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        return self._memory
+
+    @property
+    def samples(self) -> Tensor:
+        return self.one
+
+    def uniform(self) -> Tensor:
+        return self.one / 2
+
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> Tensors:
+        return tuple(torch.zeros_like(x) for x in points)
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+class ZeroGradientCohort:
+    """A cohort of one `ZeroGradientClient` that records the shapes of all messages."""
+
+    size = population = 1
+
+    def __init__(self, client: ZeroGradientClient, on_task: OnTask = lambda task, down, replies: None):
+        self.client, self.on_task = client, on_task
+        self.exchanges: list[TaskShapes] = []
+
+    @property
+    def share(self) -> Tensor:
+        return torch.ones(())
+
+    def average(self, task: ClientTask, *down: Tensor) -> Tensors:
+        replies = task(self.client, *down)
+        check_replies(task, replies, tuple(self.client.one.shape[:-1]))
+        self.on_task(task, down, replies)
+        sent, received = (tuple(tuple(v.shape) for v in side) for side in (down, replies))
+        self.exchanges.append(TaskShapes(task.__name__, sent, received))
+        return replies
+
+    def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:
+        return list(self.average(task, *down)), torch.ones(1, 1)
+
+
+def model_length(down: Sequence[Tensor]) -> int:
+    """The length of the model: it is always sent down, and nothing is longer."""
+    return max(v.shape[-1] for v in down)

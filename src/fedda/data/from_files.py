@@ -1,0 +1,123 @@
+"""Data sets from files: by name from the data folder, or by the path of a .npz file or of a folder of images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..registry import Entry, datasets
+from .cache import cached
+from .datasets import Dataset
+from .files import BadFile, data_folder
+from .folder import files_of, read_folder
+from .npz import read_npz
+
+SMALL = 1 << 20  # bytes: smaller files are as fast to read as their cache
+
+
+@dataclass(frozen=True)
+class Download:
+    """An official download. If it is an archive, `members` are the files to extract."""
+
+    url: str
+    md5: str
+    file: str  # below the data folder
+    members: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileDataset:
+    """A named data set in files of the data folder; a call opens it.
+
+    Each of `files` is a tuple of patterns, of which the first that matches is taken.
+    """
+
+    name: str
+    summary: str
+    files: tuple[tuple[str, ...], ...]
+    read: Callable[[list[list[Path]]], Dataset]  # from the paths that each of `files` matches
+    train: int  # samples; 0 if unknown
+    test: int
+    classes: int
+    clients: str = ""  # who owns the samples, if the data says so
+    downloads: tuple[Download, ...] = ()
+    how: str = ""  # how to get the files if there is no download
+
+    def paths(self) -> list[list[Path]]:
+        """The paths that each of `files` matches; empty for absent files."""
+        folder = data_folder()
+        return [next(filter(None, (sorted(folder.glob(pattern)) for pattern in group)), []) for group in self.files]
+
+    def __call__(self) -> Dataset:
+        return cached(self.name, [path for group in self.present_paths() for path in group], self.parse)
+
+    def parse(self) -> Dataset:
+        """Read the files and not the cache."""
+        return self.read(self.present_paths())
+
+    def present_paths(self) -> list[list[Path]]:
+        """The same as `paths`; absent files are an error."""
+        paths = self.paths()
+        if not all(paths):
+            raise ValueError(self.describe_absent(paths))
+        return paths
+
+    def describe_absent(self, paths: list[list[Path]]) -> str:
+        missing = [group[0] for group, there in zip(self.files, paths, strict=True) if not there]
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        how = f"fetch it with: fedda data fetch {self.name}" if self.downloads else self.how
+        absent = f"{self.name}: {data_folder() / missing[0]}{more} is absent"
+        return f"{absent}; {how} (set FEDDA_DATA to use another folder)"
+
+
+FILE_DATASETS: dict[str, FileDataset] = {}
+
+
+def add(data: FileDataset) -> None:
+    """Register a data set under its name."""
+    FILE_DATASETS[data.name] = data
+    datasets.add(Entry(data.name, data, data.name, data.summary, {}))
+
+
+def open_dataset(name: str, fresh: bool = False) -> Dataset:
+    """A data set by its name (`fedda data list`), from a .npz file or from a folder of images by class.
+
+    With `fresh`, the files are read and not the cache.
+
+    >>> open_dataset("digits").x.shape
+    (1438, 1, 8, 8)
+    >>> open_dataset("cifar")
+    Traceback (most recent call last):
+    ValueError: unknown data set 'cifar'; did you mean 'cifar10'? (or give a .npz file or a folder)
+    """
+    return find_dataset(name, fresh)()
+
+
+def find_dataset(name: str, fresh: bool = False) -> Callable[[], Dataset]:
+    """A function that opens the data set of this name or path. An unknown name is refused; no file is read.
+
+    >>> find_dataset("digits")().classes
+    10
+    """
+    name = os.fspath(name)
+    try:
+        entry = datasets.find(name)
+    except ValueError as why:
+        if os.path.exists(name) or "/" in name or os.sep in name or name.endswith(".npz"):
+            return lambda: open_path(Path(name).expanduser(), fresh)
+        raise ValueError(f"{why} (or give a .npz file or a folder)") from None
+    return FILE_DATASETS[name].parse if fresh and name in FILE_DATASETS else entry
+
+
+def open_path(path: Path, fresh: bool = False) -> Dataset:
+    """A data set from a .npz file or from a folder of images by class."""
+    if not os.path.exists(path):
+        raise BadFile(path, "there is no such file or folder")
+    if not path.is_dir() and path.suffix != ".npz":
+        raise BadFile(path, "must be a .npz file, or a folder of images with a folder for each class")
+    files, read = (files_of(path), read_folder) if path.is_dir() else ([path], read_npz)
+    if fresh or sum(file.stat().st_size for file in files) < SMALL:
+        return read(path)
+    return cached(path.resolve().stem, files, lambda: read(path))

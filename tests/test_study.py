@@ -1,0 +1,205 @@
+"""The study's rules on made-up results, and the whole protocol on the digits at a tiny size."""
+
+import collections
+import doctest
+import json
+import math
+
+import pytest
+
+from fedda_paper.study import methods, program, protocol, rules
+
+LR = methods.Axis("lr", (0.01, 0.0316, 0.1))
+ONE = methods.Method("fedavg", {}, (LR, methods.Axis("schedule", ("constant", "cosine"))))
+HOW = program.How("digits-heterogeneous")
+
+
+def made_up(value, ran=None, breaks_after=math.inf):
+    """Instead of training: `value(point, job)` is the best validation accuracy, None for a point that diverged."""
+
+    def run(how, job):
+        if len(ran) >= breaks_after:
+            raise KeyboardInterrupt
+        ran.append((job.method.name, job.stage, job.seed, [methods.key(p) for p in job.points]))
+        for point in job.points:
+            found = value(point, job)
+            columns = ["round", "validation_accuracy", "validation_loss"]
+            rows = [[1, 0.05, 1.0], [2, found, 1.0]] if found is not None else []
+            if job.stage == "finals":
+                columns, rows = [*columns, "test_accuracy"], [[*row, 0.5] for row in rows]
+            yield {"method": job.method.name, "stage": job.stage, "point": point, "seed": job.seed,
+                   "diverged": found is None, "columns": columns, "rows": rows, "rounds": job.rounds}  # fmt: skip
+
+    ran = [] if ran is None else ran
+    return lambda how, job: list(run(how, job))
+
+
+def of(out, value, method=ONE, **more):
+    wanted = protocol.Study(HOW, out, 8, {method.name: method}, run=made_up(value, **more))
+    wanted.drive()
+    return wanted.states()[method.name], wanted.kept
+
+
+def near(best):
+    """The nearer to the best rate the better."""
+    return lambda point, job: 0.9 - 0.1 * abs(math.log10(point["lr"] / best)) + 1e-4 * (point["schedule"] == "cosine")
+
+
+def test_examples():
+    for module in (methods, program):
+        assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
+
+
+@pytest.mark.parametrize("preset", ["cifar10-heterogeneous", "femnist", "digits"])
+def test_every_method_has_the_same_budget(preset):
+    found = methods.methods(preset)
+    assert len(found) == 10 and {len(m.grid) for m in found.values()} == {18}
+    for method in found.values():
+        assert len({methods.key(p) for p in method.grid}) == 18
+        assert method.paper is None or method.paper[method.rate] in method.axes[0].values
+        program.algorithm(method, method.grid, 8)  # every point can be built
+
+
+def test_the_best_six_go_on_and_the_best_wins(tmp_path):
+    now, kept = of(tmp_path, near(0.0316))
+    assert now.first == now.second == now.chosen == {"lr": 0.0316, "schedule": "cosine"} and now.interior
+    second = {p for (_, stage, p, _) in kept if stage == "stage2"}
+    assert second == {methods.key(p) for p in ONE.grid} and len(now.tried) == 6
+    seeds = collections.Counter(stage for (_, stage, _, _) in kept)
+    assert seeds == {"stage1": 6, "stage2": 18, "finals": 5}
+    assert {seed for (_, stage, _, seed) in kept if stage == "finals"} == {0, 1, 2, 3, 4}
+
+
+def test_halving_keeps_the_best(tmp_path):
+    many = methods.Method("fedavg", {}, (methods.rates("lr", 0.01, 4, 4), ONE.axes[1]))
+    now, kept = of(tmp_path, near(0.01), many)
+    assert sum(stage == "stage2" for (_, stage, _, _) in kept) == 18
+    assert {p["lr"] for p in now.compared} == {0.00316, 0.01, 0.0316}
+    assert {r["rounds"] for (_, stage, _, _), r in kept.items() if stage == "stage1"} == {2}  # a quarter
+
+
+def test_an_edge_is_extended_by_two_up_to_six(tmp_path):
+    now, _ = of(tmp_path / "a", near(0.316))
+    assert {p["lr"] for p in now.tried} == {0.01, 0.0316, 0.1, 0.316, 1.0}
+    assert now.chosen["lr"] == 0.316 and now.interior
+    now, _ = of(tmp_path / "b", near(1e5))
+    assert len(now.tried) == 6 + 6 and now.chosen["lr"] == 100.0 and not now.interior
+
+
+def test_an_edge_of_the_second_stage_is_extended_there(tmp_path):
+    def value(point, job):  # with more rounds a larger rate is the best
+        return near(0.0316 if job.stage == "stage1" else 0.316)(point, job)
+
+    now, kept = of(tmp_path, value)
+    assert now.first["lr"] == 0.0316 and now.chosen["lr"] == 0.316 and now.interior
+    assert {json.loads(p)["lr"] for (_, stage, p, _) in kept if stage == "stage1"} == {0.01, 0.0316, 0.1}
+
+
+def test_a_limit_is_not_extended():
+    axis = methods.Axis("alpha0", (0.1, 0.3, 0.9), most=0.9)
+    method = methods.Method("stem", {"w": 8.0}, (LR, axis))
+    assert rules.edges(method, method.grid, {"lr": 0.0316, "alpha0": 0.9}) == []
+    assert rules.edges(method, method.grid, {"lr": 0.0316, "alpha0": 0.1}) == [("alpha0", False)]
+    assert rules.edges(method, method.grid, {"lr": 0.1, "alpha0": 0.1}) == [("lr", True), ("alpha0", False)]
+    more = rules.extended(method, method.grid, {"lr": 0.1, "alpha0": 0.1}, left=2)
+    assert more == [{"lr": 0.316, "alpha0": 0.1}, {"lr": 1.0, "alpha0": 0.1}]  # no more than are left
+
+
+def test_a_point_with_a_diverged_seed_is_out(tmp_path):
+    def value(point, job):
+        if point["lr"] == 0.1 and (point["schedule"], job.seed) in (("constant", 100), ("cosine", 102)):
+            return None
+        return near(0.09)(point, job)
+
+    now, _ = of(tmp_path, value)
+    assert {"lr": 0.1, "schedule": "constant"} not in now.compared
+    assert {"lr": 0.1, "schedule": "cosine"} in now.compared
+    # 0.1 was tried and is out, so that 0.0316 has a neighbour on both sides.
+    assert now.chosen == {"lr": 0.0316, "schedule": "cosine"} and now.interior
+    of(
+        tmp_path / "late",
+        lambda point, job: None if (job.stage, job.seed) == ("finals", 3) else near(0.0316)(point, job),
+    )
+    assert "50.00 ± 0.00 (1 diverged)" in (tmp_path / "late" / "summary.md").read_text()
+    gone, _ = of(tmp_path / "none", lambda point, job: None)
+    assert gone.first is gone.chosen is None and not gone.jobs
+
+
+def test_ties_go_to_the_smaller_rate():
+    seen = {0.01: [0.80, 0.80, 0.80], 0.0316: [0.84, 0.86, 0.88], 0.1: [0.85, 0.87, 0.89]}
+    points = [{"lr": lr, "schedule": "cosine"} for lr in seen]
+    assert rules.winner(ONE, points, lambda p: seen[p["lr"]])["lr"] == 0.0316  # 0.0115 is one standard error
+    seen[0.1] = [0.869, 0.87, 0.871]
+    assert rules.winner(ONE, points, lambda p: seen[p["lr"]])["lr"] == 0.1
+    assert rules.ranked(ONE, points, lambda p: [0.5])[0]["lr"] == 0.01  # one seed: equal ones alone
+
+
+def test_the_papers_values_stay_where_they_are_better(tmp_path):
+    method = methods.Method("fedavg", {}, ONE.axes, paper={"lr": 0.05, "schedule": "constant"})
+    now, _ = of(tmp_path / "a", near(0.05), method)
+    assert now.second["lr"] == 0.0316 and now.chosen == method.paper
+    now, _ = of(tmp_path / "b", near(0.0316), method)
+    assert now.chosen["lr"] == 0.0316
+
+
+def test_a_last_word_is_tried_for_the_winner(tmp_path):
+    method = methods.Method("fedavg", {"server_lr": 1.0}, ONE.axes, last="server_lr")
+    now, _ = of(tmp_path, lambda p, job: near(0.0316)(p, job) + 0.05 * (p.get("server_lr") == 3.0), method)
+    assert now.chosen == {"lr": 0.0316, "schedule": "cosine", "server_lr": 3.0}
+
+
+@pytest.mark.parametrize("breaks_after", [0, 1, 3, 6])
+def test_an_interrupted_study_goes_on_and_runs_nothing_twice(tmp_path, breaks_after):
+    ran = []
+    with pytest.raises(KeyboardInterrupt):
+        of(tmp_path, near(0.316), ran=ran, breaks_after=breaks_after)
+    for path in tmp_path.glob("*-stage2.jsonl"):  # as if it was killed while it wrote
+        path.write_text(path.read_text() + '{"method": "fedavg", "sta')
+    now, kept = of(tmp_path, near(0.316), ran=ran)
+    asked = collections.Counter((name, stage, seed, p) for name, stage, seed, some in ran for p in some)
+    assert set(asked.values()) == {1} and len(asked) == len(kept) and not now.jobs
+    whole, _ = of(tmp_path / "whole", near(0.316))
+    assert now == whole
+    of(tmp_path, near(0.316), ran=ran, breaks_after=0)  # nothing is left to run
+
+
+def test_the_whole_protocol_on_digits(tmp_path, capsys):
+    words = ["digits-heterogeneous", "--out", str(tmp_path), "--rounds", "8"]
+    protocol.main([*words, "--methods", "fedavg,stem,fedadam"])
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert all(len(own["finals"]) == 5 and own["chosen"] for own in found.values())
+    assert all(row["test"] > 0.3 for own in found.values() for row in own["finals"])
+    for record in protocol.read(tmp_path).values():
+        columns = [name for name in record["columns"] if name.startswith("test")]
+        assert bool(columns) == (record["stage"] == "finals")  # the test set is opened once
+        assert record["partition"] == record["seed"] and record["command"].endswith("fedavg,stem,fedadam")
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")}
+    protocol.main([*words, "--methods", "fedavg,stem,fedadam"])
+    assert before == {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")}
+
+
+def test_replicas_are_the_runs_themselves():
+    """A point has the same numbers in a stack and alone, and those of `fedda.train`."""
+    import fedda
+    from fedda.experiments import find
+
+    method = methods.methods("digits")["fedavg"]
+    points = [{"lr": 0.1, "schedule": "constant"}, {"lr": 0.316, "schedule": "cosine"}]
+    together = program.run(HOW, program.Program(method, "stage2", 100, points, 4, 2))
+    alone = [program.run(HOW, program.Program(method, "stage2", 100, [p], 4, 2))[0] for p in points]
+    assert [r["rows"] for r in together] == [r["rows"] for r in alone]
+    table = find("digits-heterogeneous").problem.model_copy(update={"seed": 100, "validation": 0.1})
+    rows = fedda.train(fedda.make("fedavg", lr=0.1), table.build(), 4, every=4, seed=100).history
+    assert together[0]["rows"][-1][1] == pytest.approx(rows[-1]["validation_accuracy"], abs=1e-5)
+    rate = program.Rate(0.316, 1.0, 20)
+    rows = fedda.train(fedda.make("fedavg", lr=rate), table.build(), 4, every=4, seed=100).history
+    assert together[1]["rows"][-1][1] == pytest.approx(rows[-1]["validation_accuracy"], abs=1e-5)
+
+
+def test_a_diverged_replica_is_told_from_the_others():
+    method = methods.methods("digits")["fedavg"]
+    points = [{"lr": lr, "schedule": "constant"} for lr in (0.1, 1e30)]
+    fine, gone = program.run(HOW, program.Program(method, "stage1", 100, points, 8, 2))
+    assert not fine["diverged"] and gone["diverged"] and len(fine["rows"]) == 4
+    (gone,) = program.run(HOW, program.Program(method, "stage1", 100, points[1:], 8, 2))
+    assert gone["diverged"]
