@@ -15,7 +15,9 @@ def images(dtype=torch.uint8):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
-@pytest.mark.parametrize("make", [augment.flip, augment.crop, augment.crop_flip, augment.cutout, lambda: augment.noise(20.0)])
+@pytest.mark.parametrize(
+    "make", [augment.flip, augment.crop, augment.crop_flip, augment.cutout, lambda: augment.noise(20.0)]
+)
 def test_a_batch_alone_is_augmented_as_in_a_stack(make, dtype):
     x, change = images(dtype), make()
     together = augment.apply(change, x, KEYS)
@@ -62,9 +64,7 @@ def test_noise_has_its_deviation():
 
 def test_a_function_of_ones_own_must_keep_shape_and_dtype():
     assert torch.equal(augment.apply(lambda x, uniform: x * 2, torch.ones(4, 3), KEYS[0, 0]), torch.full((4, 3), 2.0))
-    with pytest.raises(
-        ValueError, match="must return samples of the same shape and dtype"
-    ):
+    with pytest.raises(ValueError, match="must return samples of the same shape and dtype"):
         augment.apply(lambda x, uniform: x[:, :2], torch.ones(4, 3), KEYS[0, 0])
     with pytest.raises(ValueError, match="pad must be a whole number >= 1"):
         augment.crop(0)

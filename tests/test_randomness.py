@@ -82,7 +82,7 @@ def test_a_stack_gets_what_each_client_gets_alone(name):
     stacked = StackedGradient(objective)
     points = point.expand(4, -1).contiguous()
     together = stacked(points, x, y, key)
-    assert not stacked.said  # no fall back to the loop
+    assert not stacked.warned  # no fall back to the loop
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-14)
     assert not torch.allclose(stacked(points, x, y, key + 1), alone, atol=1e-3)  # other numbers for another key
     assert torch.equal(stacked(points, x, y, key), together)

@@ -14,14 +14,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Algorithm", "Client", "Cohort", "Diverged", "History", "Problem", "Quadratic", "Result", "Run", "aggregation",
-    "algorithms", "engines", "estimators", "load", "make", "on_client", "preconditioners", "problem", "prox",
+    "algorithms", "augment", "engines", "estimators", "load", "make", "on_client", "partition", "preconditioners",
+    "problem", "prox",
     "rounds", "schedules", "step_counter", "train",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from . import aggregation, algorithms, engines
     from .core import Algorithm, Client, Cohort, Problem, on_client, step_counter
-    from .problems import Quadratic, load, problem
+    from .data.partition import partition
+    from .problems import Quadratic, augment, load, problem
     from .registry import make
     from .rules import estimators, preconditioners, prox, schedules
     from .run import Diverged, Run
@@ -31,13 +33,15 @@ else:
     # module of the package: importing that module would replace it.
     _HOMES = {
         "core": ("Algorithm", "Client", "Cohort", "Problem", "on_client", "step_counter"),
+        "data.partition": ("partition",),
         "problems": ("Quadratic", "load", "problem"),
         "registry": ("make",),
         "run": ("Diverged", "Run"),
         "training": ("History", "Result", "rounds", "train"),
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-    _RULES = ("estimators", "preconditioners", "prox", "schedules")
+    _MODULES = {name: f"rules.{name}" for name in ("estimators", "preconditioners", "prox", "schedules")}
+    _MODULES["augment"] = "problems.augment"
 
     def __getattr__(name: str) -> Any:
         """Import a public name, or a module of the package, on its first use."""
@@ -45,7 +49,7 @@ else:
 
         if name in _HOME_OF:
             return getattr(import_module(f"fedda.{_HOME_OF[name]}"), name)
-        path = f"fedda.rules.{name}" if name in _RULES else f"fedda.{name}"
+        path = f"fedda.{_MODULES.get(name, name)}"
         try:
             if not name.startswith("_"):
                 return import_module(path)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import checks, registry
 from .aggregation import Budget, Wrapper
+from .core import Layout
 from .engines import Engine
 
 VECTORS = ("gamma", "lower", "upper", "h", "centre")  # hyper-parameters that may be vectors
@@ -22,12 +23,13 @@ class RunOptions(TypedDict, total=False):
 
     cohort: int | None  # clients per round; all of them by default
     seed: int | Sequence[int]  # several seeds run as replicas of one program
-    x0: Tensor | None  # the first model, a flat vector
+    x0: Tensor | Mapping[str, Tensor] | None  # the first model: a flat vector, or a state_dict of the network
     engine: str | Engine  # "auto", "sequential", "vectorised", or an engine object
     device: Any  # the device to which the problem is moved first
     weights: str  # "uniform" or "samples": how clients are averaged
     force: bool  # run even if the first effective rate is far too large
     aggregation: Sequence[Wrapper]  # what is done to replies before they are averaged, in this order
+    state: dict[str, Tensor] | None  # `result.state` of an earlier call: the run resumes, bit for bit
     budget: Mapping[str, Any] | Budget | None  # {"epsilon": 8.0, "delta": 1e-5}: the run ends before it is exceeded
 
 
@@ -77,3 +79,17 @@ def check_shapes(thing: Any, replicas: int, d: int) -> None:
                 f"{type(thing).__name__}: {field.name} must have {d} entries, as the model, got {len(value)}"
             )
         check_shapes(value, replicas, d)
+
+
+def flat_point(state: Mapping[str, Tensor], layout: Layout) -> Tensor:
+    """The flat vector of a state_dict: the trained parameters, in the order of the layout. Other entries are ignored.
+
+    >>> flat_point({"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, [("weight", (1, 2)), ("bias", (1,))])
+    tensor([1., 1., 0.])
+    """
+    for name, shape in layout:
+        if name not in state:
+            raise ValueError(f"train: x0 has no parameter {name!r}; {checks.nearest(name, list(state))}")
+        if tuple(state[name].shape) != shape:
+            raise ValueError(f"train: x0: {name} must have the shape {list(shape)}, got {list(state[name].shape)}")
+    return torch.cat([state[name].detach().flatten() for name, _ in layout])

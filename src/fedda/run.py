@@ -13,7 +13,7 @@ from torch import Tensor
 from . import checks, rng, rows
 from .aggregation import Aggregated, Budget, Wrapper, check_wrappers, gaussian, privacy, refuse_unfit, residuals
 from .aggregation.compression import bytes_of
-from .arguments import check_device, check_engine, check_seeds, check_shapes
+from .arguments import check_device, check_engine, check_seeds, check_shapes, flat_point
 from .core import Algorithm, Cohort, Problem, bind_to_problem
 from .engines import Counting, Counts, Draws, Engine, Simulation
 from .engines.graphs import NoGraph, captured
@@ -41,7 +41,7 @@ class Run:
         problem: Problem,
         cohort: int | None = None,
         seed: int | Sequence[int] = 0,
-        x0: Tensor | None = None,
+        x0: Tensor | Mapping[str, Tensor] | None = None,
         engine: str | Engine = "auto",
         device: Any = None,
         weights: str = "uniform",
@@ -88,8 +88,10 @@ class Run:
         else:
             self._load(state)
 
-    def _first_point(self, x0: Tensor | None) -> Tensor:
+    def _first_point(self, x0: Tensor | Mapping[str, Tensor] | None) -> Tensor:
         d = self.problem.d
+        if isinstance(x0, Mapping):
+            x0 = flat_point(x0, self.problem.layout)
         if x0 is None:
             x = torch.stack([self.problem.start(seed) for seed in self.seeds])
         else:

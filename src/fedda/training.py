@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import checks
 from .arguments import RunOptions, check_options
 from .core import Algorithm, Problem
+from .problems.neural import Neural
+from .problems.trained import trained_model, trained_state
 from .run import Run
 
 
@@ -45,9 +47,37 @@ class History(list[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class Result:
+    """A trained model, the rows of its run, and the state from which the run can be resumed."""
+
     x: Tensor  # the model, [d], or [replicas, d] for several seeds
     history: History
     server: Any
+    state: dict[str, Tensor]  # for `train(..., state=...)`
+    run: Run
+
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else {}
+        metrics = ", ".join(f"{k}={v:.4g}" for k, v in last.items() if k.startswith(("train_", "validation_", "test_")))
+        return f"Result(round={last.get('round')}, parameters={self.x.shape[-1]:,}, {metrics})"
+
+    def model(self, seed: int | None = None) -> nn.Module:
+        """The trained network as an nn.Module in eval mode. It takes samples as they were given to the problem: if the
+        problem standardises them, so does the module. With several seeds, `seed` says which; the first by default."""
+        return trained_model(*self._network(seed))
+
+    def state_dict(self, seed: int | None = None) -> dict[str, Tensor]:
+        """The state_dict of the user's own module, after training."""
+        return trained_state(*self._network(seed))
+
+    def _network(self, seed: int | None) -> tuple[Neural, Tensor, Tensor]:
+        problem, seeds = self.run.problem, self.run.seeds
+        if not isinstance(problem, Neural):
+            raise ValueError(f"model: the problem has no network, it is a {type(problem).__name__}; take result.x")
+        if seed is not None and seed not in seeds:
+            raise ValueError(f"model: seed must be one of {', '.join(map(str, seeds))}, got {seed!r}")
+        number = 0 if seed is None else seeds.index(seed)
+        x = self.x[number] if self.x.dim() == 2 else self.x
+        return problem, x, self.run.simulation.weights
 
 
 def train(
@@ -76,7 +106,7 @@ def train(
     history = History(row | {"seconds": 0.0} for row in run.evaluate(detail))
     for seconds in timed(run, rounds, every):
         history.extend(row | {"seconds": seconds} for row in run.evaluate(detail))
-    return Result(run.server.x.squeeze(-2), history, run.server)
+    return Result(run.server.x.squeeze(-2), history, run.server, {k: v.clone() for k, v in run.state().items()}, run)
 
 
 def affordable(run: Run, rounds: int) -> int:

@@ -179,6 +179,25 @@ def split(name: str, y: Array, clients: int, seed: int = 0, client: Any = None, 
     return owner
 
 
+def partition(y: Any, kind: str = "iid", clients: int = 10, seed: int = 0, client: Any = None, **options: Any) -> Array:
+    """The client of each sample, by a partition of `fedda list partitions`; -1 for a sample that no client gets.
+
+    `y` are the labels, whole numbers. Options, such as `alpha` or `rho`, are those of the partition.
+
+    >>> owner = partition([0, 1] * 50, "dirichlet", clients=4, alpha=0.3)
+    >>> len(owner), sorted(set(owner.tolist()))
+    (100, [0, 1, 2, 3])
+    """
+    labels = np.asarray(y)
+    by_label = "y" in partitions.find(kind).defaults and kind != "iid"
+    if by_label and (labels.ndim != 1 or labels.dtype.kind not in "biu"):
+        raise ValueError(
+            f"partition: {kind} divides by class, so y must be whole numbers, got {labels.dtype} {list(labels.shape)}; "
+            "for other numbers give their quantiles, such as np.digitize(y, np.quantile(y, [0.25, 0.5, 0.75]))"
+        )
+    return split(kind, labels, clients, seed, client, **options)
+
+
 def shuffled(index: Array, seed: int, label: int | None = None) -> Array:
     """The index in a random order that depends on the seed and on the label, if given."""
     key = rng.fold(rng.key(seed, rng.SPLIT), len(index))

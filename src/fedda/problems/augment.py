@@ -31,7 +31,7 @@ def apply(augmentation: Augmentation, x: Tensor, key: Tensor) -> Tensor:
     """
     lead = key.dim() + 1
     size = x.shape[lead - 1]
-    keys = rng.fold(rng.fold(key, AUGMENT)[..., None], torch.arange(size, device=x.device)).flatten()
+    keys = rng.fold(rng.fold(key, -rng.AUGMENT)[..., None], torch.arange(size, device=x.device)).flatten()
     calls = 0
 
     def uniform(*shape: int) -> Tensor:
@@ -50,9 +50,6 @@ def apply(augmentation: Augmentation, x: Tensor, key: Tensor) -> Tensor:
             f"{samples.dtype}, got {list(changed.shape)} {changed.dtype}"
         )
     return changed.view(x.shape)
-
-
-AUGMENT = 0x617567  # keeps these numbers apart from those that draw the batch
 
 
 @dataclass(frozen=True)

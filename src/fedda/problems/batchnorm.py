@@ -34,18 +34,18 @@ class BatchNorms:
     `track_running_stats=False` always use batch statistics.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, random: bool = False):
         self.layers = tracking_layers(model)
         self.widths = [layer.num_features for layer in self.layers.values()]
         self.size = 2 * sum(self.widths)  # of all means and variances
         self.training = self.evaluation = model
+        if self.layers or random:
+            self.evaluation = _copy(model).eval()
         if self.layers:
-            self.training, self.evaluation = _copy(model), _copy(model)
+            self.training = _copy(model)
             for layer in tracking_layers(self.training).values():
                 layer.track_running_stats = False
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-            for layer in tracking_layers(self.evaluation).values():
-                layer.eval()
 
     def split(self, statistics: Tensor) -> tuple[Tensor, ...]:
         """The parts of statistics [..., size]: two for each layer, one layer after the other."""

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from ..checks import Bound, check, number, one_line
 from ..data.holdout import validation_mask
+from .augment import Augmentation
 from .batchnorm import refuse_synchronised
 from .neural import Batch, Loss, Neural, Scale, cast, trainable
+from .randomness import CounterRandom
 
 SHARE = Bound("in (0, 1)", lambda v: (v > 0) & (v < 1))  # of samples to hold out
 
@@ -32,6 +34,7 @@ def problem(
     scale: tuple[Any, Any] | None = None,
     rows: Any = None,
     validation: Any = None,
+    augment: Augmentation | None = None,
 ) -> Neural:
     """A federated problem from a model, a loss (a mean over the batch) and arrays.
 
@@ -41,6 +44,8 @@ def problem(
     into memory (`np.load(..., mmap_mode="r")`) stays on disk; `rows` are the rows of it that y and client describe.
     `validation` is a share, such as 0.1, of each client's samples to hold out, or a pair (x, y) of other samples; the
     rows of metrics get `validation_loss` and, for classes, `validation_accuracy`.
+
+    `augment` changes training samples at random, as they are drawn: see `fedda.augment`.
 
     >>> import torch, fedda
     >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
@@ -78,6 +83,9 @@ def problem(
         data, rows, owner, validated = _hold_out(data, rows, owner, check_share("problem", validation))
     ids = torch.as_tensor(owner).to(device)
     neural = Neural(model, loss, data, ids, batch, tested, init, standard, rows, validated)
+    if augment is not None and not callable(augment):
+        raise ValueError(f"problem: augment must be a function of samples, as fedda.augment gives it, got {augment!r}")
+    neural.augment = augment
     norms = neural.batch_norms
     for part in (neural.data, *neural.held_out.values()):
         refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))))
@@ -85,7 +93,10 @@ def problem(
     if norms.layers:  # these need a whole batch, even if there is only one sample
         first = neural.standardised(neural.pick(neural.data, torch.arange(batch, device=device) % len(data.y)))
         refuse_mismatch(norms.training, loss, first)
-    refuse_state(norms.training, first.x)
+    if has_random_layers(norms.training, first.x):
+        neural.random = True
+        neural._rebuild_caches()
+    neural.example(1)  # an augmentation that does not fit is refused here
     return neural
 
 
@@ -101,13 +112,15 @@ def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch) -> None:
         raise ValueError(f"problem: the loss must be a function to one number, the mean over the batch, got {got}")
 
 
-def refuse_state(model: nn.Module, x: Tensor) -> None:
-    """Refuse a module whose forward pass depends on more than parameters and inputs."""
+def has_random_layers(model: nn.Module, x: Tensor) -> bool:
+    """Whether a forward pass draws random numbers; one that depends on more than parameters and inputs is refused."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        outputs = [copy.deepcopy(model)(x) for _ in range(2)]
-        probe = copy.deepcopy(model)
-        probe(x)
+    draws, outputs = [], []
+    for _ in range(2):
+        probe, random = copy.deepcopy(model), CounterRandom(torch.zeros((), dtype=torch.int64, device=x.device))
+        with torch.no_grad(), random:
+            outputs.append(probe(x))
+        draws.append(random.calls)
     changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
     if changed:
         raise ValueError(
@@ -116,9 +129,10 @@ def refuse_state(model: nn.Module, x: Tensor) -> None:
         )
     if not torch.equal(*outputs):
         raise ValueError(
-            "problem: two forward passes on the same input differ (dropout?): batches are a function of (seed, round, "
-            "client, draw) alone, so that runs can be repeated; remove the random layer or call model.eval()"
+            "problem: two forward passes on the same input differ: the model draws random numbers outside of PyTorch, "
+            "so a run could not be repeated; use dropout, torch.rand or torch.randn"
         )
+    return draws[0] > 0
 
 
 def check_share(owner: str, share: Any) -> float:

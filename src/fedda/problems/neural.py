@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -13,12 +13,15 @@ from torch.func import functional_call
 
 from .. import rng
 from ..core import Problem
+from .augment import Augmentation
+from .augment import apply as augment
 from .batchnorm import BatchNorms
 from .evaluation import Evaluation, Shard, Sum, Totals, means, unchanged, whole_range
 from .gradients.chain import Chain
 from .gradients.choose import GradientPaths, allow_tf32
 from .gradients.kernels import draw_kernel
 from .gradients.vmap import gradient
+from .randomness import CounterRandom
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Device = torch.device | str | None
@@ -26,10 +29,19 @@ GATHER_BYTES = 8e6  # up to this size, several batches are gathered together
 
 
 class Batch(NamedTuple):
-    """Inputs and targets, with leading axes for replicas and clients."""
+    """Inputs and targets, with leading axes for replicas and clients. `key` decides the numbers of random layers."""
 
     x: Tensor
     y: Tensor
+    key: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The arguments of the objective, after the parameters."""
+        return (self.x, self.y) if self.key is None else (self.x, self.y, self.key)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        return Batch(*map(function, self.tensors))
 
 
 class Scale(NamedTuple):
@@ -48,6 +60,8 @@ class Neural(Problem):
     The samples are sorted by client: those of client k start at `offsets[k]`, and there are `sizes[k]` of them.
     """
 
+    random = False  # whether the model has random layers, such as dropout
+    augment: Augmentation | None = None  # changes training samples at random
     max_rate = 1.0  # a larger first effective rate made every network that we tried diverge (docs/deviations.md)
 
     def __init__(
@@ -73,7 +87,7 @@ class Neural(Problem):
 
     def _rebuild_caches(self) -> None:
         """Make everything that depends on the device, the dtype or the samples."""
-        self.batch_norms = BatchNorms(self.model)
+        self.batch_norms = BatchNorms(self.model, self.random)
         self._evaluation, self._client_bytes = Evaluation(self), 0
         self.draw_kernel = draw_kernel(self.device)
         self._paths_by_name = {("auto", "auto"): GradientPaths(self, "auto", "auto")}
@@ -151,14 +165,25 @@ class Neural(Problem):
     # -- batches ------------------------------------------------------------------------------------------------
     def batch(self, ids: Tensor, key: Tensor) -> Batch:
         """A batch for each client: samples of the client, uniform, with replacement."""
-        return self.pick(self.data, self.draw(ids, key))
+        return self._trained_on(self.pick(self.data, self.draw(ids, key)), key)
+
+    def _trained_on(self, batch: Batch, key: Tensor) -> Batch:
+        """A batch of the training samples, augmented, with the key of the random layers."""
+        if self.augment is not None:
+            batch = Batch(augment(self.augment, batch.x, key), batch.y)
+        return self._keyed(batch, key)
+
+    def _keyed(self, batch: Batch, key: Tensor) -> Batch:
+        # A negative counter: the samples of the batch have the counters 0, 1, ...
+        return batch._replace(key=rng.fold(key, -rng.LAYERS)) if self.random else batch
 
     def batches(self, ids: Tensor, keys: Tensor) -> Iterator[Batch]:
         """A batch for each of keys [draws, ..., c]. All are drawn together and, if small, gathered together."""
         index = self.draw(ids, keys)
         if index.numel() * self.data.x[0].nbytes > GATHER_BYTES:
-            return (self.pick(self.data, one) for one in index)
-        return map(Batch, *self.pick(self.data, index))
+            return (self._trained_on(self.pick(self.data, one), key) for one, key in zip(index, keys, strict=True))
+        together = self._trained_on(self.pick(self.data, index), keys)
+        return map(Batch, *together.tensors)
 
     def draw(self, ids: Tensor, key: Tensor) -> Tensor:
         """The indices of the samples of batches, [..., c, batch]."""
@@ -175,14 +200,15 @@ class Neural(Problem):
         return self.point().expand(n, self.d).contiguous(), self.batch(ids, ids)
 
     def everything(self, client: int) -> Batch:
-        """All samples of a client."""
+        """All samples of a client. Its random layers take the same numbers each time, those of the client."""
         batch = self.pick(self.data, self.spans(slice(client, client + 1)))
         if self.batch_norms.layers and len(batch.y) == 1:  # torch refuses one sample; twice the sample is the same
-            batch = Batch(*(torch.cat([v, v]) for v in batch))
-        return batch
+            batch = batch.map(lambda v: torch.cat([v, v]))
+        return self._keyed(batch, torch.tensor(client, device=self.device))
 
     def subset(self, client: int, index: Tensor) -> Batch:
-        return self.pick(self.data, int(self.offsets[client]) + index.to(self.device))
+        batch = self.pick(self.data, int(self.offsets[client]) + index.to(self.device))
+        return self._keyed(batch, torch.tensor(client, device=self.device))
 
     def spans(self, clients: slice) -> slice:
         """The range of the samples of a range of clients."""
@@ -196,25 +222,27 @@ class Neural(Problem):
             rows = self.rows[index.flatten()]
             return Batch(data.x.index_select(0, rows).view(*index.shape, *data.x.shape[1:]), data.y[index])
         if not isinstance(index, Tensor):
-            return Batch(data.x[index], data.y[index])
+            return data.map(lambda v: v[index])
         rows = index.flatten()  # index_select copies whole rows, unlike indexing
-        x, y = (v.index_select(0, rows).view(*index.shape, *v.shape[1:]) for v in data)
-        return Batch(x, y)
+        return data.map(lambda v: v.index_select(0, rows).view(*index.shape, *v.shape[1:]))
 
     def standardised(self, batch: Batch) -> Batch:
         """Samples as the model gets them."""
-        return batch if self.scale is None else Batch(self.scale(batch.x), batch.y)
+        return batch if self.scale is None else batch._replace(x=self.scale(batch.x))
 
     # -- gradients ----------------------------------------------------------------------------------------------
-    def forward(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """The output of the model in training mode, at the parameters x [d]."""
+    def forward(self, x: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
+        """The output of the model in training mode, at the parameters x [d]; `key` is that of its random layers."""
         model = self.batch_norms.training
-        output: Tensor = functional_call(model, unflatten(model, x), (inputs,), tie_weights=False)
+        if self.random and key is None:
+            key = torch.zeros((), dtype=torch.int64, device=x.device)
+        with nullcontext() if key is None else CounterRandom(key):
+            output: Tensor = functional_call(model, unflatten(model, x), (inputs,), tie_weights=False)
         return output
 
     def inference(self, point: Tensor, inputs: Tensor) -> Tensor:
         """The output of the model in evaluation mode; `point` is its parameters, then any BatchNorm statistics."""
-        if not self.batch_norms.layers:
+        if not (self.batch_norms.layers or self.random):
             return self.forward(point, inputs)
         x, statistics = torch.split(point, [self.d, self.batch_norms.size])
         model = self.batch_norms.evaluation
@@ -222,22 +250,22 @@ class Neural(Problem):
         output: Tensor = functional_call(model, named, (inputs,), tie_weights=False)
         return output
 
-    def objective(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(self.forward(x, inputs), targets)
+    def objective(self, x: Tensor, inputs: Tensor, targets: Tensor, key: Tensor | None = None) -> Tensor:
+        return self.loss(self.forward(x, inputs, key), targets)
 
     def batch_loss(self, x: Tensor, batch: Batch) -> Tensor:
-        return self.objective(x, *self.standardised(batch))
+        return self.objective(x, *self.standardised(batch).tensors)
 
     def gradient(self, x: Tensor, batch: Batch) -> Tensor:
         """The gradient [d] of one client, by autograd in full precision: the reference for all other paths."""
         with allow_tf32(False):
-            return gradient(self.objective, x, *self.standardised(batch))
+            return gradient(self.objective, x, *self.standardised(batch).tensors)
 
     def gradients(self, x: Tensor, batch: Batch) -> Tensor:
         """The gradients of a stack. x [points, ..., c, d] has one leading axis more than the batch: points share it."""
         lead = x.dim() - 2
         if lead > 1:
-            batch = Batch(*(v.flatten(0, lead - 1) for v in batch))
+            batch = batch.map(lambda v: v.flatten(0, lead - 1))
         gradients: Tensor = self.gradient_paths(x.reshape(-1, self.d), batch)
         return gradients.view(x.shape)
 
@@ -251,11 +279,11 @@ class Neural(Problem):
                 return v
 
             batch = self.standardised(self.pick(self.data, slice(self.batch_size)))
-            if self.batch_norms.layers:  # these need a whole batch
-                batch = self.standardised(Batch(*(v[0] for v in self.example(1)[1])))
+            if self.batch_norms.layers or self.random:  # these need a whole batch
+                batch = self.standardised(self.example(1)[1].map(lambda v: v[0]))
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-                self.objective(self.point().requires_grad_(), *batch)
-            sizes = [v.numel() * v.element_size() for v in (*batch, self.point())]
+                self.objective(self.point().requires_grad_(), *batch.tensors)
+            sizes = [v.numel() * v.element_size() for v in (batch.x, batch.y, self.point())]
             self._client_bytes = 4 * sum(saved) + 2 * sum(sizes[:2]) + 16 * sizes[2]
         return self._client_bytes
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from .neural import Neural
+from .neural import Neural, unflatten
 
 
 class Standardised(nn.Module):
     """A model that takes samples as they were stored, such as images of bytes, and standardises them first.
 
+    >>> import torch
     >>> Standardised(nn.Identity(), torch.tensor(2.0), torch.tensor(4.0))(torch.tensor([2, 10], dtype=torch.uint8))
     tensor([0., 2.])
     """
@@ -35,7 +34,7 @@ class Standardised(nn.Module):
 def trained_state(problem: Neural, x: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
     """The state_dict of the user's module at the flat parameters x [d]: parameters, BatchNorm's statistics, buffers."""
     state = {name: value.detach().clone() for name, value in problem.model.state_dict().items()}
-    values = problem.named_parameters(x) | problem.statistics(x, weights)
+    values = unflatten(problem.model, x) | problem.statistics(x, weights)
     for name, value in values.items():
         if name in state:  # a tied parameter has several names
             state[name] = value.detach().clone().to(state[name].dtype)

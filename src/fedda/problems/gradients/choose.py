@@ -96,20 +96,20 @@ class GradientPaths:
         with allow_tf32(self.precision != "float32"):
             return path(x, batch)
 
-    def objective(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    def objective(self, x: Tensor, *batch: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bf16"):
-            return self.problem.objective(x, inputs, targets)
+            return self.problem.objective(x, *batch)
 
     def by_kernels(self, kernels: Kernels, x: Tensor, batch: Batch) -> Tensor:
         scale = self.problem.scale
         channels = scale and by_channel(scale, batch.x.shape[2])
         if scale is not None and channels is None:
             batch = self.problem.standardised(batch)
-        return kernels(x, *batch, channels)
+        return kernels(x, batch.x, batch.y, channels)
 
     def by_chain(self, x: Tensor, batch: Batch) -> Tensor:
         assert self.problem.chain is not None
-        return self.problem.chain.gradients(x, *self.problem.standardised(batch))
+        return self.problem.chain.gradients(x, *self.problem.standardised(batch).tensors)
 
     def by_vmap(self, x: Tensor, batch: Batch) -> Tensor:
         return self.stacked(x, *self.repeat(x, batch))
@@ -120,7 +120,7 @@ class GradientPaths:
     def repeat(self, x: Tensor, batch: Batch) -> list[Tensor]:
         """The standardised batches, once for each point."""
         points = len(x) // len(batch.x)
-        return [v.expand(points, *v.shape).flatten(0, 1) for v in self.problem.standardised(batch)]
+        return [v.expand(points, *v.shape).flatten(0, 1) for v in self.problem.standardised(batch).tensors]
 
 
 def by_channel(scale: Scale, channels: int) -> tuple[Tensor, Tensor] | None:
