@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 
+import fedda
 from fedda.data.files import BadFile
 from fedda.data.tables import read_table
+from fedda.experiments.config import ProblemTable
 
 
 def table(path, rows=40, separator=",", **changes):
@@ -84,3 +87,43 @@ def test_identifiers_are_not_features_or_classes(tmp_path):
         read_table(path, "price")
     with pytest.raises(BadFile, match="number has 200 different values in 200 rows; for regression write"):
         read_table(path, "number")
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+def test_regression_by_client_from_python_and_toml(tmp_path, model):
+    path = table(tmp_path / "a.csv", rows=90)
+    problem = fedda.load(str(path), target="price", client="city", model=model, batch=8)
+    assert problem.clients == 3
+    result = fedda.train(fedda.make("fedavg", lr=1e-12), problem, rounds=2)
+    row = result.history[-1]
+    assert row["train_loss"] > 1e9 and "train_accuracy" not in row and row["test_loss"] > 1e9
+    module, raw = result.model(), torch.as_tensor(read_table(path, "price", "city").x_test)
+    assert float(((module(raw) - problem.test.y) ** 2).mean()) == pytest.approx(row["test_loss"], rel=1e-5)
+    wanted = {"data": str(path), "target": "price", "client": "city", "model": model, "batch": 8}
+    built = ProblemTable(**wanted).build()
+    assert built.clients == 3 and ProblemTable(**wanted).completed()["partition"] == "by_client"
+
+
+def test_a_module_of_ones_own_on_a_table(tmp_path):
+    path = table(tmp_path / "a.csv", rows=90)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Flatten(0))
+    problem = fedda.load(str(path), target="price", client="city", model=module, loss=torch.nn.functional.mse_loss)
+    assert problem.d == 5 and torch.equal(problem.start(3), problem.point())
+    for options, line in (
+        ({"model": module}, "a module needs its loss"),
+        ({"loss": torch.nn.functional.mse_loss}, "a model by name has its own"),
+        ({"partition": "dirichlet", "client": None}, "dirichlet divides by class, so y must be whole numbers, got float32"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=line):
+            fedda.load(str(path), target="price", **{"client": "city"} | options)
+    with pytest.raises(ValueError, match="name columns of a table, and this data set has none"):
+        fedda.load("digits", target="price")
+
+
+def test_partitions_by_class_refuse_numbers():
+    y = np.linspace(0, 1, 100)
+    with pytest.raises(ValueError, match=r"dirichlet divides by class.*quantiles"):
+        fedda.partition(y, "dirichlet", clients=4)
+    assert len(fedda.partition(y, "iid", clients=4)) == 100
+    quantiles = np.digitize(y, np.quantile(y, [0.25, 0.5, 0.75]))
+    assert set(fedda.partition(quantiles, "dirichlet", clients=4, alpha=0.3)) == {0, 1, 2, 3}

@@ -1,6 +1,6 @@
 """Data sets: from files to arrays that belong to clients; no models."""
 
-from . import catalogue  # noqa: F401  registers data sets
+from . import catalogue, shakespeare  # noqa: F401  register data sets
 from .datasets import Dataset
 from .from_files import find_dataset, open_dataset
 from .partition import split

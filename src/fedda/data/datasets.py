@@ -104,6 +104,10 @@ def moments(x: Array, rows: Array | None = None) -> tuple[Array, Array]:
     >>> moments(np.array([[[[0, 4]]]], np.uint8))
     (array([2.], dtype=float32), array([2.], dtype=float32))
     """
+    if x.dtype != np.uint8:  # a table: each column
+        part = np.asarray(x if rows is None else x[rows], dtype=np.float64)
+        std = part.std(axis=0)
+        return part.mean(axis=0).astype(np.float32), np.where(std > 0, std, 1.0).astype(np.float32)
     counts = np.zeros((x.shape[1], 256), dtype=np.int64)
     for begin in range(0, len(x) if rows is None else len(rows), 1024):
         chunk = x[begin : begin + 1024] if rows is None else x[rows[begin : begin + 1024]]

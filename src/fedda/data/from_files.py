@@ -13,6 +13,7 @@ from .datasets import Dataset
 from .files import BadFile, data_folder
 from .folder import files_of, read_folder
 from .npz import read_npz
+from .tables import TABLES, read_table
 
 SMALL = 1 << 20  # bytes: smaller files are as fast to read as their cache
 
@@ -81,21 +82,23 @@ def add(data: FileDataset) -> None:
     datasets.add(Entry(data.name, data, data.name, data.summary, {}))
 
 
-def open_dataset(name: str, fresh: bool = False) -> Dataset:
-    """A data set by its name (`fedda data list`), from a .npz file or from a folder of images by class.
+def open_dataset(name: str, fresh: bool = False, target: str | None = None, client: str | None = None) -> Dataset:
+    """A data set by its name (`fedda data list`), from a .npz, .csv or .parquet file, or from a folder of images.
 
-    With `fresh`, the files are read and not the cache.
+    With `fresh`, the files are read and not the cache. In a table, `target` and `client` name columns.
 
     >>> open_dataset("digits").x.shape
     (1438, 1, 8, 8)
     >>> open_dataset("cifar")
     Traceback (most recent call last):
-    ValueError: unknown data set 'cifar'; did you mean 'cifar10'? (or give a .npz file or a folder)
+    ValueError: unknown data set 'cifar'; did you mean 'cifar10'? (or give a .npz or .csv file, or a folder)
     """
-    return find_dataset(name, fresh)()
+    return find_dataset(name, fresh, target, client)()
 
 
-def find_dataset(name: str, fresh: bool = False) -> Callable[[], Dataset]:
+def find_dataset(
+    name: str, fresh: bool = False, target: str | None = None, client: str | None = None
+) -> Callable[[], Dataset]:
     """A function that opens the data set of this name or path. An unknown name is refused; no file is read.
 
     >>> find_dataset("digits")().classes
@@ -105,18 +108,24 @@ def find_dataset(name: str, fresh: bool = False) -> Callable[[], Dataset]:
     try:
         entry = datasets.find(name)
     except ValueError as why:
-        if os.path.exists(name) or "/" in name or os.sep in name or name.endswith(".npz"):
-            return lambda: open_path(Path(name).expanduser(), fresh)
-        raise ValueError(f"{why} (or give a .npz file or a folder)") from None
+        if os.path.exists(name) or "/" in name or os.sep in name or name.endswith((".npz", *TABLES)):
+            return lambda: open_path(Path(name).expanduser(), fresh, target, client)
+        raise ValueError(f"{why} (or give a .npz or .csv file, or a folder)") from None
+    if target is not None or client is not None:
+        raise ValueError(f"{name}: target and client name columns of a table, and this data set has none")
     return FILE_DATASETS[name].parse if fresh and name in FILE_DATASETS else entry
 
 
-def open_path(path: Path, fresh: bool = False) -> Dataset:
-    """A data set from a .npz file or from a folder of images by class."""
+def open_path(path: Path, fresh: bool = False, target: str | None = None, client: str | None = None) -> Dataset:
+    """A data set from a .npz, .csv or .parquet file, or from a folder of images by class."""
     if not os.path.exists(path):
         raise BadFile(path, "there is no such file or folder")
+    if path.suffix in TABLES:
+        return read_table(path, target, client)
+    if target is not None or client is not None:
+        raise BadFile(path, "target and client name columns of a table: a .csv or .parquet file")
     if not path.is_dir() and path.suffix != ".npz":
-        raise BadFile(path, "must be a .npz file, or a folder of images with a folder for each class")
+        raise BadFile(path, "must be a .npz, .csv or .parquet file, or a folder of images with a folder for each class")
     files, read = (files_of(path), read_folder) if path.is_dir() else ([path], read_npz)
     if fresh or sum(file.stat().st_size for file in files) < SMALL:
         return read(path)

@@ -163,6 +163,9 @@ def quantity_skew(y: Array, clients: int, seed: int, alpha: float = 0.5) -> Arra
 ARGUMENTS = ("y", "clients", "seed", "client")  # of `split`; all other arguments are options of the partition
 
 
+BY_CLASS = frozenset(("dominant_class", "dirichlet", "label_count"))  # these need classes
+
+
 def split(name: str, y: Array, clients: int, seed: int = 0, client: Any = None, **options: Any) -> Array:
     """The client of each sample by a partition, given by its name; every client gets at least one sample.
 
@@ -170,6 +173,11 @@ def split(name: str, y: Array, clients: int, seed: int = 0, client: Any = None, 
     2
     """
     entry = partitions.find(name)
+    if name in BY_CLASS and (y.ndim != 1 or y.dtype.kind not in "biu"):
+        raise ValueError(
+            f"{name} divides by class, so y must be whole numbers, got {y.dtype} {list(y.shape)}; for other numbers "
+            "give their quantiles, such as np.digitize(y, np.quantile(y, [0.25, 0.5, 0.75]))"
+        )
     count(name, "clients", clients, at_most=len(y))
     arguments = dict(zip(ARGUMENTS, (y, clients, seed, client), strict=True))
     owner: Array = entry(**{k: v for k, v in arguments.items() if k in entry.defaults}, **options)
@@ -188,14 +196,7 @@ def partition(y: Any, kind: str = "iid", clients: int = 10, seed: int = 0, clien
     >>> len(owner), sorted(set(owner.tolist()))
     (100, [0, 1, 2, 3])
     """
-    labels = np.asarray(y)
-    by_label = "y" in partitions.find(kind).defaults and kind != "iid"
-    if by_label and (labels.ndim != 1 or labels.dtype.kind not in "biu"):
-        raise ValueError(
-            f"partition: {kind} divides by class, so y must be whole numbers, got {labels.dtype} {list(labels.shape)}; "
-            "for other numbers give their quantiles, such as np.digitize(y, np.quantile(y, [0.25, 0.5, 0.75]))"
-        )
-    return split(kind, labels, clients, seed, client, **options)
+    return split(kind, np.asarray(y), clients, seed, client, **options)
 
 
 def shuffled(index: Array, seed: int, label: int | None = None) -> Array:

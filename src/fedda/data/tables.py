@@ -15,11 +15,12 @@ import numpy as np
 
 from ..checks import nearest
 from .arrays import MOST_CLASSES
-from .datasets import Dataset
+from .datasets import Dataset, moments
 from .files import BadFile, reading
 from .holdout import random_split
 
 Array = np.ndarray
+TABLES = (".csv", ".parquet")
 MOST_VALUES = 100  # different texts in a column; one with more is a name or an identifier, not a feature
 MISSING = frozenset(("", "na", "nan", "null", "none", "n/a"))
 
@@ -39,11 +40,11 @@ def read_table(path: Path, target: str | None = None, client: str | None = None)
         train, test = random_split(len(y), draw=0, owner=owner)
         if len(test) == 0:
             raise BadFile(path, f"must hold enough rows to hold a fifth of them out, got {len(y)}")
-        mean, std = x[train].mean(axis=0), x[train].std(axis=0)
+        mean, std = moments(x, train)
         data = Dataset(
             x[train].astype(np.float32), y[train], x[test].astype(np.float32), y[test],
             0 if names is None else len(names), names=names,
-            mean=mean.astype(np.float32), std=np.where(std > 0, std, 1.0).astype(np.float32),
+            mean=mean, std=std,
         )  # fmt: skip
         return data if owner is None else data._replace(client=owner[train], client_test=owner[test])
 

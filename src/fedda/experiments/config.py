@@ -45,11 +45,20 @@ class ProblemTable(BaseModel):
     seed: int = Field(0, ge=0, lt=SEED)
     resplit: bool = False
     validation: float | None = Field(None, gt=0, lt=1)
+    target: str | None = None  # a column of a table
+    client: str | None = None  # another one
+
+    @model_validator(mode="after")
+    def _owners_of_a_table(self) -> ProblemTable:
+        if self.client is not None and self.partition == "iid":
+            self.partition = "by_client"
+        return self
 
     @model_serializer(mode="wrap")
     def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without `validation` if it is None: older files, and names made of them, stay the same."""
-        return {key: value for key, value in fields(self).items() if key != "validation" or value is not None}
+        """Without later keys that are None: older files, and names made of them, stay the same."""
+        later = ("validation", "target", "client")
+        return {key: value for key, value in fields(self).items() if key not in later or value is not None}
 
     def build(self, tuning: bool = False) -> Neural:
         """The problem. For `tuning` it has no test set: a sweep uses the validation samples, which are a fifth of the
@@ -65,7 +74,7 @@ class ProblemTable(BaseModel):
     def completed(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
         with owned("problem"):
-            find_dataset(self.data)
+            find_dataset(self.data, target=self.target, client=self.client)
             for entry in (partitions.find(self.partition), models.find(self.model)):
                 options |= options_of(entry)
             for key in self.model_extra or {}:

@@ -16,6 +16,8 @@ from ..data.datasets import moments
 from ..data.partition import ARGUMENTS, split
 from ..registry import Entry, models, partitions
 from . import models as _models  # noqa: F401  registers the models
+from . import sequences as _sequences  # noqa: F401  as above
+from .augment import Augmentation
 from .from_arrays import check_share, problem, validation_samples
 from .neural import Device, Loss, Neural, flatten
 
@@ -27,16 +29,21 @@ def load(
     name: str,
     clients: int | None = None,
     partition: str = "iid",
-    model: str = "mlp",
+    model: str | nn.Module = "mlp",
     batch: int = 16,
     seed: int = 0,
     validation: bool | float | None = False,
     resplit: bool = False,
     dtype: torch.dtype = torch.float32,
     device: Device = None,
+    loss: Loss | None = None,
+    target: str | None = None,
+    client: str | None = None,
+    augment: Augmentation | None = None,
     **options: Any,
 ) -> Neural:
-    """A problem from a data set (a name, a .npz file or a folder of images), a partition over clients and a model.
+    """A problem from a data set (a name, a .npz, .csv or .parquet file, or a folder of images), a partition over the
+    clients, and a model: a name, or an nn.Module with its `loss`. In a table, `target` and `client` name columns.
 
     Options go to the partition (rho, alpha) and to the model (hidden, filters). There are 10 `clients` by default; with
     the partition `by_client`, all that the data names. `seed` is the seed of the partition; the seed of a run gives the
@@ -50,15 +57,22 @@ def load(
     2410
     """
     check("load", batch=batch)
-    entries = partitions.find(partition), models.find(model)
-    known = [set(options_of(entry)) for entry in entries]
+    if client is not None and partition == "iid":
+        partition = "by_client"
+    module = model if isinstance(model, nn.Module) else None
+    if (loss is None) != (module is None):
+        raise ValueError("load: a module needs its loss, model=module and loss=function; a model by name has its own")
+    by_name = None if isinstance(model, nn.Module) else models.find(model)
+    sharing = partitions.find(partition)
+    known = [set(options_of(sharing)), set(options_of(by_name)) if by_name else set()]
     for option in options:
         if option not in known[0] | known[1]:
             owners = [e.name for e in (*partitions, *models) if option in e.defaults]
             hint = f"it belongs to {', '.join(owners)}" if owners else nearest(option, known[0] | known[1])
-            raise ValueError(f"load: no option {option!r} with {partition} and {model}; {hint}")
+            called = by_name.name if by_name else "a module of your own"
+            raise ValueError(f"load: no option {option!r} with {partition} and {called}; {hint}")
     partition_options, model_options = ({k: v for k, v in options.items() if k in names} for names in known)
-    data = open_dataset(name)
+    data = open_dataset(name, target=target, client=client)
     if resplit:
         data = data.resplit()
     elif data.shift() > SHIFT:
@@ -80,14 +94,17 @@ def load(
         data = data._replace(x_test=data.x_test[tested], y_test=data.y_test[tested])
 
     def build(seed: int) -> tuple[nn.Module, Loss]:
+        if module is not None and loss is not None:
+            return module, loss
+        assert by_name is not None
         # PyTorch's initialisation, from a random stream of the run's seed; the user's generator is not touched
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.key(seed, rng.MODEL)))
             shape = tuple(data.x.shape[1:])
-            pair: tuple[nn.Module, Loss] = entries[1](shape=shape, classes=data.classes, **model_options)
+            pair: tuple[nn.Module, Loss] = by_name(shape=shape, classes=data.classes, **model_options)
             return pair
 
-    network, loss = build(0)
+    network, of_batch = build(0)
     keep, mapped, validated = owner >= 0, isinstance(data.x, np.memmap), None
     if share is not None:
         held = validation_samples("load", owner, data.y, share)
@@ -96,10 +113,11 @@ def load(
             mean, std = moments(data.x, np.flatnonzero(~held))
             data = data._replace(mean=mean, std=std)
     # [channels] to [channels, 1, 1], to fit an image
-    scale = None if data.mean is None else (np.array(data.mean)[:, None, None], np.array(data.std)[:, None, None])
+    fit = (slice(None), None, None) if data.x.ndim == 4 else ()
+    scale = None if data.mean is None else (np.array(data.mean)[fit], np.array(data.std)[fit])
     return problem(
         network,
-        loss,
+        of_batch,
         x=data.x if mapped else data.x[keep],
         rows=np.flatnonzero(keep) if mapped else None,
         y=data.y[keep],
@@ -107,8 +125,9 @@ def load(
         batch=batch,
         test=(np.array(data.x_test), np.array(data.y_test)),  # copies: arrays of a file are read-only
         validation=validated,
-        init=lambda s: flatten(build(s)[0]),
+        init=None if module is not None else lambda s: flatten(build(s)[0]),
         scale=scale,
+        augment=augment,
     ).to(device, dtype)
 
 

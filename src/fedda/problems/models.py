@@ -14,12 +14,15 @@ from ..checks import count, one_of
 from ..registry import models
 
 Model = tuple[nn.Module, Callable[..., Tensor]]
+NUMBERS = 0  # instead of a number of classes: the targets are numbers, for regression
 
 
 @models.register("logistic")
 def logistic(shape: tuple[int, ...], classes: int) -> Model:
     """Logistic regression: one logit for two classes, otherwise one per class."""
     features = math.prod(shape)
+    if classes == NUMBERS:
+        return nn.Sequential(nn.Flatten(), nn.Linear(features, 1), nn.Flatten(0)), F.mse_loss
     if classes == 2:
         return nn.Sequential(nn.Flatten(), nn.Linear(features, 1), nn.Flatten(0)), binary_cross_entropy
     return nn.Sequential(nn.Flatten(), nn.Linear(features, classes)), cross_entropy
@@ -37,7 +40,7 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: Any = (32,)) -> Model:
     layers: list[nn.Module] = [nn.Flatten()]
     for i, o in pairwise(widths):
         layers += [nn.Linear(i, o), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], classes)), cross_entropy
+    return _with_head(layers, widths[-1], classes)
 
 
 @models.register("cnn")
@@ -67,7 +70,14 @@ def cnn(
         elif shrinks:
             body.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
-    return nn.Sequential(*body, nn.Flatten(), nn.Linear(filters * height * width, classes)), cross_entropy
+    return _with_head([*body, nn.Flatten()], filters * height * width, classes)
+
+
+def _with_head(layers: list[nn.Module], features: int, classes: int) -> Model:
+    """The layers and a linear one: a logit for each class, or one number for regression."""
+    if classes == NUMBERS:
+        return nn.Sequential(*layers, nn.Linear(features, 1), nn.Flatten(0)), F.mse_loss
+    return nn.Sequential(*layers, nn.Linear(features, classes)), cross_entropy
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
