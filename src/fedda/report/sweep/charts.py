@@ -190,7 +190,16 @@ class SweepFigure:
         for point in swept.points:
             if not point.ok:
                 at, gid = axis.position(point.values[axis.name]), self._mark("lost", point)
-                panel.plot([at], [edge], "x", color=COLOURS[1], transform=panel.get_xaxis_transform(), gid=gid)
+                panel.plot(
+                    [at],
+                    [edge],
+                    "x",
+                    color=COLOURS[1],
+                    markersize=8,
+                    markeredgewidth=2,
+                    transform=panel.get_xaxis_transform(),
+                    gid=gid,
+                )
         if axis.kind == "ordinal":
             panel.set_xlim(-0.5, len(axis.levels) - 0.5)
         panel.set(yscale="log" if values.log else "linear", ylim=(values.low, values.high))
