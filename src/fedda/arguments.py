@@ -17,7 +17,7 @@ from .engines import Engine
 VECTORS = ("gamma", "lower", "upper", "h", "centre")  # hyper-parameters that may be vectors
 
 
-class RunOptions(TypedDict, total=False):
+class TrainOptions(TypedDict, total=False):
     """The keyword arguments of `rounds` and `train` that make the run."""
 
     cohort: int | None  # clients per round; all of them by default
@@ -32,10 +32,10 @@ class RunOptions(TypedDict, total=False):
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an argument that `RunOptions` does not have."""
+    """Refuse an argument that `TrainOptions` does not have."""
     for name in options:
-        if name not in RunOptions.__annotations__:
-            raise ValueError(f"train: no argument {name!r}; {checks.nearest(name, RunOptions.__annotations__)}")
+        if name not in TrainOptions.__annotations__:
+            raise ValueError(f"train: no argument {name!r}; {checks.nearest(name, TrainOptions.__annotations__)}")
 
 
 def check_seeds(seed: Any) -> list[int]:

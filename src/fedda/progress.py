@@ -88,7 +88,7 @@ class Lines:
             print(line, file=sys.stderr, flush=True)
 
 
-class Left(ProgressColumn):
+class TimeLeftColumn(ProgressColumn):
     """The time left while an algorithm runs, then how it ended."""
 
     def render(self, task: Task) -> Text:
@@ -101,7 +101,7 @@ class Left(ProgressColumn):
         return Text(f"{hours}:{minutes:02d}:{seconds:02d} left")
 
 
-class Rate(ProgressColumn):
+class RateColumn(ProgressColumn):
     """Rounds per second since the algorithm started or resumed."""
 
     def render(self, task: Task) -> Text:
@@ -119,8 +119,8 @@ class Bars:
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
             MofNCompleteColumn(table_column=Column(no_wrap=True, justify="right")),
             TextColumn("{task.fields[headline]}", markup=False, table_column=Column(no_wrap=True)),
-            Rate(table_column=Column(no_wrap=True, justify="right")),
-            Left(table_column=Column(no_wrap=True)),
+            RateColumn(table_column=Column(no_wrap=True, justify="right")),
+            TimeLeftColumn(table_column=Column(no_wrap=True)),
             console=console,
             expand=True,
         )

@@ -166,7 +166,7 @@ class Run:
         self.silent = torch.where(alive, 0, self.silent + 1)
         self.dropped, self.idle = self.dropped + dropped, self.idle + idle
         self.server, self.round = server, self.round + 1
-        self.refuse_silence()
+        self.raise_if_diverged()
 
     def _round(self, tau: int | Tensor) -> tuple[Any, Tensor, Tensor, Any]:
         """The next server state; which replicas had a finite reply; dropped replies and idle gradients of each."""
@@ -219,7 +219,7 @@ class Run:
             warnings.warn(f"rounds run eagerly, which is slower: {why}", stacklevel=3)
         self.counts, self.counts_per_round = counts, self.counts
 
-    def refuse_silence(self) -> None:
+    def raise_if_diverged(self) -> None:
         if bool(self.ended.all()):
             raise Diverged(
                 f"{type(self.algorithm).__name__}: no client gave a finite reply in {PATIENCE} rounds in a row "
@@ -227,22 +227,22 @@ class Run:
             )
 
     # -- the privacy budget ---------------------------------------------------------------------------------------
-    def last(self, rounds: int) -> int:
+    def last_round(self, rounds: int) -> int:
         """The last of `rounds` rounds that the privacy budget allows; all of them without a budget."""
-        return rounds if self.privacy is None else self.privacy.last(rounds)
+        return rounds if self.privacy is None else self.privacy.last_round(rounds)
 
-    def stopped(self, done: int, rounds: int) -> str:
+    def stop_reason(self, done: int, rounds: int) -> str:
         """Why a run of `rounds` rounds ends after `done` of them; empty if it does all of them."""
-        if self.privacy is None or self.privacy.last(rounds) == rounds:
+        if self.privacy is None or self.privacy.last_round(rounds) == rounds:
             return ""
-        return self.privacy.stopped(done, rounds)
+        return self.privacy.stop_reason(done, rounds)
 
     # -- reports and checkpoints ----------------------------------------------------------------------------------
     @torch.no_grad()
     def evaluate(self, detail: bool = False) -> list[dict[str, Any]]:
         """One row for each seed: counts so far and metrics of the model. `detail` adds the density of every layer and,
         if the algorithm has one, the gradient mapping, which takes a pass over all data."""
-        self.refuse_silence()
+        self.raise_if_diverged()
         return rows.report(self, detail)
 
     def total_counts(self) -> Counts:

@@ -170,15 +170,14 @@ class Folder:
         elif not path.exists() or path.read_text() != text:
             self.write(path.name, text)
 
-    def tidy(self, lasts: dict[str, int], every: int) -> None:
-        """Give the rows the order and the rounds of an uninterrupted run; `lasts` maps the labels, in order, to their
-        last rounds."""
-        labels = list(lasts)
+    def tidy(self, last_rounds: dict[str, int], every: int) -> None:
+        """Give the rows the order and the rounds of an uninterrupted run; `last_rounds` has the labels in order."""
+        labels = list(last_rounds)
         lengths = dict(self.state["rows"])
         for name in ROWS:
             lines = read_lines(self.path / name)
             keys = [(labels.index(row["algorithm"]), row["round"]) for _, _, row in lines]
-            due = [i for i, (k, r) in enumerate(keys) if r % every == 0 or r == lasts[labels[k]]]
+            due = [i for i, (k, r) in enumerate(keys) if r % every == 0 or r == last_rounds[labels[k]]]
             # After a failure for lack of memory an algorithm resumed, and wrote some rows again: the later ones count.
             last = {(keys[i], lines[i][2].get("seed"), lines[i][2].get("point")): i for i in due}
             keep = sorted(last.values(), key=lambda i: (keys[i], i))
