@@ -42,7 +42,7 @@ from fedda.engines import Distributed, Sequential, Vectorised
 from fedda.engines.simulated import ClientStack
 from fedda.experiments import run
 from fedda.experiments.config import checked
-from fedda.experiments.overrides import choose, resumed
+from fedda.experiments.overrides import override, saved_experiment
 from fedda.experiments.sweep import Sweep, search
 from fedda.testing import moved_replies
 from ranks import fine, spawn
@@ -809,9 +809,9 @@ def test_wrappers_that_do_not_fit_an_algorithm_leave_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"^tiny: fedavg: Clip: norm has 2 numbers but the task 'local' has 1 replies"):
         run(wanted, tmp_path / "run", Quiet())
     assert not list(tmp_path.iterdir())
-    run(choose(wanted, algorithms="fedda-mvr"), tmp_path / "run", Quiet())
+    run(override(wanted, algorithms="fedda-mvr"), tmp_path / "run", Quiet())
     with pytest.raises(ValueError, match="was run with another 'aggregation'"):
-        resumed(choose(wanted, algorithms="fedda-mvr", settings=["aggregation="]), tmp_path / "run", None)
+        saved_experiment(override(wanted, algorithms="fedda-mvr", settings=["aggregation="]), tmp_path / "run", None)
 
 
 if __name__ == "__main__":  # a rank

@@ -12,7 +12,7 @@ from typing import Any
 from fedda import checks, presets
 from fedda.experiments.config import Experiment, checked, find, hyper_params
 from fedda.experiments.grid import apply_point
-from fedda.experiments.overrides import choose
+from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep
 from fedda.registry import algorithms
 
@@ -110,7 +110,7 @@ class PartList:
         return checked(table | {"figure": "", "setting": ""}, name).completed()
 
     def _experiment(self, name: str, rounds: int, every: int | None, seeds: Any, setting: str = "") -> Experiment:
-        experiment = choose(find(name), rounds=rounds, seeds=",".join(map(str, seeds)), settings=self.overrides)
+        experiment = override(find(name), rounds=rounds, seeds=",".join(map(str, seeds)), settings=self.overrides)
         return experiment.model_copy(update={"every": every, "setting": setting}).completed()
 
 

@@ -22,7 +22,7 @@ from fedda.experiments.config import Experiment
 from fedda.experiments.jobs import Watcher
 from fedda.experiments.runner import build_problem, run
 from fedda.experiments.sweep import search
-from fedda.files import alone, write_whole
+from fedda.files import locked, write_whole
 from fedda.processes import Stopped
 from fedda.runs.folder import Folder
 from fedda.runs.names import OUT_OF_MEMORY
@@ -118,7 +118,7 @@ class Reproduction:
         path = self.lock(task.kind, task.name)
         if path in self.tried:
             return False
-        with alone(path) as ours:
+        with locked(path) as ours:
             if ours and not task.is_done():
                 self.tried.add(path)
                 task.do(clock)

@@ -25,7 +25,7 @@ from fedda import checks, rng
 from fedda.data import Dataset, open_dataset
 from fedda.experiments.config import Experiment, find
 from fedda.experiments.jobs import Watcher
-from fedda.experiments.overrides import choose
+from fedda.experiments.overrides import override
 from fedda.experiments.runner import run
 
 from .parts import read_plan
@@ -96,7 +96,7 @@ def small(name: str, folder: Path) -> tuple[Experiment, int]:
     changes += ["problem.resplit=false", f"every={rounds // POINTS}"]
     if by_writer:
         changes += [f"problem.clients={WRITERS}", f"cohort={WRITERS // 5}"]
-    return choose(full, rounds=rounds, seeds=",".join(map(str, SEEDS)), settings=changes), checksum
+    return override(full, rounds=rounds, seeds=",".join(map(str, SEEDS)), settings=changes), checksum
 
 
 def shrink(data: Dataset, by_writer: bool) -> Dataset:

@@ -1,11 +1,11 @@
-"""What a terminal shows: bars during a run (plain lines without a terminal), and tables."""
+"""What a terminal shows: bars during a run (plain lines without a terminal), the current work, and tables."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -67,7 +67,7 @@ class Lines:
     def begin(self, label: str, done: int, rounds: int) -> None:
         self.first, self.rounds, self.began = done, rounds, time.monotonic()
         self.printed, self.headline = self.began, ""
-        self.say(f"{label}: round {done} of {rounds}" + (" (resumed)" if done else ""))
+        print_line(f"{label}: round {done} of {rounds}" + (" (resumed)" if done else ""))
 
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None:
         self.headline = headline(rows) if rows else self.headline
@@ -77,15 +77,11 @@ class Lines:
             left = (self.rounds - done) / rate if rate else 0.0
             self.printed = now
             speed = f"{rate:.3g} rounds/s  {left:.0f} s left"
-            self.say(f"{label}: round {done} of {self.rounds}  {self.headline}  {speed}")
+            print_line(f"{label}: round {done} of {self.rounds}  {self.headline}  {speed}")
 
     def end(self, label: str, state: str) -> None:
         done = f" in {time.monotonic() - self.began:.1f} s  {self.headline}" if state == "done" else ""
-        self.say(f"{label}: {state}{done}")
-
-    def say(self, line: str) -> None:
-        with suppress(OSError):  # a closed terminal must not end a run
-            print(line, file=sys.stderr, flush=True)
+        print_line(f"{label}: {state}{done}")
 
 
 class TimeLeftColumn(ProgressColumn):
@@ -158,7 +154,23 @@ class Bars:
             self.progress.console.print(f"{label}: {state}", markup=False, highlight=False, emoji=False)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+@contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """Gives a function that shows the current work: one changing line on a terminal, else one line for each call."""
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    if sys.stderr.isatty() and not console.is_dumb_terminal:
+        with console.status("") as status:
+            yield status.update
+    else:
+        yield print_line
+
+
+def print_line(line: str) -> None:
+    with suppress(OSError):  # a closed terminal must not end a run
+        print(line, file=sys.stderr, flush=True)
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
     """Print a table as wide as the terminal, or 500 columns in a file; the first column is never shortened."""
     shown = Table(title=title, title_justify="left")
     for head in heads:

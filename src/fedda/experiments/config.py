@@ -25,7 +25,7 @@ from ..core import Algorithm
 from ..data import find_dataset
 from ..problems import Neural, load, options_of
 from ..problems.loading import CLIENTS, names_owners
-from ..registry import algorithms, expanded, make, models, partitions
+from ..registry import algorithms, make, models, partitions, with_preset
 from ..runs.toml import dumps, loads, read_toml
 
 SEED = 2**63  # seeds are counters of 63 bits
@@ -161,7 +161,7 @@ class Experiment(BaseModel):
                 with errors_named(f"algorithms.{label}"):
                     entry = algorithms.find(params.get("name", label))
                     head = {"name": entry.name} | ({"group": params["group"]} if "group" in params else {})
-                    full[label] = head | entry.complete(expanded(entry, hyper_params(params)))
+                    full[label] = head | entry.complete(with_preset(entry, hyper_params(params)))
             problem = self.problem.completed()
             table = self.model_dump() | {
                 "every": self.every or max(1, self.rounds // 100),

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..files import json_lines, named, open_folder, taken, unfinished, write_whole
+from ..files import errors_of_file, json_lines, open_folder, try_lock, unfinished, write_whole
 from .names import CHECKPOINTS, CONFIG, FAILURES, FILES, PATTERNS, ROWS, STATE
 from .reading import read_lines
 
@@ -81,7 +81,7 @@ class Folder:
     def lock(self) -> None:
         """Keep other runs out until `release` or the end of this process; on Windows there is no lock."""
         handle = open_folder(self.checkpoints)
-        if handle is not None and not taken(handle):
+        if handle is not None and not try_lock(handle):
             os.close(handle)
             raise ValueError(f"{self.path}: another run is writing into it; wait for it, or give another --out")
         self.handle, self.locked = handle, True
@@ -122,7 +122,7 @@ class Folder:
         self.note_failures()
 
     def append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        with named(self.path / name), open(self.path / name, "ab") as file:
+        with errors_of_file(self.path / name), open(self.path / name, "ab") as file:
             file.write(json_lines(rows))
 
     def save(self, label: str, round: int, content: bytes, **facts: Any) -> None:
