@@ -78,7 +78,7 @@ def main(monkeypatch):
 
 
 def watched(step):
-    with torch.no_grad(), Watch() as watch, graphs.SideStreamtream(torch.device("cpu")):
+    with torch.no_grad(), Watch() as watch, graphs.SideStream(torch.device("cpu")):
         step()
     return watch
 

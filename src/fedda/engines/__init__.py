@@ -2,8 +2,8 @@
 
 from ..processes import Lost, started_by_torchrun
 from .distributed import Distributed
-from .sequential import Sequential
-from .simulated import Draws, Engine, Simulation, single_client
+from .sequential import Sequential, single_client
+from .simulated import Draws, Engine, Simulation
 from .vectorised import Vectorised
 from .world import SINGLE_PROCESS, SingleProcess, World, join
 from .wrappers import CountedClient, Counting, Counts

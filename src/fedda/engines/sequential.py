@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from ..core import ClientTask
+from ..core import ClientTask, Problem
 from ..registry import engines
-from .simulated import ClientStack, Engine, Replies, SimulatedCohort, concatenate
+from .simulated import ClientStack, Engine, Replies, SimulatedCohort, Simulation, concatenate
 
 
 @engines.register("sequential")
@@ -19,3 +20,13 @@ class Sequential(Engine):
     def replies(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> Replies:
         clients = (ClientStack(cohort, slice(k, k + 1), stacked=False) for k in range(cohort.size))
         return concatenate(cohort.accept_replies(client, task(client, *down)) for client in clients)
+
+
+def single_client(problem: Problem, memory: dict[str, Tensor], key: int, drawn: int) -> ClientStack:
+    """The only client of a problem, outside a run: its memory [1, d], its random key, and the batches drawn before.
+    `remember` writes into `memory`."""
+    simulation = Simulation(problem, Sequential(), torch.tensor([0]), "uniform", ())
+    simulation.memory = memory
+    cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([key]))
+    cohort.drawn = drawn
+    return ClientStack(cohort, slice(0, 1), stacked=False)

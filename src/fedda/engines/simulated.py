@@ -260,14 +260,3 @@ def concatenate(chunks: Iterator[Replies]) -> Replies:
     """The replies and weights of all chunks, in their order."""
     replies, weights = zip(*chunks, strict=True)
     return [torch.cat(column, dim=-2) for column in zip(*replies, strict=True)], torch.cat(weights, dim=-2)
-
-
-def single_client(problem: Problem, memory: dict[str, Tensor], key: int, drawn: int) -> ClientStack:
-    """The only client of a problem, outside a run: its memory [1, d], its random key, and the batches drawn before.
-    `remember` writes into `memory`."""
-    nothing: Any = None
-    simulation = Simulation(problem, nothing, torch.tensor([0]), "uniform", ())
-    simulation.memory = memory
-    cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([key]))
-    cohort.drawn = drawn
-    return ClientStack(cohort, slice(0, 1), stacked=False)
