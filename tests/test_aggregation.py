@@ -637,7 +637,7 @@ class Wire:
         return means.mean(*self.replies(task, *down))
 
     def replies(self, task, *down):
-        self.cohort.drawn, rows, weights = self.cohort.draws, [], []
+        self.cohort.drawn_before, rows, weights = self.cohort.drawn_so_far, [], []
         for k in range(self.size):  # a client: its own task by name, its own wrappers
             client = ClientStack(self.cohort, slice(k, k + 1), stacked=False)
             own = client_side(self.wrappers, getattr(self.algorithm, task.__name__))

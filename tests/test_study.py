@@ -9,8 +9,8 @@ import pytest
 
 from fedda_paper.study import methods, program, protocol, rules
 
-LR = methods.GridAxis("lr", (0.01, 0.0316, 0.1))
-ONE = methods.StudyMethod("fedavg", {}, (LR, methods.GridAxis("schedule", ("constant", "cosine"))))
+LR = methods.StudyAxis("lr", (0.01, 0.0316, 0.1))
+ONE = methods.StudyMethod("fedavg", {}, (LR, methods.StudyAxis("schedule", ("constant", "cosine"))))
 HOW = program.How("digits-heterogeneous")
 
 
@@ -96,7 +96,7 @@ def test_an_edge_of_the_second_stage_is_extended_there(tmp_path):
 
 
 def test_a_limit_is_not_extended():
-    axis = methods.GridAxis("alpha0", (0.1, 0.3, 0.9), most=0.9)
+    axis = methods.StudyAxis("alpha0", (0.1, 0.3, 0.9), most=0.9)
     method = methods.StudyMethod("stem", {"w": 8.0}, (LR, axis))
     assert rules.edges(method, method.grid, {"lr": 0.0316, "alpha0": 0.9}) == []
     assert rules.edges(method, method.grid, {"lr": 0.0316, "alpha0": 0.1}) == [("alpha0", False)]

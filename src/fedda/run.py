@@ -16,7 +16,7 @@ from .aggregation.compression import bytes_of
 from .arguments import check_device, check_engine, check_seeds, check_shapes
 from .core import Algorithm, Cohort, Problem, bind_to_problem
 from .engines import Counting, Counts, Draws, Engine, Simulation
-from .engines.graphs import NoGraph, captured
+from .engines.graphs import NoGraph, capture
 
 PATIENCE = 3  # rounds in a row without a finite reply, after which a run (or a replica) has ended
 
@@ -105,7 +105,7 @@ class Run:
         if self.problem.device.type != "cuda" or not engine.graph:
             return False
         why = ""
-        if not self.world.captured(memory):
+        if not self.world.can_capture(memory):
             why = "the ranks exchange data through the host"
         elif not all(wrapper.reproducible for wrapper in self.aggregation):
             why = "private noise is drawn on the host"
@@ -214,7 +214,7 @@ class Run:
         state = [*self.server, self.dropped, self.silent, self.idle, tau]
         try:
             with self.problem.arithmetic():
-                self.graph = captured(step, state, list(self.simulation.memory.values()))
+                self.graph = capture(step, state, list(self.simulation.memory.values()))
         except NoGraph as why:
             warnings.warn(f"rounds run eagerly, which is slower: {why}", stacklevel=3)
         self.counts, self.counts_per_round = counts, self.counts

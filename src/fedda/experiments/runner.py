@@ -25,8 +25,7 @@ from ..runs.names import CONFIG, ENVIRONMENT
 from .config import Experiment, errors_named
 from .execution import agree_on_execution
 from .jobs import Job, JobRunner, Watcher
-from .ranks import SINGLE, Ranks, folder_of
-from .sharded_run import ShardedRun
+from .ranks import SINGLE, Ranks, ShardedRun, folder_of
 
 
 @dataclass(frozen=True)
