@@ -62,7 +62,7 @@ def test_a_budget_thins_a_grid_and_draws_from_a_range():
     (["nobody.lr=1"], None, "with LABEL \\* or one of fedavg, fedda-mvr, got 'nobody.lr=1'"),
     (["fedavg.rl=1"], None, "fedavg has no hyper-parameter 'rl'; did you mean 'lr'\\?"),
     (["*.rl=1"], None, "\\* has no hyper-parameter 'rl'"),
-    (["fedavg.lr=1,1.0"], None, "must be distinct values by comma"),
+    (["fedavg.lr=1,1.0"], None, "must be distinct values, separated by commas"),
     (["fedavg.lr=xa"], None, "must be numbers, got 'xa'"),
     (["fedavg.lr=xnan"], None, "must be finite"),
     (["fedda-mvr.mu0=x2"], None, "is a multiple, but the experiment gives no number: 'zero'"),

@@ -18,7 +18,7 @@ VECTORS = ("gamma", "lower", "upper", "h", "centre")  # hyper-parameters that ma
 
 
 class TrainOptions(TypedDict, total=False):
-    """The keyword arguments of `rounds` and `train` that make the run."""
+    """The keyword arguments that `rounds` and `train` pass to `Run`."""
 
     cohort: int | None  # clients per round; all of them by default
     seed: int | Sequence[int]  # several seeds run as replicas of one program
@@ -55,7 +55,7 @@ def check_device(device: Any, name: str = "train: device") -> torch.device:
 
 
 def check_engine(engine: str | Engine) -> Engine:
-    """The engine, from its name or as it is."""
+    """The engine itself, from an engine or its name."""
     if isinstance(engine, str):
         engine = registry.engines.find("vectorised" if engine == "auto" else engine)()
     if not isinstance(engine, Engine):

@@ -64,7 +64,7 @@ class Run:
         self.algorithm = bind_to_problem(algorithm, like, self.problem.layout)
         self.lead = (len(self.seeds),) if isinstance(seed, Sequence) else ()  # the axis of the replicas
         seeds = torch.tensor(self.seeds, device=like.device).view(*self.lead, 1)
-        self.key = rng.key(seeds, rng.NOISE)
+        self.noise_key = rng.key(seeds, rng.NOISE)
         start = self._first_point(x0) if state is None else state["server.x"].to(like.device)
         self.aggregation = check_wrappers(aggregation)
         refuse_unfit(self.aggregation, self.algorithm, start)
@@ -183,7 +183,7 @@ class Run:
         """The cohort as the algorithm sees it, in round tau; -1 is the start."""
         if not self.aggregation:
             return counting
-        return Aggregated(counting, self.aggregation, rng.fold(self.key, tau + 1), self._new_key)
+        return Aggregated(counting, self.aggregation, rng.fold(self.noise_key, tau + 1), self._new_key)
 
     def _new_key(self) -> bytes:
         """A new secret key, the same on all ranks."""

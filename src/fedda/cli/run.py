@@ -131,7 +131,7 @@ def run(
     display = watcher(list(wanted.algorithms)) if is_first_rank() else Silence()
     board = TensorBoard(display, folder / "tensorboard") if tensorboard and is_first_rank() else nullcontext(display)
     with explain_write_errors(folder), display, board as watch:
-        written = run_experiment(
+        run_experiment(
             wanted, folder, watch, engine=engine, device=device_of_rank(device), resume=resume, overwrite=overwrite,
             force=force, save_seconds=save_seconds, threads=threads, precision=precision, ranks=ranks,
         )  # fmt: skip
@@ -146,5 +146,5 @@ def run(
         if verdicts:
             print_verdicts(verdicts, folder)
     print(f"report: {page}")
-    if len(written.failures) == len(wanted.algorithms):
+    if len(recorded.failures) == len(wanted.algorithms):
         raise typer.Exit(1)

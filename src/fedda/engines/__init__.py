@@ -1,6 +1,5 @@
 """Engines: implementations of ``cohort.average``. Every engine must equal the sequential one."""
 
-from ..processes import Lost, started_by_torchrun
 from .counting import CountedClient, Counting, Counts
 from .distributed import Distributed
 from .sequential import Sequential, single_client
@@ -9,6 +8,6 @@ from .vectorised import Vectorised
 from .world import SINGLE_PROCESS, SingleProcess, World, join
 
 __all__ = [
-    "SINGLE_PROCESS", "CountedClient", "Counting", "Counts", "Distributed", "Draws", "Engine", "Lost", "Sequential",
-    "Simulation", "SingleProcess", "Vectorised", "World", "join", "single_client", "started_by_torchrun",
+    "SINGLE_PROCESS", "CountedClient", "Counting", "Counts", "Distributed", "Draws", "Engine", "Sequential",
+    "Simulation", "SingleProcess", "Vectorised", "World", "join", "single_client",
 ]  # fmt: skip

@@ -152,7 +152,7 @@ class Experiment(BaseModel):
             return None if self.budget is None else Budget.of(self.budget)
 
     def completed(self) -> Experiment:
-        """The experiment with every default, parsed from its own TOML: what runs is what is written."""
+        """The experiment with every default, parsed from its own TOML, so that it equals its `config.toml`."""
         self.wrappers()  # these two are built only to refuse mistakes now
         self.privacy_budget()
         full = {}

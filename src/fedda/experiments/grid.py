@@ -137,7 +137,7 @@ def _values(label: str, name: str, text: str, base: Any) -> list[Any] | Range:
         return Range(low, high)
     values = [number(part) if part.startswith("x") else _literal(part, name) for part in parts]
     if not values or len({repr(value) for value in values}) < len(values):
-        raise ValueError(f"{owner} must be distinct values by comma, got {text!r}")
+        raise ValueError(f"{owner} must be distinct values, separated by commas, got {text!r}")
     return values
 
 

@@ -42,7 +42,7 @@ def override(
         try:
             table["seeds"] = [int(seed) for seed in seeds.split(",")]
         except ValueError:
-            raise ValueError(f"--seeds must be whole numbers by comma, such as 0,1,2, got {seeds!r}") from None
+            raise ValueError(f"--seeds must be whole numbers separated by commas, as in 0,1,2, got {seeds!r}") from None
     if algorithms is not None:
         table["algorithms"] = _select_algorithms(experiment, algorithms)
     if preset is not None:

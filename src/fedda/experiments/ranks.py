@@ -30,7 +30,8 @@ class Ranks:
     world: SingleProcess = SINGLE_PROCESS
     shard: str = "clients"
 
-    def engine(self, name: str) -> str:
+    def engine_name(self, name: str) -> str:
+        """The name of the engine that these ranks use if the user gave `name`."""
         if self.world.size == 1 or self.shard == "replicas":
             return name
         if name not in ("auto", "vectorised", "distributed"):

@@ -81,9 +81,9 @@ class Program:
         self.problem = options.problem
         if self.problem is None:
             self.problem = build_problem(experiment, options.device, tuning, self.ranks)
-        self.engine = self.ranks.engine(options.engine)
+        self.engine_name = self.ranks.engine_name(options.engine)
         self.execution = agree_on_execution(
-            self.ranks.world, self.problem, self.engine, experiment.cohort or self.problem.clients, replicas,
+            self.ranks.world, self.problem, self.engine_name, experiment.cohort or self.problem.clients, replicas,
             options.threads, options.precision, folder.path if options.resume else None,
         )  # fmt: skip
 
@@ -97,7 +97,7 @@ class Program:
             return make_run(
                 algorithm, self.problem, experiment.cohort, seeds, weights=experiment.weights,
                 aggregation=experiment.wrappers(), budget=experiment.privacy_budget(), state=state,
-                engine=self.execution.engine(self.engine), force=force,
+                engine=self.execution.engine(self.engine_name), force=force,
             )  # fmt: skip
         except (ValueError, Diverged) as why:
             raise ValueError(f"{experiment.name}: {label}: {why}") from None
@@ -130,7 +130,7 @@ class Program:
             "numpy": np.__version__,
             "system": platform.platform(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
-            "engine": self.engine,
+            "engine": self.engine_name,
             "processes": self.ranks.world.size,
             **{key: value for key, value in asdict(self.execution).items() if value is not None},
             "clients": self.problem.clients,

@@ -129,9 +129,9 @@ class Folder:
         """Replace the checkpoint of one algorithm: its tensors as safetensors, and facts about it."""
         old = self.state["algorithms"].get(label, {}).get("file")
         number = list(self.state["algorithms"]).index(label) if old else len(self.state["algorithms"])
-        # The text is for people; the number distinguishes the labels.
-        slug = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")[:40]
-        file = f"{number:02d}-{slug}-{round}.safetensors"
+        # The letters are for people; the number distinguishes the labels.
+        letters = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")[:40]
+        file = f"{number:02d}-{letters}-{round}.safetensors"
         self.write(f"{CHECKPOINTS}/{file}", content)
         self.state["algorithms"][label] = {"file": file, "crc32": zlib.crc32(content), **facts}
         self.commit()
