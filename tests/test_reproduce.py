@@ -24,7 +24,7 @@ from fedda.claims.values import MethodValues, Value
 from fedda.experiments import run
 from fedda.experiments.config import find
 from fedda.experiments.grid import points
-from fedda.files import alone
+from fedda.files import locked
 from fedda.runs.reading import read_run
 from fedda_paper import reproduction as runner
 from fedda_paper.chapters import better_readings, edges, findings
@@ -364,7 +364,7 @@ def test_what_another_process_has_is_left_to_it(tmp_path):
     plan = mini(tmp_path)
     first = pool_runs(plan.figure(plan.parts[0], "cifar10"), tmp_path / "work")[0]
     reproduction = doing(plan, tmp_path / "work")
-    with alone(reproduction.lock("run", first.name)):
+    with locked(reproduction.lock("run", first.name)):
         assert not reproduction.go([plan.parts[0]])
     assert reproduction.why == "other processes run the rest" and not first.folder.exists()
     assert reproduction.go([plan.parts[0]]) and first.done
@@ -508,7 +508,7 @@ def test_a_run_with_other_values_is_not_taken_and_what_is_begun_gives_way(made, 
     first, *_ = pool_runs(plan.figure(plan.parts[0], "cifar10"), tmp_path / "work")
     first.folder.mkdir(parents=True)
     (first.folder / "metrics.jsonl").write_text("half a li")
-    with alone(tmp_path / "work" / "locks" / f"run-{first.name}"):  # somebody is at it
+    with locked(tmp_path / "work" / "locks" / f"run-{first.name}"):  # somebody is at it
         assert first.name not in restore(plan, results, tmp_path / "work") and not first.done
     assert restore(plan, results, tmp_path / "work") == [first.name] and first.done
 

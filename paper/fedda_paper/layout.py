@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.experiments.config import Experiment, read
-from fedda.files import alone, json_lines, write_whole
+from fedda.files import json_lines, locked, write_whole
 from fedda.report.picture import picture
 from fedda.report.plots import draw
 from fedda.runs.reading import kept as kept_file
@@ -83,7 +83,7 @@ def figure_folder(results: Path, part: Part, experiment: Experiment) -> Path:
 def pack(work: Path, results: Path) -> list[Path]:
     """Write the finished runs and sweeps of `work` into `results`; return the folders that were written."""
     plan = read_plan(work / PLAN)
-    with alone(work / "locks" / "pack", wait=True):
+    with locked(work / "locks" / "pack", wait=True):
         times, written = read_times(work), []
         for part, experiment in known_experiments(plan, work):
             runs = [run for run in pool_runs(experiment, work) if run.done]
@@ -172,12 +172,12 @@ def restore(plan: PartList, results: Path, work: Path) -> list[str]:
     rows = {row["name"]: row for row in json.loads((results / KEPT_TIMES).read_bytes())}
     finished = {name: row["environment"] for name, row in rows.items() if "environment" in row}
     restored = []
-    with alone(work / "locks" / "restore", wait=True):
+    with locked(work / "locks" / "restore", wait=True):
         for name in plan.sweeps:
             source, folder = results / "sweeps" / name, work / "sweeps" / name
             if winners(work, name) or name not in finished or not (source / "best.toml").is_file():
                 continue
-            with alone(work / "locks" / f"sweep-{name}") as ours:
+            with locked(work / "locks" / f"sweep-{name}") as ours:
                 if ours:
                     _copy_sweep(source, folder, finished[name])
                     seconds = [{"algorithm": "all", "seconds": rows[name]["rounds_seconds"]}]
@@ -202,7 +202,7 @@ def _restore_runs(folder: Path, experiment: Experiment, finished: dict[str, Tabl
     for run in left:
         if names.get(run.label) != run.name or kept.rounds < experiment.rounds:
             continue
-        with alone(work / "locks" / f"run-{run.name}") as ours:
+        with locked(work / "locks" / f"run-{run.name}") as ours:
             if ours:
                 whole = run.experiment.model_copy(update={"rounds": kept.rounds})
                 record = {run.algorithm: records[run.label]}

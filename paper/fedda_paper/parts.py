@@ -9,10 +9,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedda import presets
-from fedda.experiments.config import Experiment, checked, find, hyper, one_line
+from fedda import checks, presets
+from fedda.experiments.config import Experiment, checked, find, hyper_params
 from fedda.experiments.grid import apply_point
-from fedda.experiments.overrides import choose
+from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep
 from fedda.registry import algorithms
 
@@ -110,7 +110,7 @@ class PartList:
         return checked(table | {"figure": "", "setting": ""}, name).completed()
 
     def _experiment(self, name: str, rounds: int, every: int | None, seeds: Any, setting: str = "") -> Experiment:
-        experiment = choose(find(name), rounds=rounds, seeds=",".join(map(str, seeds)), settings=self.overrides)
+        experiment = override(find(name), rounds=rounds, seeds=",".join(map(str, seeds)), settings=self.overrides)
         return experiment.model_copy(update={"every": every, "setting": setting}).completed()
 
 
@@ -130,7 +130,7 @@ def canonical(params: dict[str, Any]) -> dict[str, Any]:
     {'name': 'fedda-mvr', 'lr': 0.1}
     """
     entry = algorithms.find(params["name"])
-    return {"name": entry.alias_of or entry.name} | apply_point(hyper(params), {})
+    return {"name": entry.alias_of or entry.name} | apply_point(hyper_params(params), {})
 
 
 def read_plan(path: Path | None = None) -> PartList:
@@ -148,7 +148,7 @@ def read_plan(path: Path | None = None) -> PartList:
     except OSError as why:
         raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
     except (ValueError, KeyError, TypeError) as why:
-        raise ValueError(f"{path}: is not a plan of a reproduction: {one_line(why)}") from None
+        raise ValueError(f"{path}: is not a plan of a reproduction: {checks.one_line(why, 300)}") from None
 
 
 def _tuples(table: dict[str, Any]) -> dict[str, Any]:

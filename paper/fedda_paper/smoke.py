@@ -24,8 +24,8 @@ import numpy as np
 from fedda import checks, rng
 from fedda.data import Dataset, open_dataset
 from fedda.experiments.config import Experiment, find
-from fedda.experiments.jobs import Progress
-from fedda.experiments.overrides import choose
+from fedda.experiments.jobs import Watcher
+from fedda.experiments.overrides import override
 from fedda.experiments.runner import run
 
 from .parts import read_plan
@@ -65,7 +65,7 @@ def names() -> list[str]:
     return list(dict.fromkeys(name for _, name in read_plan().figures()))
 
 
-def run_small(name: str, display: Progress) -> dict[str, Any]:
+def run_small(name: str, display: Watcher) -> dict[str, Any]:
     """Run the small form of a figure; return its curves with rounds, seeds and a checksum of the data."""
     if name not in names():
         raise ValueError(f"reproduce: --smoke takes a figure, got {name!r}; {checks.nearest(name, names())}")
@@ -96,7 +96,7 @@ def small(name: str, folder: Path) -> tuple[Experiment, int]:
     changes += ["problem.resplit=false", f"every={rounds // POINTS}"]
     if by_writer:
         changes += [f"problem.clients={WRITERS}", f"cohort={WRITERS // 5}"]
-    return choose(full, rounds=rounds, seeds=",".join(map(str, SEEDS)), settings=changes), checksum
+    return override(full, rounds=rounds, seeds=",".join(map(str, SEEDS)), settings=changes), checksum
 
 
 def shrink(data: Dataset, by_writer: bool) -> Dataset:

@@ -13,7 +13,7 @@ import numpy as np
 from .. import checks
 from ..registry import algorithms
 from ..runs.toml import literal
-from .config import Experiment, hyper
+from .config import Experiment, hyper_params
 from .overrides import owner_of
 
 Point = dict[str, Any]  # name -> value; "prox.gamma" is gamma in the table prox
@@ -92,7 +92,7 @@ def _axes(experiment: Experiment, text: str) -> list[GridAxis]:
     tables = {own: params for own, params in experiment.algorithms.items() if label in ("*", own)}
     bases = {own: value for own, params in tables.items() if (value := _value(params, name)) is not MISSING}
     if not bases:
-        names = {other for params in tables.values() for other in hyper(params)}
+        names = {other for params in tables.values() for other in hyper_params(params)}
         raise ValueError(f"--grid: {label} has no hyper-parameter {name!r}; {checks.nearest(name, names)}")
     return [GridAxis(own, name, _values(own, name, values, base)) for own, base in bases.items()]
 
@@ -103,7 +103,7 @@ MISSING = object()
 def _value(params: dict[str, Any], name: str) -> Any:
     """The experiment's value of a hyper-parameter; None for a default that is computed later."""
     first, _, rest = name.partition(".")
-    given = hyper(params)
+    given = hyper_params(params)
     if rest:
         return _value(given[first], rest) if isinstance(given.get(first), dict) else MISSING
     known = algorithms.find(params["name"]).defaults if "name" in params else given
@@ -137,7 +137,7 @@ def _values(label: str, name: str, text: str, base: Any) -> list[Any] | Range:
         return Range(low, high)
     values = [number(part) if part.startswith("x") else _literal(part, name) for part in parts]
     if not values or len({repr(value) for value in values}) < len(values):
-        raise ValueError(f"{owner} must be distinct values by comma, got {text!r}")
+        raise ValueError(f"{owner} must be distinct values, separated by commas, got {text!r}")
     return values
 
 

@@ -22,9 +22,9 @@ from ..runs.folder import Folder
 from ..runs.names import BEST, CONFIG, METRICS, OUT_OF_MEMORY, SWEEP, SWEEP_CONFIG
 from ..runs.reading import read_rows
 from ..runs.toml import dumps
-from .config import Experiment, hyper, owned
+from .config import Experiment, errors_named, hyper_params
 from .grid import Point, apply_point, points
-from .jobs import Job, Progress
+from .jobs import Job, Watcher
 from .runner import Program, RunOptions
 
 METRIC_DIRECTIONS = {
@@ -68,26 +68,26 @@ class Stack:
     numbers: list[int]  # indices of the points among those of the algorithm
 
 
-def search(sweep: Sweep, out: Path, watch: Progress, **options: Any) -> dict[str, Any]:
+def search(sweep: Sweep, out: Path, watch: Watcher, **options: Any) -> dict[str, Any]:
     """Run the sweep into the folder `out`: sweep.json has the value of every point, best.toml the winners.
 
     The options are those of `RunOptions`; the result is the content of sweep.json.
     """
-    how = RunOptions(**options)
-    folder = how.folder(out)
+    run_options = RunOptions(**options)
+    folder = run_options.folder(out)
     whole = sweep.experiment.completed()
     chosen = points(whole, sweep.grids, sweep.budget, sweep.draw)
     experiment = whole.model_copy(update={"algorithms": {label: whole.algorithms[label] for label in chosen}})
     files = {CONFIG: experiment.toml(), SWEEP_CONFIG: sweep.toml()}
-    if how.resume and not how.ranks.world.rank:
+    if run_options.resume and not run_options.ranks.world.rank:
         _refuse_other(folder, files)
     stacks, seeds = list(stack_points(chosen)), experiment.seeds
     replicas = max(len(stack.points) for stack in stacks) * len(seeds)
-    program = Program(experiment, folder, how, replicas, validation=True)
+    program = Program(experiment, folder, run_options, replicas, tuning=True)
     absurd: dict[str, set[int]] = {}  # key of a stack -> points whose first step size a run would refuse
 
     def start(stack: Stack, state: dict[str, Tensor] | None) -> Run:
-        with owned(f"{experiment.name}: {stack.label}"):
+        with errors_named(f"{experiment.name}: {stack.label}"):
             algorithm = stacked(experiment.algorithms[stack.label], stack.points, len(seeds))
         # Forced: absurd points are refused one by one, below, because the others are good.
         run = program.start(stack.label, algorithm, seeds * len(stack.points), state, force=True)
@@ -105,8 +105,8 @@ def search(sweep: Sweep, out: Path, watch: Progress, **options: Any) -> dict[str
             raise ValueError(f"--metric: {job.label} has no {sweep.metric!r} on this problem")
 
     jobs = [Job(stack.key, partial(start, stack), partial(row, stack)) for stack in stacks]
-    program.run(jobs, watch, files, look=refuse_metric)
-    if how.ranks.world.rank:
+    program.run(jobs, watch, files, inspect=refuse_metric)
+    if run_options.ranks.world.rank:
         return {}
     results = judge_points(sweep, experiment, stacks, folder.path, {} if sweep.force else absurd, folder.failures)
     folder.write(SWEEP, json.dumps(results, indent=1) + "\n")
@@ -134,8 +134,8 @@ def stacked(params: dict[str, Any], points: list[Point], seeds: int) -> Any:
         floats = isinstance(value, float)
         stack[name] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1) if floats else value
     for point in points:  # a mistake is reported for the point, not for a tensor
-        make(params["name"], **apply_point(hyper(params), point))
-    return make(params["name"], **apply_point(hyper(params), stack))
+        make(params["name"], **apply_point(hyper_params(params), point))
+    return make(params["name"], **apply_point(hyper_params(params), stack))
 
 
 def judge_points(
@@ -189,7 +189,7 @@ def winners(sweep: Sweep, experiment: Experiment, results: dict[str, Any]) -> st
     for label, table in results["algorithms"].items():
         for point in table["points"]:
             if point["best"]:
-                params = apply_point(hyper(experiment.algorithms[label]), point["values"])
+                params = apply_point(hyper_params(experiment.algorithms[label]), point["values"])
                 names = [name.partition(".")[0] for name in point["values"]]
                 best[label] = {name: params[name] for name in names}
     budget = results["budget"]

@@ -212,7 +212,7 @@ def dashes(dash: Dash) -> str:
 
 
 def facts(config: dict[str, Any]) -> Iterator[str]:
-    """The experiment in a few words.
+    """The experiment in short.
 
     >>> list(facts({"problem": {"data": "digits"}, "rounds": 40, "seeds": [0]}))
     ['data digits', '40 rounds', '1 seed (0)']

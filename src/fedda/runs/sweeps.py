@@ -123,7 +123,7 @@ def _point(value: Any, params: list[str], where: str) -> Point:
     values = _as(dict, table.get("values"), f"{where}: values")
     for name in params:
         if name not in values:
-            raise ValueError(f"{where}: values has no {name!r}, one of the words")
+            raise ValueError(f"{where}: values has no {name!r}, which is among the words")
     return Point(
         # A list (a schedule) or a table (a prox) is shown as text.
         values={name: v if isinstance(v := values[name], Value) else json.dumps(v) for name in params},
