@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from fedda.claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, compare
+from fedda.claims.kinds import NEAR, a_round
 from fedda.claims.runs import ALIASES, Source
-from fedda.claims.steps import NEAR, a_round
 from fedda.claims.values import MethodValues, measure
 from fedda.report import style
 from fedda.runs.curves import number

@@ -98,10 +98,16 @@ def worth(table: Table, key: str, metric: str) -> Value | None:
     return value if value is None or metric not in LOWER else -value
 
 
+def lead(table: Table, a: str, b: str, metric: str) -> Value | None:
+    """How much better `a` is than `b`; None if one of them has no value."""
+    ours, theirs = worth(table, a, metric), worth(table, b, metric)
+    return None if ours is None or theirs is None else ours - theirs
+
+
 def compare(table: Table, a: str, b: str, metric: str, margin: float = 0.0, what: str = "") -> Detail:
     """Whether `a` is better than `b`, or not worse by more than `margin`."""
-    ours, theirs = worth(table, a, metric), worth(table, b, metric)
-    d = None if ours is None or theirs is None else (ours - theirs).plus(margin)
+    d = lead(table, a, b, metric)
+    d = None if d is None else d.plus(margin)
     text = what or f"{called(table, a)} vs {called(table, b)}"
     # A model without weights, or one that predicts a constant, does not count as sparse.
     empty = d is not None and metric in SPARSE and table[a].constant and decide(d) == SUPPORTED

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from . import kinds, ranks, steps
 from .compare import NOT_TESTED, SEEDS, SUPPORTED, Detail, Judged, Table, combine
-from .kinds import key
+from .kinds import KINDS
 from .pool import NO_RUN, RunChoice, choose, tabulate
 from .runs import Source, Theory
 from .sentences import collapsed, counts, named, sentence, variants
-from .statements import Claim
+from .statements import Claim, key
 
-KINDS = {
-    "beats": kinds.beats, "at_least": kinds.at_least, "most": kinds.most, "largest": kinds.largest, "drop": kinds.drop,
-    "density": kinds.density, "rank": ranks.rank, "mean_rank": ranks.mean_rank, "rise": kinds.rise,
-    "between": steps.between, "margin": steps.margin, "improves": steps.improves, "gain": steps.gain,
-    "traffic": steps.traffic,
-}  # fmt: skip
 NO_THEORY = "judged from a theory.json, as `fedda theory` writes it, and there is none"
 UNCHECKABLE = "no experiment can check it"
 

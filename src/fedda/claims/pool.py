@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .kinds import key
 from .runs import Source
-from .statements import Claim
+from .statements import Claim, key
 from .values import MethodValues
 
 NO_RUN = "no run of "

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..runs.names import CONFIG, METRICS, OUT_OF_MEMORY, SWEEP_CONFIG
 from ..runs.reading import RecordedRun, kept, read_run
-from .statements import figures
+from .statements import figures, key
 from .values import MethodValues, known, measure
 
 THEORY = "theory.json"
@@ -101,7 +101,7 @@ class Source:
 
         None if no curve or several match, or if it ran out of memory.
         """
-        full = name if steps is None else f"{name} ({steps})"
+        full = key(name, steps)
         matches = [label for label in self.run.labels if _is(name, steps, label, self.run.params(label))]
         label = full if full in self.run.labels else matches[0] if len(matches) == 1 else None
         return self._values(label) if label in self.ran and label is not None else None

@@ -33,6 +33,15 @@ class Claim:
         return {figure for case in self.figures for figure in case}
 
 
+def key(method: str, steps: int | None = None) -> str:
+    """A method's name in a table of values.
+
+    >>> key("fedcm"), key("fedcm", 5)
+    ('fedcm', 'fedcm (5)')
+    """
+    return method if steps is None else f"{method} ({steps})"
+
+
 @cache
 def _content() -> dict[str, Any]:
     return tomllib.loads((resources.files(__package__) / "claims.toml").read_text(encoding="utf-8"))
