@@ -27,13 +27,7 @@ class Estimate:
 
 
 def estimate(plan: PartList, parts: list[Part], work: Path, times: list[dict[str, Any]]) -> list[Estimate]:
-    """Every part with what is left of it. A run that several parts share counts in the first.
-
-    >>> from fedda_paper.parts import read_plan
-    >>> rows = estimate(read_plan(), read_plan().select(["cifar10", "variants"]), Path("nowhere"), [])
-    >>> [(row.part, row.runs, row.steps, row.untimed) for row in rows]
-    [('cifar10', 8, 160000, 8), ('variants', 3, 60000, 3)]
-    """
+    """Every part with what is left of it. A run that several parts share counts in the first."""
     rates, counted = seconds_per_step(times), set[Any]()
     estimates = []
     for part in parts:

@@ -261,11 +261,7 @@ def _seconds_in_rounds(folder: Path) -> float:
 
 
 def compress(rows: Iterable[Table]) -> bytes:
-    """Rows as compressed JSON lines, floats with six digits. There is no time stamp: equal rows give equal bytes.
-
-    >>> gzip.decompress(compress([{"round": 0, "train_loss": 2.30258509}]))
-    b'{"round":0,"train_loss":2.30259}\\n'
-    """
+    """Rows as compressed JSON lines, floats with six digits. There is no time stamp: equal rows give equal bytes."""
     short = ({k: shorten(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
     return gzip.compress("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in short).encode(), mtime=0)
 

@@ -126,11 +126,7 @@ def with_marks(v: Verdict) -> str:
 
 
 def signed(verdict: str) -> str:
-    """A verdict with its sign.
-
-    >>> signed("PARTIAL")
-    '◐ PARTIAL'
-    """
+    """A verdict with its sign."""
     return f"{SIGNS[verdict]} {verdict}"
 
 
@@ -210,13 +206,7 @@ def precisions(results: Results, run: Source) -> str:
 
 # -- the README ----------------------------------------
 def fill_readme(text: str, results: Results, to: str) -> str:
-    """The README with its generated part; `to` is the path to the results folder.
-
-    >>> before = f"# A\\n\\n{BEGIN}\\n{END}\\n"
-    >>> once = fill_readme(before, Results(Path("nowhere")), "nowhere")
-    >>> NOTHING in once and fill_readme(once, Results(Path("nowhere")), "nowhere") == once
-    True
-    """
+    """The README with its generated part; `to` is the path to the results folder."""
     generated = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.S)
     if not generated.search(text):
         raise ValueError(f"README.md: has no generated part; it begins with {BEGIN}")

@@ -64,13 +64,7 @@ def decide(difference: Value) -> str:
 
 
 def combine(verdicts: Iterable[str]) -> str:
-    """The verdict on a claim of several parts; a part that is not tested is not supported.
-
-    >>> combine([SUPPORTED, SUPPORTED]), combine([SUPPORTED, NOT_TESTED]), combine([SUPPORTED, NOT_SUPPORTED])
-    ('SUPPORTED', 'PARTIAL', 'PARTIAL')
-    >>> combine([NOT_SUPPORTED, INCONCLUSIVE]), combine([INCONCLUSIVE, NOT_TESTED]), combine([])
-    ('NOT SUPPORTED', 'INCONCLUSIVE', 'NOT TESTED')
-    """
+    """The verdict on a claim of several parts; a part that is not tested is not supported."""
     parts = set(verdicts)
     if parts <= {NOT_TESTED}:
         return NOT_TESTED
@@ -82,13 +76,7 @@ def combine(verdicts: Iterable[str]) -> str:
 
 
 def worth(table: Table, key: str, metric: str) -> Value | None:
-    """A method's value, negated if lower is better; minus infinity if it diverged.
-
-    >>> worth({"a": MethodValues("a", {"test_loss": Value(0.5, 0.1, 0.7, 3)})}, "a", "test_loss").mean
-    -0.5
-    >>> worth({"a": MethodValues("a", lost="diverged", seeds=3)}, "a", "test_loss").mean
-    -inf
-    """
+    """A method's value, negated if lower is better; minus infinity if it diverged."""
     method = table.get(key)
     if method is None:
         return None

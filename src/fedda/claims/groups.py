@@ -36,13 +36,6 @@ def verdicts(places: Iterable[str | Path | RecordedRun | Source], theory: Theory
 
     `places` are folders that hold runs at any depth, or runs that were read already; `theory` adds to the content of
     the `theory.json` files in those folders.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "theory.json").write_text('{"C29": {"verdict": "SUPPORTED", "reason": "slope -0.67"}}')
-    >>> [group] = verdicts([folder])
-    >>> [(v.claim.id, v.reason) for v in group.verdicts if v.verdict == "SUPPORTED"]
-    [('C29', 'slope -0.67')]
     """
     runs, read = sources(places)
     theory = {**(theory or {}), **read}

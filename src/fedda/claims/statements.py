@@ -48,21 +48,13 @@ def _content() -> dict[str, Any]:
 
 
 def figures() -> dict[str, dict[str, Any]]:
-    """Data and rounds of the built-in experiments, by name.
-
-    >>> figures()["digits"]
-    {'data': 'digits', 'rounds': 300}
-    """
+    """Data and rounds of the built-in experiments, by name."""
     return dict(_content()["figures"])
 
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """All claims, in the order of the paper.
-
-    >>> len(claims()), claims()[5].text
-    (31, 'FedDA-MVR beats all seven baselines in all four metrics on CIFAR-10.')
-    """
+    """All claims, in the order of the paper."""
     listed = []
     for table in _content()["claims"]:
         fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}

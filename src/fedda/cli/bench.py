@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .app import Plugins, app, load_plugins
+from .app import Plugins, app, load_plugins, say
 
 
 @app.command(epilog="Example: fedda bench --workload small --algorithms fedavg --out bench.json")
@@ -102,12 +102,7 @@ def progress() -> Iterator[Callable[[str], None]]:
         with console.status("") as status:
             yield status.update
     else:
-        yield line
-
-
-def line(text: str) -> None:
-    with suppress(OSError):  # stderr may be closed
-        print(text, file=sys.stderr, flush=True)
+        yield say
 
 
 def facts(machine: dict[str, Any]) -> str:

@@ -42,10 +42,6 @@ def points(experiment: Experiment, grids: list[str], budget: int | None, draw: i
     A grid is "LABEL.NAME=VALUES"; LABEL * stands for all algorithms with this hyper-parameter. VALUES are separated by
     commas: 0.1,0.2 are values, x0.5,x1,x2 multiples of the experiment's value, LOW..HIGH is a range to draw from.
     A grid of more than `budget` points is thinned at random.
-
-    >>> from fedda.experiments import find
-    >>> points(find("digits"), ["*.lr=x0.5,x1"], None)["fedavg"]
-    [{'lr': 0.32}, {'lr': 0.64}]
     """
     complete = experiment.completed()
     axes: dict[str, list[GridAxis]] = {}
@@ -70,11 +66,7 @@ def points(experiment: Experiment, grids: list[str], budget: int | None, draw: i
 
 
 def apply_point(params: dict[str, Any], point: Point) -> dict[str, Any]:
-    """The hyper-parameters of an algorithm with the values of a point.
-
-    >>> apply_point({"lr": 1.0, "prox": {"kind": "l1", "gamma": 0.1}}, {"prox.gamma": 0.2})
-    {'lr': 1.0, 'prox': {'kind': 'l1', 'gamma': 0.2}}
-    """
+    """The hyper-parameters of an algorithm with the values of a point."""
     full = dict(params)
     for name, value in point.items():
         first, _, rest = name.partition(".")

@@ -25,8 +25,7 @@ from ..runs.names import CONFIG, ENVIRONMENT
 from .config import Experiment, owned
 from .execution import agree_on_execution
 from .jobs import Job, Progress, Work
-from .ranks import SINGLE, Ranks, folder_of
-from .spread import Spread
+from .ranks import SINGLE, Ranks, Spread, folder_of
 
 
 @dataclass(frozen=True)

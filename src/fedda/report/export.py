@@ -32,11 +32,7 @@ _LATEX = {
 
 
 def csv_text(shown: Picture) -> str:
-    """Every point of every curve, one per line; a missing value is empty.
-
-    >>> csv_text(Picture([""], [], [], []))
-    'algorithm,metric,round,gradients,bytes,seconds,mean,std,seeds\\n'
-    """
+    """Every point of every curve, one per line; a missing value is empty."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(HEADS)
@@ -50,18 +46,7 @@ def csv_text(shown: Picture) -> str:
 
 
 def latex_text(table: Table) -> str:
-    r"""The final values as a booktabs table, the best of each column bold.
-
-    >>> print(latex_text(Table(["Train loss"], [("", [])], [""])))
-    % needs \usepackage{booktabs} and \usepackage[T1]{fontenc}
-    \begin{tabular}{lr}
-    \toprule
-    Algorithm & Train loss \\
-    \midrule
-    \bottomrule
-    \end{tabular}
-    <BLANKLINE>
-    """
+    """The final values as a booktabs table, the best of each column bold."""
     width = 1 + len(table.heads)
     lines = [
         r"% needs \usepackage{booktabs} and \usepackage[T1]{fontenc}",
@@ -79,11 +64,7 @@ def latex_text(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    r"""A text with LaTeX's special characters escaped.
-
-    >>> escape("50 % of $x_1$")
-    '50 \\% of \\$x\\_1\\$'
-    """
+    """A text with LaTeX's special characters escaped."""
     return "".join(_LATEX.get(c, c if c.isprintable() else " ") for c in text)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, ScalarFormatter
 
@@ -129,12 +128,11 @@ def draw(results: Findings, folder: Path) -> list[Path]:
     """Write every picture into the folder, as PNG and SVG."""
     written = []
     for name, (fill, columns) in PICTURES.items():
-        # No dates and random names in SVG: the same numbers give the same file.
-        with rc_context({**RC, "svg.hashsalt": "fedda"}):
+        with rc_context(RC):
             figure = Figure(figsize=(4.7 if columns == 1 else 8.6, 3.4), dpi=120, layout="constrained")
-            FigureCanvasAgg(figure)  # no pyplot: a library must not touch the user's figures or backend
             title = fill(results, list(figure.subplots(1, columns, squeeze=False)[0]))
             figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+            # Without dates the same numbers give the same file.
             for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
                 path = folder / f"{name}.{kind}"
                 figure.savefig(path, format=kind, metadata=metadata)

@@ -63,10 +63,6 @@ def decay(
     d = 20, A = linspace(0.1, 1) for all clients (or `hessians` [K, d]), b_k ~ N(0, I) centred, sigma = 1 in each
     coordinate, x_0 = 1, H = 1. Numbers of clients and seeds run as replicas of one program. `estimator` makes
     another estimator from c.
-
-    >>> curve = decay(K=(1, 2), T=200, seeds=2)
-    >>> curve.mean.shape, bool((curve.mean[..., -1] < curve.mean[..., 0]).all())
-    ((2, 2, 39), True)
     """
     checks.count("decay", "T", T)
     most = max(K)
@@ -104,12 +100,7 @@ class Complexity:
 
 
 def complexity(curve: Decay, K: int = 10) -> Complexity:
-    """Fit the powers: of the bound, for eps so small that I > 1 and logarithms matter little, and of the curve.
-
-    >>> powers = complexity(decay(K=(1, 4), T=2000, seeds=1))
-    >>> round(powers.steps, 1), round(powers.rounds, 2), powers.least_steps > 1
-    (1.5, 1.28, True)
-    """
+    """Fit the powers: of the bound, for eps so small that I > 1 and logarithms matter little, and of the curve."""
     eps = np.geomspace(1e-12, 1e-8, 9)
     T = np.array([steps_to(e, K) for e in eps])
     E = np.array([rounds_of(t, K) for t in T])
