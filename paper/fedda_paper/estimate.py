@@ -1,7 +1,5 @@
 """The parts as numbers: runs, local steps and, by the kept times of the same methods, the seconds that are left."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The plan of the reproduction, read from `parts.toml`: figures, sweeps and pilots as experiments."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,8 +7,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedda import presets
-from fedda.experiments.config import Experiment, checked, find, hyper, one_line
+from fedda import checks, presets
+from fedda.experiments.config import Experiment, checked, find, hyper
 from fedda.experiments.grid import apply_point
 from fedda.experiments.overrides import choose
 from fedda.experiments.sweep import Sweep
@@ -144,7 +142,7 @@ def read_plan(path: Path | None = None) -> PartList:
     except OSError as why:
         raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
     except (ValueError, KeyError, TypeError) as why:
-        raise ValueError(f"{path}: is not a plan of a reproduction: {one_line(why)}") from None
+        raise ValueError(f"{path}: is not a plan of a reproduction: {checks.one_line(why, 300)}") from None
 
 
 def _tuples(table: dict[str, Any]) -> dict[str, Any]:

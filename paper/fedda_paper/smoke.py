@@ -4,8 +4,6 @@ Smaller are: the rounds (a tenth at most), the seeds (three), the data (some sam
 pixels) and the network (one hidden layer). The same are: methods, hyper-parameters, local steps, partition.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -27,6 +25,7 @@ from fedda.experiments.config import Experiment, find
 from fedda.experiments.jobs import Progress
 from fedda.experiments.overrides import choose
 from fedda.experiments.runner import run
+from fedda.runs.reading import read_rows
 
 from .parts import read_plan
 
@@ -73,9 +72,9 @@ def run_small(name: str, display: Progress) -> dict[str, Any]:
         folder = Path(temporary)
         experiment, checksum = small(name, folder)
         run(experiment, folder / "run", display, force=True, threads=1, save_seconds=1e6)
-        text = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8")
+        rows = read_rows(folder / "run" / "metrics.jsonl")
     sizes = {"rounds": experiment.rounds, "every": experiment.every, "seeds": list(SEEDS)}
-    return {"figure": name, **sizes, "data": checksum, "curves": curves(map(json.loads, text.splitlines()))}
+    return {"figure": name, **sizes, "data": checksum, "curves": curves(rows)}
 
 
 def small(name: str, folder: Path) -> tuple[Experiment, int]:
@@ -136,7 +135,7 @@ def average_squares(x: Array) -> Array:
     return np.asarray(means.round()).astype(x.dtype) if x.dtype == np.uint8 else means.astype(x.dtype)
 
 
-def curves(rows: Iterator[dict[str, Any]]) -> Curves:
+def curves(rows: list[dict[str, Any]]) -> Curves:
     """Mean and standard deviation over seeds at each evaluated round; None if a seed has no finite number there."""
     values: dict[str, dict[str, dict[int, list[float | None]]]] = {}
     for row in rows:
@@ -174,12 +173,11 @@ def tolerance(curve: Sequence[Sequence[float | None]], mean: float) -> float:
 
 def deviations(kept: dict[str, Any], now: dict[str, Any]) -> list[Deviation]:
     """For each method, the point farthest from the kept curves."""
+    name = kept["figure"]
     if kept["data"] != now["data"]:
-        raise ValueError(f"reproduce: the data of {kept['figure']} are not those of the kept curves: another copy?")
+        raise ValueError(f"reproduce: the data of {name} are not those of the kept curves: another copy?")
     if list(kept["curves"]) != list(now["curves"]) or any(kept[k] != now[k] for k in ("rounds", "every", "seeds")):
-        raise ValueError(
-            f"reproduce: {kept['figure']} is not the experiment that was kept: write its curves with --keep"
-        )
+        raise ValueError(f"reproduce: {name} is not the experiment that was kept: write its curves with --keep")
     return [max(_points(kept, now, label), key=lambda d: d.times) for label in kept["curves"]]
 
 

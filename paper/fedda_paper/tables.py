@@ -1,7 +1,5 @@
 """Tables of the page: values with their spread, and the rules that choose methods by them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -18,7 +16,6 @@ FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 

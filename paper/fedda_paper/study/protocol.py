@@ -6,8 +6,6 @@ README.md beside this says what the rules are and what is kept. What exists is n
 at any time; the same command resumes it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Algorithms on one workload: every path that fits, several seeds at once, and a plain loop, timed together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

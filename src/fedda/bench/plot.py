@@ -1,7 +1,5 @@
 """The figure of `fedda bench --scaling`: a panel for each quantity, both axes logarithmic."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How the cost of a round grows: one quantity at a time, from the same base."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The verdict rule: a difference against twice its standard error, and how verdicts combine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,16 +107,14 @@ def called(table: Table, key: str) -> str:
     return f"{key} ({'diverged' if table[key].lost else 'constant'})"
 
 
-def detail(
-    comparison: str, metric: str, d: Value | None, a: float | None, b: float | None, verdict: str = ""
-) -> Detail:
+def detail(text: str, metric: str, d: Value | None, a: float | None, b: float | None, verdict: str = "") -> Detail:
     """A comparison; a number that does not exist is None."""
     if d is None:
-        return Detail(comparison, metric, NOT_TESTED, a, b)
+        return Detail(text, metric, NOT_TESTED, a, b)
     exists = math.isfinite(d.mean)
     difference, se = (d.mean, d.se) if exists else (None, None)
     area = d.area if math.isfinite(d.area) else None
-    return Detail(comparison, metric, verdict or decide(d), a, b, difference, se, area, d.seeds)
+    return Detail(text, metric, verdict or decide(d), a, b, difference, se, area, d.seeds)
 
 
 def not_run(comparison: str, metric: str) -> Detail:

@@ -1,7 +1,5 @@
 """The verdict on one claim: its rule judges its cases, and one line gives the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -101,7 +99,7 @@ def judge_case(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> Cas
 def left_out(claim: Claim, runs: Sequence[Source]) -> list[bool]:
     """For each case, whether it has no run of its own figure."""
     there = {s.figure for s in runs}
-    return [not there & set(case if claim.either else case[:1]) for case in claim.figures]
+    return [there.isdisjoint(case) for case in claim.own_figures]
 
 
 def absent(whys: Sequence[str]) -> list[str]:

@@ -3,10 +3,8 @@
 A table maps a method's name ("fedavg", or "fedavg (5)" if the claim is about local steps) to its `MethodValues`.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -34,7 +32,7 @@ from .compare import (
     worth,
 )
 from .statements import Claim, key
-from .values import METRICS, MethodValues, Value
+from .values import METRICS, MethodValues, Value, by_seed
 
 NEAR = 1e-3  # a few bytes of counters beside the vectors do not count
 
@@ -142,12 +140,8 @@ def rise(claim: Claim, table: Table) -> Judged:
     label = method.label  # FedDA-1-1 is FedDA-MVR in the main figures
     if method.lost:
         return Judged(INCONCLUSIVE, [Detail(f"{label} (diverged)", metric, INCONCLUSIVE, seeds=method.seeds)])
-    seeds: dict[int, list[dict[str, float]]] = {}
-    for row in sorted(method.rows, key=lambda row: row["round"]):
-        seeds.setdefault(row["seed"], []).append(row)
-
     smooth = {
-        end: {seed: mean(tail(rows, end, method.rounds), metric) for seed, rows in seeds.items()}
+        end: {seed: mean(tail(rows, end, method.rounds), metric) for seed, rows in by_seed(method.rows).items()}
         for end in sorted({row["round"] for row in method.rows})
     }
     if not all(math.isfinite(value) for at in smooth.values() for value in at.values()):
@@ -256,9 +250,7 @@ def between(claim: Claim, table: Table) -> Judged:
     return together(details)
 
 
-def growing(
-    claim: Claim, table: Table, names: tuple[str, ...], what: str
-) -> tuple[list[tuple[int, int]], list[Detail]]:
+def growing(claim: Claim, table: Table, names: Sequence[str], what: str) -> tuple[list[tuple[int, int]], list[Detail]]:
     """Pairs of successive numbers of local steps that were run for all of `names`, and details for those not run."""
     there = [s for s in claim.steps if all(key(name, s) in table for name in names)]
     ways, (metric,) = list(pairwise(there)), claim.metrics

@@ -1,7 +1,5 @@
 """The claims as data, and the figures they are about, from `claims.toml`."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +24,11 @@ class Claim:
     without: tuple[str, ...] = ()  # judged a second time without these
     either: bool = False  # any figure of a case is enough
     remark: str = ""  # part of every verdict's reason
+
+    @property
+    def own_figures(self) -> list[tuple[str, ...]]:
+        """For each case, the figures that decide it; the others only lend a method to the comparison."""
+        return [case if self.either else case[:1] for case in self.figures]
 
     @property
     def named(self) -> set[str]:

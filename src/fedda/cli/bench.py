@@ -1,7 +1,5 @@
 """`fedda bench`: the cost of a round on this machine, and how it grows."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator

@@ -129,14 +129,9 @@ def give_advice(experiment: Experiment, label: str | None, train: bool, samples:
         table(("", *(name.replace("_", " ") for name in heads)), lines, about)
     if figures is not None:
         named = {"own": advice.current, "proposed": advice.proposed, "literal": advice.literal}
-        tried = {name: asdict(rates) for name, rates in named.items()}
-        numbers = {"experiment": experiment.name, "label": label, "T": advice.T, "L_H": advice.L_H, "rho": advice.rho}
-        content = numbers | {
-            "bound": advice.bound,
-            "constants": asdict(advice.constants),
-            "choices": tried,
-            "trained": results,
-        }
+        content = {"experiment": experiment.name, "label": label, "T": advice.T, "L_H": advice.L_H, "rho": advice.rho}
+        content |= {"bound": advice.bound, "constants": asdict(advice.constants)}
+        content |= {"choices": {name: asdict(rates) for name, rates in named.items()}, "trained": results}
         figures.parent.mkdir(parents=True, exist_ok=True)
         write_whole(figures, json.dumps(content, indent=1) + "\n")
         print(f"figures: {figures}")

@@ -190,12 +190,7 @@ def owned(owner: str) -> Iterator[None]:
     except ValueError as why:
         raise ValueError(f"{owner}: {why}") from None
     except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError) as why:
-        raise ValueError(f"{owner}: cannot be built ({type(why).__name__}: {one_line(why)})") from None
-
-
-def one_line(why: object) -> str:
-    """The first line of a message from a library."""
-    return checks.one_line(why, 300)
+        raise ValueError(f"{owner}: cannot be built ({type(why).__name__}: {checks.one_line(why, 300)})") from None
 
 
 def find(name: str) -> Experiment:
@@ -213,7 +208,6 @@ def find(name: str) -> Experiment:
 
 
 def read(path: Path) -> Experiment:
-    """An experiment from a file."""
     return checked(read_toml(path), str(path))
 
 
@@ -229,7 +223,6 @@ def parse(text: str, where: str) -> Experiment:
 
 
 def checked(table: dict[str, Any], where: str) -> Experiment:
-    """An experiment from a table."""
     try:
         return Experiment.model_validate(table)
     except ValidationError as why:

@@ -1,7 +1,5 @@
 """Run programs one after the other into a run folder: rows, checkpoints, failures, signals."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading
@@ -15,13 +13,16 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from .. import checks
 from ..engines import SINGLE_PROCESS, SingleProcess
 from ..processes import Stopped
 from ..run import Diverged, Run
 from ..runs.folder import Folder
 from ..runs.names import CONFIG, METRICS, OUT_OF_MEMORY, TIMINGS
-from .config import Experiment, one_line
+from .config import Experiment
 from .ranks import Pulse
+
+State = dict[str, Tensor]  # of a run, as a checkpoint holds it
 
 
 class Progress(Protocol):
@@ -37,7 +38,7 @@ class Job:
     """One program: all seeds, or all points of a grid, as its replicas."""
 
     label: str
-    start: Callable[[dict[str, Tensor] | None], Run]  # from the beginning, or from a checkpoint
+    start: Callable[[State | None], Run]  # from the beginning, or from a checkpoint
     # the row to write, from a replica's index and its row
     row: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda replica, row: row
 
@@ -55,9 +56,8 @@ class Work:
     def try_out(self, jobs: Sequence[Job], look: Callable[[Job, Run], None] = lambda job, run: None) -> None:
         """Start every job once: a mistake in the last one is found before anything is written."""
         for job in jobs:
-            with (
-                suppressed_memory() if self.world.size == 1 else nullcontext()
-            ):  # the other ranks would continue without this one
+            # Among several ranks, the others would continue without this one.
+            with suppressed_memory() if self.world.size == 1 else nullcontext():
                 look(job, job.start(None))
 
     def do(self, jobs: Sequence[Job], resume: bool, files: dict[str, str]) -> None:
@@ -82,7 +82,7 @@ class Work:
         finally:
             self.folder.release()
 
-    def _one(self, job: Job, state: dict[str, Tensor] | None, seconds: float, stop: list[int]) -> int:
+    def _one(self, job: Job, state: State | None, seconds: float, stop: list[int]) -> int:
         """Run one job to its last round, and return that round; a failure is noted."""
         last = self.experiment.rounds
         self.watch.begin(job.label, 0 if state is None else int(state["round"]), self.experiment.rounds)
@@ -104,7 +104,9 @@ class Work:
         except (MemoryError, RuntimeError) as why:
             if not no_memory(why) or self.world.size > 1:  # the other ranks are in the middle of a round
                 raise
-            failure = f"{OUT_OF_MEMORY} ({one_line(why)}): take a smaller cohort, fewer seeds, or another device"
+            failure = (
+                f"{OUT_OF_MEMORY} ({checks.one_line(why, 300)}): take a smaller cohort, fewer seeds, or another device"
+            )
             # Half a round is not a state to resume from: the last checkpoint stays.
             self.folder.fail(job.label, failure, to_bytes({"round": torch.tensor(0)}))
         self.watch.end(job.label, f"failed: {failure}")
@@ -153,9 +155,7 @@ class Work:
                 pause = max(self.save_seconds, 10 * (saved - began_saving))  # saving takes at most a tenth of the time
 
 
-def load_checkpoint(
-    folder: Folder, label: str, world: SingleProcess
-) -> tuple[dict[str, Tensor] | None, dict[str, Any]]:
+def load_checkpoint(folder: Folder, label: str, world: SingleProcess) -> tuple[State | None, dict[str, Any]]:
     """An algorithm's last checkpoint, read by the first rank, and its facts."""
     content, facts = folder.load(label)
     if world.size > 1:
@@ -165,7 +165,7 @@ def load_checkpoint(
     return (None if content is None else load(content)), facts
 
 
-def to_bytes(state: dict[str, Tensor]) -> bytes:
+def to_bytes(state: State) -> bytes:
     """A state as safetensors; these refuse two names for one tensor, so the second gets a copy."""
     seen: set[int] = set()
     distinct = {}

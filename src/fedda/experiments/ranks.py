@@ -1,8 +1,6 @@
 """The ranks of a run: the first one reads and writes the folder, all decide together, and they share the clients of a
 round or the replicas (seeds, points of a grid)."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time
@@ -113,10 +111,7 @@ class Spread(Run):
         return torch.tensor([one for part in parts for one in json.loads(part)])
 
     def state(self) -> dict[str, Tensor]:
-        return {
-            name: value if name.startswith(REPLICATED) else self.ranks.gather(value, 0)
-            for name, value in super().state().items()
-        }
+        return {k: v if k.startswith(REPLICATED) else self.ranks.gather(v, 0) for k, v in super().state().items()}
 
 
 def cut(thing: Any, mine: slice, replicas: int) -> Any:

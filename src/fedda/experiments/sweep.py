@@ -1,7 +1,5 @@
 """A search for hyper-parameters: the points of a grid are replicas of one program, judged on a validation split."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .. import checks
 from ..registry import make
@@ -24,7 +21,7 @@ from ..runs.reading import read_rows
 from ..runs.toml import dumps
 from .config import Experiment, hyper, owned
 from .grid import Point, apply_point, points
-from .jobs import Job, Progress
+from .jobs import Job, Progress, State
 from .runner import Program, RunOptions
 
 METRIC_DIRECTIONS = {
@@ -86,7 +83,7 @@ def search(sweep: Sweep, out: Path, watch: Progress, **options: Any) -> dict[str
     program = Program(experiment, folder, how, replicas, validation=True)
     absurd: dict[str, set[int]] = {}  # key of a stack -> points whose first step size a run would refuse
 
-    def start(stack: Stack, state: dict[str, Tensor] | None) -> Run:
+    def start(stack: Stack, state: State | None) -> Run:
         with owned(f"{experiment.name}: {stack.label}"):
             algorithm = stacked(experiment.algorithms[stack.label], stack.points, len(seeds))
         # Forced: absurd points are refused one by one, below, because the others are good.
@@ -139,13 +136,9 @@ def stacked(params: dict[str, Any], points: list[Point], seeds: int) -> Any:
 
 
 def judge_points(
-    sweep: Sweep,
-    experiment: Experiment,
-    stacks: list[Stack],
-    path: Path,
-    absurd: dict[str, set[int]],
+    sweep: Sweep, experiment: Experiment, stacks: list[Stack], path: Path, absurd: dict[str, set[int]],
     failures: dict[str, str],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The value of every point: the metric's mean over the last 5 % of the rounds, then over the seeds."""
     rows: dict[tuple[str, int], dict[int, list[dict[str, Any]]]] = {}
     for row in read_rows(path / METRICS):
@@ -198,11 +191,9 @@ def winners(sweep: Sweep, experiment: Experiment, results: dict[str, Any]) -> st
 
 
 def _refuse_other(folder: Folder, files: dict[str, str]) -> None:
+    path = folder.path
     if not folder.holds_run:
-        raise ValueError(f"{folder.path}: holds no sweep to resume; leave out --resume to start one")
+        raise ValueError(f"{path}: holds no sweep to resume; leave out --resume to start one")
     for name, text in files.items():
-        file = folder.path / name
-        if not file.exists() or file.read_text() != text:
-            raise ValueError(
-                f"{folder.path}: was started with another {name}; repeat the options, or give another --out"
-            )
+        if not (path / name).exists() or (path / name).read_text() != text:
+            raise ValueError(f"{path}: was started with another {name}; repeat the options, or give another --out")

@@ -16,15 +16,7 @@ NUMBERS = ("a", "b", "difference", "se", "area", "seeds")
 
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:
-    """The settings with their claims, numbers as text; an empty list without the file.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> one = {"id": "C1", "text": "FedDA wins", "verdict": "PARTIAL", "reason": "one of two"}
-    >>> _ = (folder / "claims.json").write_text(json.dumps({"settings": [{"setting": "paper", "claims": [one]}]}))
-    >>> read_verdicts(folder)[0]["claims"][0]["sign"]
-    '◐'
-    """
+    """The settings with their claims, numbers as text; an empty list without the file."""
     path = folder / CLAIMS
     if not path.is_file():
         return []

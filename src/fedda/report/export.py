@@ -47,16 +47,13 @@ def csv_text(shown: Picture) -> str:
 
 def latex_text(table: Table) -> str:
     """The final values as a booktabs table, the best of each column bold."""
-    width = 1 + len(table.heads)
-    lines = [
-        r"% needs \usepackage{booktabs} and \usepackage[T1]{fontenc}",
-        rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
-    ]
+    columns = len(table.heads)
+    lines = [r"% needs \usepackage{booktabs} and \usepackage[T1]{fontenc}", rf"\begin{{tabular}}{{l{'r' * columns}}}"]
     lines += [r"\toprule", " & ".join(escape(head) for head in ("Algorithm", *table.heads)) + r" \\"]
     for title, group in table.groups:
         lines.append(r"\midrule")
         if title:
-            lines.append(rf"\multicolumn{{{width}}}{{l}}{{\emph{{{escape(title)}}}}} \\")
+            lines.append(rf"\multicolumn{{{1 + columns}}}{{l}}{{\emph{{{escape(title)}}}}} \\")
         for line in group:
             cells = [rf"\textbf{{{_cell(text)}}}" if best else _cell(text) for text, best in line.cells]
             lines.append(" & ".join([escape(line.series.label), *cells]) + r" \\")
@@ -64,7 +61,6 @@ def latex_text(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """A text with LaTeX's special characters escaped."""
     return "".join(_LATEX.get(c, c if c.isprintable() else " ") for c in text)
 
 

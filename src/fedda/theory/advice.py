@@ -1,7 +1,5 @@
 """lr, w and c for a task, from its estimated constants; the distance of a choice from the theory; and a trial."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

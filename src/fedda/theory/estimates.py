@@ -1,7 +1,5 @@
 """The constants of the theory, L, sigma and zeta, estimated at a point of a real problem."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Labels are those of the paper's LaTeX source. Lemma A9 is false as stated; both of its sides are here as well.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,10 +132,8 @@ def least(trace: Trace, problem: Any, L: float) -> dict[str, float]:
 
 def _sets_only(trace: Trace) -> None:
     if bool((trace.algorithm.prox.value(trace.xt) != 0).any()):
-        name = type(trace.algorithm.prox).__name__
-        raise ValueError(
-            f"theory: the lemmas are about constraint sets, {name} is a penalty; use a set, such as L1Ball"
-        )
+        psi = type(trace.algorithm.prox).__name__
+        raise ValueError(f"theory: the lemmas are about constraint sets, {psi} is a penalty; use a set, such as L1Ball")
 
 
 @dataclass(frozen=True)
@@ -155,9 +151,8 @@ def consensus(rounds: int = 60, steps: int = 10, clients: int = 8, d: int = 8) -
     generator = torch.Generator().manual_seed(0)
     A = 0.1 + 0.9 * torch.rand(clients, d, generator=generator, dtype=torch.float64)
     problem = Synthetic(A, torch.randn(clients, d, generator=generator, dtype=torch.float64))
-    algorithm: Any = make(
-        "fedda-mvr", lr=0.05, w=100.0, eps=0.3, steps=steps, prox={"kind": "box", "lower": -1.0, "upper": 1.0}
-    )
+    box = {"kind": "box", "lower": -1.0, "upper": 1.0}
+    algorithm: Any = make("fedda-mvr", lr=0.05, w=100.0, eps=0.3, steps=steps, prox=box)
     rows: list[list[np.ndarray]] = []
     for trace in traces(algorithm, problem, rounds):
         nu, z = spread(trace.NU), spread(trace.Z)

@@ -1,7 +1,5 @@
 """The pictures of `fedda theory`, as PNG and SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How G_t falls with the steps T and the clients K (C29), and the steps and rounds to a stationary point (C30)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from .. import checks
 from .synthetic import Synthetic, centred, spectrum
-from .theorem import Practical, local_steps, rounds_of, steps_to
+from .theorem import Practical, rounds_of, steps_to
 from .trace import measure, traces
 
 DECADES = 1.3  # the last part of the curve, to which the slope is fitted
@@ -95,7 +93,6 @@ class Complexity:
 
     steps: float  # of T, at which the bound falls to eps
     rounds: float  # of E = T / I with the corollary's I
-    least_steps: float  # the smallest I among those points: all of them have local steps
     measured: float  # of T on the quadratics, mean over the numbers of clients
 
 
@@ -109,7 +106,7 @@ def complexity(curve: Decay, K: int = 10) -> Complexity:
     for i, G in enumerate(curve.mean.mean(axis=1)):
         levels = np.geomspace(0.99 * G[late][0], 1.01 * G[-1], 8)  # that the last decade of steps passes through
         measured.append(power(levels, np.array([curve.first_below(level)[i] for level in levels])))
-    return Complexity(power(eps, T), power(eps, E), min(local_steps(t, K) for t in T), float(np.mean(measured)))
+    return Complexity(power(eps, T), power(eps, E), float(np.mean(measured)))
 
 
 def power(eps: np.ndarray, amount: np.ndarray) -> float:

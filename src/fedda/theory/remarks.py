@@ -9,8 +9,6 @@ So the bias of FedDA's falls with K and that of the average does not. The VARIAN
 well: it is a mean of K independent squares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The problem on which the theory is tested. All of its constants are known."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

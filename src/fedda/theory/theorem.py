@@ -1,8 +1,6 @@
 """Theorem 1 and its corollary: the parameters, the conditions of the proof, the bound; and a schedule of its form
 with constants that can be run."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 from typing import Any
