@@ -9,8 +9,6 @@ from typing import Any
 from .parts import Part, PartList
 from .pool import experiments, pool_runs, winners
 
-Rates = dict[tuple[str, str], float]
-
 
 @dataclass
 class Estimate:
@@ -52,7 +50,7 @@ def estimate(plan: PartList, parts: list[Part], work: Path, times: list[dict[str
     return estimates
 
 
-def seconds_per_step(times: list[dict[str, Any]]) -> Rates:
+def seconds_per_step(times: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
     """Seconds per local step and replica by data and algorithm, evaluations included, from the rows of `times.json`.
 
     If several processes shared the device, their times are scaled to the clock.

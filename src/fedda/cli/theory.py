@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ..experiments.config import Experiment
     from ..theory.advice import Advice
 
-OUT = Path("runs/theory")
 LEAST = 1000  # steps that the fit of the slope needs
 
 
@@ -56,7 +55,7 @@ def theory(
             raise ValueError(f"theory: --steps must be at least {LEAST:,}, got {steps}: a slope wants 1.3 decades")
         if on is not None:
             penalised(find(on).completed())  # refuse it before the work
-        measure_theory(out or OUT, quick, steps, on)
+        measure_theory(out or Path("runs/theory"), quick, steps, on)
     else:
         if quick or (on, out, steps) != (None, None, None):
             raise ValueError("theory: --quick, --steps, --on and --out are for the theory itself: leave EXPERIMENT out")

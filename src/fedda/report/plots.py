@@ -66,12 +66,9 @@ def draw(shown: Picture, axis: Axis, kind: str = "png", dpi: int = 160) -> bytes
                 literal(name, title)
         file = io.BytesIO()
         figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
-    return file.getvalue() if kind != "svg" else re.sub(rb' d="[^"]*"', _short, file.getvalue())
-
-
-def _short(path: re.Match[bytes]) -> bytes:
-    # Hundredths of a point halve the length of a path and look the same.
-    return re.sub(rb"(\.\d\d)\d+", rb"\1", path[0])
+    if kind == "svg":  # hundredths of a point halve the length of a path and look the same
+        return re.sub(rb' d="[^"]*"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]), file.getvalue())
+    return file.getvalue()
 
 
 def band(shown: Picture) -> str:

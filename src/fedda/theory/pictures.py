@@ -14,9 +14,7 @@ from ..report.plots import RC
 from ..report.style import COLOURS, DASHES
 from .findings import Findings
 
-GREY = "#8a8a8a"
-GUIDE: dict[str, Any] = {"color": GREY, "linestyle": (0, (4, 2)), "linewidth": 1.0}
-Draw = Callable[[Findings, list[Axes]], str]
+GUIDE: dict[str, Any] = {"color": "#8a8a8a", "linestyle": (0, (4, 2)), "linewidth": 1.0}
 
 
 def decay(results: Findings, axes: list[Axes]) -> str:
@@ -116,7 +114,7 @@ def averaging(results: Findings, axes: list[Axes]) -> str:
     return "Dual and primal averaging, without a constraint and with one"
 
 
-PICTURES: dict[str, tuple[Draw, int]] = {
+PICTURES: dict[str, tuple[Callable[[Findings, list[Axes]], str], int]] = {
     "decay": (decay, 1), "speedup": (speedup, 1), "consensus": (consensus, 2), "smoothness": (smoothness, 2),
     "moments": (moments, 2), "averaging": (averaging, 2),
 }  # fmt: skip
