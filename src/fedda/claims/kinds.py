@@ -68,18 +68,14 @@ def at_least(claim: Claim, table: Table) -> Judged:
 
 def most(claim: Claim, table: Table) -> Judged:
     """The method is the best in at least three of four metrics; each metric shows the closest rival."""
-    (a,) = claim.methods
-    needed, shown = 3, []
-    for metric in claim.metrics:
-        details = [compare(table, a, b, metric) for b in claim.against]
-        verdicts = {d.verdict for d in details}
-        # One better rival refutes "best"; all must be beaten to support it.
-        for verdict in (NOT_SUPPORTED, NOT_TESTED, INCONCLUSIVE, SUPPORTED):
-            if verdict in verdicts:
-                rivals = [d for d in details if d.verdict == verdict]
-                closest = min(rivals, key=lambda d: math.inf if d.difference is None else d.difference)
-                shown.append(closest)
-                break
+    (a,), needed = claim.methods, 3
+    # One better rival refutes "best"; all must be beaten to support it.
+    order = (NOT_SUPPORTED, NOT_TESTED, INCONCLUSIVE, SUPPORTED)
+
+    def closeness(d: Detail) -> tuple[int, float]:
+        return order.index(d.verdict), math.inf if d.difference is None else d.difference
+
+    shown = [min((compare(table, a, b, m) for b in claim.against), key=closeness) for m in claim.metrics]
     counts = [d.verdict for d in shown]
     if counts.count(SUPPORTED) >= needed:
         verdict = SUPPORTED
