@@ -10,7 +10,7 @@ import torch
 import fedda
 import wires
 from commands import inside, is_one_line, write
-from fedda.engines import Simulation, SingleProcess
+from fedda.engines import Sequential, Simulation, SingleProcess
 from fedda.engines.distributed import MemoryRoute
 from fedda.experiments import find
 from fedda.experiments.ranks import Ranks
@@ -120,7 +120,7 @@ def test_rows_are_those_of_the_engine(clients, cohort, world):
     problem = SimpleNamespace(
         clients=clients, sizes=torch.ones(clients), d=0, dtype=torch.float32, device=torch.device("cpu")
     )
-    simulation = Simulation(problem, None, torch.tensor(SEEDS)[:, None], "uniform", ())
+    simulation = Simulation(problem, Sequential(), torch.tensor(SEEDS)[:, None], "uniform", ())
     matrix = rows_between(drawn_cohorts(clients, cohort, SEEDS, 3), clients, world)
     for tau in range(3):
         for rank in range(world):

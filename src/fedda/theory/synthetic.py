@@ -19,7 +19,7 @@ class Synthetic(Quadratic):
     over all clients is then the mean over the distinct ones, so different numbers of clients run as one program.
 
     >>> problem = Synthetic(A=[[1.0], [0.0]], b=[[10.0], [0.0]], slope=[[0.0], [9.0]])
-    >>> problem.each(torch.zeros(1, 1, dtype=torch.float64)).tolist(), problem.L
+    >>> problem.full_gradients(torch.zeros(1, 1, dtype=torch.float64)).tolist(), problem.L
     ([[-10.0], [9.0]], 1.0)
     """
 
