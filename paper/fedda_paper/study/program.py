@@ -104,7 +104,7 @@ def run(how: How, program: Program) -> list[dict[str, Any]]:
                 own.append([this.round, *(digits(found[name]) for name in columns)])
     except fedda.Diverged:
         diverged = [True] * len(rows)
-    paths: Any = this.problem.gradient_paths
+    paths = this.problem.gradient_paths
     counts = asdict(this.counts) if this.round else {}
     return [
         {

@@ -22,8 +22,6 @@ from ..runs.names import CONFIG, METRICS, OUT_OF_MEMORY, TIMINGS
 from .config import Experiment
 from .ranks import Pulse
 
-State = dict[str, Tensor]  # of a run, as a checkpoint holds it
-
 
 class Progress(Protocol):
     """A watcher of a run: a live display, plain lines, or nothing."""
@@ -38,7 +36,7 @@ class Job:
     """One program: all seeds, or all points of a grid, as its replicas."""
 
     label: str
-    start: Callable[[State | None], Run]  # from the beginning, or from a checkpoint
+    start: Callable[[dict[str, Tensor] | None], Run]  # from the beginning, or from a checkpoint
     # the row to write, from a replica's index and its row
     row: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda replica, row: row
 
@@ -82,7 +80,7 @@ class Work:
         finally:
             self.folder.release()
 
-    def _one(self, job: Job, state: State | None, seconds: float, stop: list[int]) -> int:
+    def _one(self, job: Job, state: dict[str, Tensor] | None, seconds: float, stop: list[int]) -> int:
         """Run one job to its last round, and return that round; a failure is noted."""
         last = self.experiment.rounds
         self.watch.begin(job.label, 0 if state is None else int(state["round"]), self.experiment.rounds)
@@ -154,7 +152,9 @@ class Work:
                 pause = max(self.save_seconds, 10 * (saved - began_saving))  # saving takes at most a tenth of the time
 
 
-def load_checkpoint(folder: Folder, label: str, world: SingleProcess) -> tuple[State | None, dict[str, Any]]:
+def load_checkpoint(
+    folder: Folder, label: str, world: SingleProcess
+) -> tuple[dict[str, Tensor] | None, dict[str, Any]]:
     """An algorithm's last checkpoint, read by the first rank, and its facts."""
     content, facts = folder.load(label)
     if world.size > 1:
@@ -164,7 +164,7 @@ def load_checkpoint(folder: Folder, label: str, world: SingleProcess) -> tuple[S
     return (None if content is None else load(content)), facts
 
 
-def to_bytes(state: State) -> bytes:
+def to_bytes(state: dict[str, Tensor]) -> bytes:
     """A state as safetensors; these refuse two names for one tensor, so the second gets a copy."""
     seen: set[int] = set()
     distinct = {}

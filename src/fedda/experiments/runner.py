@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import __version__
 from ..core import Algorithm
@@ -21,7 +22,7 @@ from ..runs.folder import Folder
 from ..runs.names import CONFIG, ENVIRONMENT
 from .config import Experiment, owned
 from .execution import agree_on_execution
-from .jobs import Job, Progress, State, Work
+from .jobs import Job, Progress, Work
 from .ranks import SINGLE, Ranks, Spread, folder_of
 
 
@@ -58,7 +59,7 @@ def run(experiment: Experiment, out: Path, watch: Progress, **options: Any) -> F
     experiment = experiment.completed()
     program = Program(experiment, folder, how, replicas=len(experiment.seeds))
 
-    def start(label: str, state: State | None) -> Run:
+    def start(label: str, state: dict[str, Tensor] | None) -> Run:
         with owned(experiment.name):
             algorithm = experiment.build(label)
         return program.start(label, algorithm, experiment.seeds, state, how.force)
@@ -84,7 +85,9 @@ class Program:
             options.threads, options.precision, folder.path if options.resume else None,
         )  # fmt: skip
 
-    def start(self, label: str, algorithm: Algorithm, seeds: list[int], state: State | None, force: bool) -> Run:
+    def start(
+        self, label: str, algorithm: Algorithm, seeds: list[int], state: dict[str, Tensor] | None, force: bool
+    ) -> Run:
         """A run at its start or at its checkpoint; an error names the label."""
         experiment, world = self.experiment, self.ranks.world
         kind = partial(Spread, world) if self.ranks.shard == "replicas" and world.size > 1 else Run

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import checks
 from ..registry import make
@@ -21,7 +22,7 @@ from ..runs.reading import read_rows
 from ..runs.toml import dumps
 from .config import Experiment, hyper, owned
 from .grid import Point, apply_point, points
-from .jobs import Job, Progress, State
+from .jobs import Job, Progress
 from .runner import Program, RunOptions
 
 METRIC_DIRECTIONS = {
@@ -83,7 +84,7 @@ def search(sweep: Sweep, out: Path, watch: Progress, **options: Any) -> dict[str
     program = Program(experiment, folder, how, replicas, validation=True)
     absurd: dict[str, set[int]] = {}  # key of a stack -> points whose first step size a run would refuse
 
-    def start(stack: Stack, state: State | None) -> Run:
+    def start(stack: Stack, state: dict[str, Tensor] | None) -> Run:
         with owned(f"{experiment.name}: {stack.label}"):
             algorithm = stacked(experiment.algorithms[stack.label], stack.points, len(seeds))
         # Forced: absurd points are refused one by one, below, because the others are good.
