@@ -101,10 +101,8 @@ def print_plan(estimates: list[Estimate]) -> None:
     from fedda.runs.formats import count, duration
 
     def row(name: str, rows: list[Estimate]) -> list[str]:
-        runs, done, steps, untimed = (
-            sum(getattr(e, key) for e in rows) for key in ("runs", "done", "steps", "untimed")
-        )
-        seconds = sum(e.seconds for e in rows)
+        runs, done, steps = (sum(getattr(e, key) for e in rows) for key in ("runs", "done", "steps"))
+        seconds, untimed = sum(e.seconds for e in rows), sum(e.untimed for e in rows)
         left = [duration(seconds)] if seconds or not untimed else []
         left += [f"{untimed} runs without a kept time"] if untimed else []
         return [name, str(runs), str(done), count(steps), " + ".join(left)]

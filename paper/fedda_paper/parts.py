@@ -1,7 +1,5 @@
 """The plan of the reproduction, read from `parts.toml`: figures, sweeps and pilots as experiments."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -134,11 +132,7 @@ def canonical(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_plan(path: Path | None = None) -> PartList:
-    """The plan from a file, by default the one of the paper.
-
-    >>> [part.name for part in read_plan().parts][:4]
-    ['pilots', 'femnist-pilots', 'colon-pilots', 'cifar10']
-    """
+    """The plan from a file, by default the one of the paper."""
     file = resources.files(__package__) / "parts.toml" if path is None else path
     try:
         text = file.read_text(encoding="utf-8")

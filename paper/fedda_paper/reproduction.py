@@ -3,8 +3,6 @@
 Several processes may work in one folder: each run and each sweep belongs to the process that holds its lock.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import signal

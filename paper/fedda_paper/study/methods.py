@@ -1,7 +1,5 @@
 """The methods of the study and their grids: 18 points for each, round the paper's values where it has some."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Some points of one method on one partition, as replicas of one program."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import asdict, dataclass

@@ -6,15 +6,14 @@ README.md beside this says what the rules are and what is kept. What exists is n
 at any time; the same command resumes it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -185,19 +184,17 @@ def identity(job: StudyProgram) -> tuple[str, str, int]:
     return job.method.name, job.stage, job.seed
 
 
-class pool:
-    """Processes that run programs, or this process where there are none."""
-
-    def __init__(self, workers: int):
-        how = multiprocessing.get_context("spawn")
-        self.processes = ProcessPoolExecutor(workers, mp_context=how) if workers else None
-
-    def __enter__(self) -> Callable[..., Future[Any]]:
-        return self.processes.submit if self.processes else here
-
-    def __exit__(self, *why: object) -> None:
-        if self.processes:
-            self.processes.shutdown(cancel_futures=True)
+@contextmanager
+def pool(workers: int) -> Iterator[Callable[..., Future[Any]]]:
+    """Submit programs to processes, or run them in this process if `workers` is 0."""
+    if not workers:
+        yield here
+        return
+    processes = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield processes.submit
+    finally:
+        processes.shutdown(cancel_futures=True)
 
 
 def here(function: Callable[..., Any], *given: Any) -> Future[Any]:

@@ -1,7 +1,5 @@
 """The rules of the study: who goes on, who wins, and when a grid is extended."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Exit status 0 is success, 2 a mistake of the user, 1 a failure of fedda, 128 + n the end by signal n.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """`fedda bench`: the cost of a round on this machine, and how it grows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

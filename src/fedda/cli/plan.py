@@ -1,7 +1,5 @@
 """`fedda plan`: what an experiment needs on several processes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

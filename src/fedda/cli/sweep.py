@@ -1,7 +1,5 @@
 """`fedda sweep`: hyper-parameters by grid or random search, on a validation split."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..experiments.config import Experiment
     from ..theory.advice import Advice
 
-OUT = Path("runs/theory")
 LEAST = 1000  # steps that the fit of the slope needs
 
 
@@ -55,7 +54,7 @@ def theory(
             raise ValueError(f"theory: --steps must be at least {LEAST:,}, got {steps}: a slope wants 1.3 decades")
         if on is not None:
             penalised(find(on).completed())  # refuse it before the work
-        measure_theory(out or OUT, quick, steps, on)
+        measure_theory(out or Path("runs/theory"), quick, steps, on)
     else:
         if quick or (on, out, steps) != (None, None, None):
             raise ValueError("theory: --quick, --steps, --on and --out are for the theory itself: leave EXPERIMENT out")
@@ -130,14 +129,9 @@ def give_advice(experiment: Experiment, label: str | None, train: bool, samples:
         print_table(("", *(name.replace("_", " ") for name in heads)), lines, about)
     if figures is not None:
         named = {"own": advice.current, "proposed": advice.proposed, "literal": advice.literal}
-        tried = {name: asdict(rates) for name, rates in named.items()}
-        numbers = {"experiment": experiment.name, "label": label, "T": advice.T, "L_H": advice.L_H, "rho": advice.rho}
-        content = numbers | {
-            "bound": advice.bound,
-            "constants": asdict(advice.constants),
-            "choices": tried,
-            "trained": results,
-        }
+        content = {"experiment": experiment.name, "label": label, "T": advice.T, "L_H": advice.L_H, "rho": advice.rho}
+        content |= {"bound": advice.bound, "constants": asdict(advice.constants)}
+        content |= {"choices": {name: asdict(rates) for name, rates in named.items()}, "trained": results}
         figures.parent.mkdir(parents=True, exist_ok=True)
         write_whole(figures, json.dumps(content, indent=1) + "\n")
         print(f"figures: {figures}")

@@ -209,7 +209,6 @@ def find(name: str) -> Experiment:
 
 
 def read(path: Path) -> Experiment:
-    """An experiment from a file."""
     return checked(read_toml(path), str(path))
 
 
@@ -225,7 +224,6 @@ def parse(text: str, where: str) -> Experiment:
 
 
 def checked(table: dict[str, Any], where: str) -> Experiment:
-    """An experiment from a table."""
     try:
         return Experiment.model_validate(table)
     except ValidationError as why:

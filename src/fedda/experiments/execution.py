@@ -4,8 +4,6 @@ Both are measured when a run starts, written to its `environment.json`, and read
 run ends with the bytes of an uninterrupted one, even on a machine that is faster or slower now.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
@@ -106,7 +104,8 @@ def processors() -> int:
 def measured_threads(problem: Any, stack: int) -> int:
     """One thread or all, whichever computes the gradients of a stack of models faster."""
     most = torch.get_num_threads()
-    if most == 1 or problem.device.type != "cpu" or problem.gradient_paths is None:
+    paths = problem.gradient_paths
+    if most == 1 or problem.device.type != "cpu" or paths is None:
         return most
     n = max(1, min(stack, STACK // problem.d))
     x, batch = problem.example(n)
@@ -116,12 +115,5 @@ def measured_threads(problem: Any, stack: int) -> int:
             problem.gradients(x[None], batch)
 
     ways = {str(number): lambda number=number: gradients(number) for number in (1, most)}
-    about = (
-        problem.model,
-        n,
-        problem.data.x.shape[1:],
-        problem.batch_size,
-        problem.dtype,
-        problem.gradient_paths.chosen,
-    )
+    about = (problem.model, n, problem.data.x.shape[1:], problem.batch_size, problem.dtype, paths.chosen)
     return int(autotune(ways, problem.device, "threads", *about, margin=THREADS_MARGIN))

@@ -1,7 +1,5 @@
 """Run programs one after the other into a run folder: rows, checkpoints, failures, signals."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading
@@ -105,9 +103,8 @@ class JobRunner:
         except (MemoryError, RuntimeError) as why:
             if not is_out_of_memory(why) or self.world.size > 1:  # the other ranks are in the middle of a round
                 raise
-            failure = (
-                f"{OUT_OF_MEMORY} ({checks.one_line(why, 300)}): take a smaller cohort, fewer seeds, or another device"
-            )
+            reason = checks.one_line(why, 300)
+            failure = f"{OUT_OF_MEMORY} ({reason}): take a smaller cohort, fewer seeds, or another device"
             # Half a round is not a state to resume from: the last checkpoint stays.
             self.folder.fail(job.label, failure, to_bytes({"round": torch.tensor(0)}))
         self.watch.end(job.label, f"failed: {failure}")

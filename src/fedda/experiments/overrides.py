@@ -1,7 +1,5 @@
 """Command-line options that replace values of an experiment, and the check that a folder holds the same experiment."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -21,6 +21,7 @@ from ..runs.folder import Folder
 
 REPLICATED = ("counts.", "round")  # names of tensors that all replicas share
 BEAT = 1.0  # seconds between two messages about stopping and saving
+REPLICATED = ("counts.", "round")  # names of tensors that all replicas share
 
 
 @dataclass(frozen=True)

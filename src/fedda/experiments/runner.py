@@ -1,7 +1,5 @@
 """From an experiment to a run folder: every algorithm in turn, all seeds as replicas of one program."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shlex

@@ -1,7 +1,5 @@
 """A search for hyper-parameters: the points of a grid are replicas of one program, judged on a validation split."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -139,13 +137,9 @@ def stacked(params: dict[str, Any], points: list[Point], seeds: int) -> Any:
 
 
 def judge_points(
-    sweep: Sweep,
-    experiment: Experiment,
-    stacks: list[Stack],
-    path: Path,
-    absurd: dict[str, set[int]],
+    sweep: Sweep, experiment: Experiment, stacks: list[Stack], path: Path, absurd: dict[str, set[int]],
     failures: dict[str, str],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The value of every point: the metric's mean over the last 5 % of the rounds, then over the seeds."""
     rows: dict[tuple[str, int], dict[int, list[dict[str, Any]]]] = {}
     for row in read_rows(path / METRICS):
@@ -198,11 +192,9 @@ def winners(sweep: Sweep, experiment: Experiment, results: dict[str, Any]) -> st
 
 
 def _refuse_other(folder: Folder, files: dict[str, str]) -> None:
+    path = folder.path
     if not folder.holds_run:
-        raise ValueError(f"{folder.path}: holds no sweep to resume; leave out --resume to start one")
+        raise ValueError(f"{path}: holds no sweep to resume; leave out --resume to start one")
     for name, text in files.items():
-        file = folder.path / name
-        if not file.exists() or file.read_text() != text:
-            raise ValueError(
-                f"{folder.path}: was started with another {name}; repeat the options, or give another --out"
-            )
+        if not (path / name).exists() or (path / name).read_text() != text:
+            raise ValueError(f"{path}: was started with another {name}; repeat the options, or give another --out")
