@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fedda.experiments import find
-from fedda.experiments.overrides import choose
+from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep, search
 
 POINTS = {"lr": (0.08, 0.16, 0.32, 0.64), "momentum": (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)}
@@ -27,7 +27,7 @@ class Quiet:
 
 def values(grids, rounds):
     """Seconds, and what every point came to."""
-    experiment = choose(find("digits"), rounds, "fedcm", "0")
+    experiment = override(find("digits"), rounds, "fedcm", "0")
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         found = search(Sweep(experiment, grids), Path(folder) / "sweep", Quiet())

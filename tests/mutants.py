@@ -87,8 +87,8 @@ MUTANTS = [
     ),
     Mutant(
         "new-metric-for-the-old", "algorithms/fedda.py",
-        "x = self.moved(z, server.x, H, sum(etas), server.t)",
-        "x = self.moved(z, server.x, self.preconditioner.diagonal(self.preconditioner.update(server.mu, z / etas[-1]), "
+        "x = self.next_point(z, server.x, H, sum(etas), server.t)",
+        "x = self.next_point(z, server.x, self.preconditioner.diagonal(self.preconditioner.update(server.mu, z / etas[-1]), "
         "server.t / self.steps), sum(etas), server.t)",
         "test_identities.py -k two_rounds_by_hand",
     ),
@@ -151,8 +151,8 @@ MUTANTS = [
     ),
     Mutant(
         "key-of-the-place", "engines/simulated.py",
-        "ids = rng.choose(who, clients, size)\n        return ids, rng.fold(what, ids)",
-        "ids = rng.choose(who, clients, size)\n        return ids, rng.fold(what, torch.arange(size))",
+        "ids = rng.choose(cohort_key, clients, size)\n        return ids, rng.fold(batch_key, ids)",
+        "ids = rng.choose(cohort_key, clients, size)\n        return ids, rng.fold(batch_key, torch.arange(size))",
         "test_rng.py -k whatever_its_place",
     ),
     Mutant(

@@ -42,7 +42,7 @@ from fedda.engines import Distributed, Sequential, Vectorised
 from fedda.engines.simulated import ClientStack
 from fedda.experiments import run
 from fedda.experiments.config import checked
-from fedda.experiments.overrides import choose, resumed
+from fedda.experiments.overrides import override, saved_experiment
 from fedda.experiments.sweep import Sweep, search
 from fedda.testing import moved_replies
 from ranks import fine, spawn
@@ -637,7 +637,7 @@ class Wire:
         return means.mean(*self.replies(task, *down))
 
     def replies(self, task, *down):
-        self.cohort.drawn, rows, weights = self.cohort.draws, [], []
+        self.cohort.drawn_before, rows, weights = self.cohort.drawn_so_far, [], []
         for k in range(self.size):  # a client: its own task by name, its own wrappers
             client = ClientStack(self.cohort, slice(k, k + 1), stacked=False)
             own = client_side(self.wrappers, getattr(self.algorithm, task.__name__))
@@ -809,9 +809,9 @@ def test_wrappers_that_do_not_fit_an_algorithm_leave_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"^tiny: fedavg: Clip: norm has 2 numbers but the task 'local' has 1 replies"):
         run(wanted, tmp_path / "run", Quiet())
     assert not list(tmp_path.iterdir())
-    run(choose(wanted, algorithms="fedda-mvr"), tmp_path / "run", Quiet())
+    run(override(wanted, algorithms="fedda-mvr"), tmp_path / "run", Quiet())
     with pytest.raises(ValueError, match="was run with another 'aggregation'"):
-        resumed(choose(wanted, algorithms="fedda-mvr", settings=["aggregation="]), tmp_path / "run", None)
+        saved_experiment(override(wanted, algorithms="fedda-mvr", settings=["aggregation="]), tmp_path / "run", None)
 
 
 if __name__ == "__main__":  # a rank

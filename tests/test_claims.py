@@ -11,7 +11,7 @@ import pytest
 
 from commands import ENVIRONMENT, fedda, inside, is_one_line
 from fedda import claims
-from fedda.claims import compare, kinds, ranks, sentences, steps
+from fedda.claims import compare, kinds, sentences
 from fedda.claims.runs import source
 from fedda.claims.values import MethodValues, Value, measure
 from fedda.experiments import builtin, find
@@ -882,20 +882,20 @@ def table(**means):
         (kinds.most, a_claim(), {"a": 0.9, "b": 0.8}, I),  # best in one metric, three are needed
         (kinds.drop, a_claim(), {"a": 0.9, "b": 0.8, "heterogeneous a": 0.5, "heterogeneous b": 0.7}, S),
         (kinds.drop, a_claim(), {"a": 0.9, "b": 0.8, "heterogeneous a": 0.5}, U),
-        (ranks.rank, a_claim(against=("b", "c", "d")), {"a": 0.7, "b": 0.9, "c": 0.6, "d": 0.5}, S),
+        (kinds.rank, a_claim(against=("b", "c", "d")), {"a": 0.7, "b": 0.9, "c": 0.6, "d": 0.5}, S),
         (
-            ranks.rank,
+            kinds.rank,
             a_claim(against=("b", "c")),
             {"a": 0.7, "b": 0.9, "c": 0.6},
             N,
         ),  # the middle is not the better half
-        (steps.between, a_claim(points=0.2), {"a": 0.9, "b": 0.8}, S),
-        (steps.between, a_claim(points=0.2), {"a": 0.9, "b": 0.5}, N),
-        (steps.margin, a_claim(steps=(5, 20)), {"a (5)": 0.5, "b (5)": 0.5, "a (20)": 0.9, "b (20)": 0.5}, S),
-        (steps.margin, a_claim(steps=(5, 20)), {"a (5)": 0.5, "b (5)": 0.5}, U),
-        (steps.improves, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.4}, N),
-        (steps.gain, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.9, "b (5)": 0.5, "b (20)": 0.6}, S),
-        (steps.gain, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.9, "b (5)": 0.5}, U),
+        (kinds.between, a_claim(points=0.2), {"a": 0.9, "b": 0.8}, S),
+        (kinds.between, a_claim(points=0.2), {"a": 0.9, "b": 0.5}, N),
+        (kinds.margin, a_claim(steps=(5, 20)), {"a (5)": 0.5, "b (5)": 0.5, "a (20)": 0.9, "b (20)": 0.5}, S),
+        (kinds.margin, a_claim(steps=(5, 20)), {"a (5)": 0.5, "b (5)": 0.5}, U),
+        (kinds.improves, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.4}, N),
+        (kinds.gain, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.9, "b (5)": 0.5, "b (20)": 0.6}, S),
+        (kinds.gain, a_claim(steps=(5, 20)), {"a (5)": 0.5, "a (20)": 0.9, "b (5)": 0.5}, U),
         (kinds.rise, a_claim(), {}, U),
     ],
 )

@@ -13,8 +13,8 @@ from fedda.algorithms.fedda import Squares
 from fedda.algorithms.fedda_cv import Corrected, FedDACV
 from fedda.core import Algorithm, Client, ClientWrapper, on_client
 from fedda.engines import Vectorised
+from fedda.engines.counting import CountedClient
 from fedda.engines.simulated import ClientStack
-from fedda.engines.wrappers import CountedClient
 from fedda.rules.preconditioners import Identity
 from fedda.rules.schedules import Constant
 from fedda.theory.recording import RecordedClient
@@ -90,10 +90,10 @@ def test_random_numbers_are_uniform_and_fresh(dtype):
     for tau in range(2):
         cohort = run.simulation.cohort(tau, 4000)
         for _ in range(2):  # two exchanges, in which no batch is drawn
-            cohort.drawn = cohort.draws
+            cohort.drawn_before = cohort.drawn_so_far
             client = ClientStack(cohort, slice(0, 4000), stacked=True)
             seen += [client.uniform(), client.uniform()]
-            cohort.draws = client.draws
+            cohort.drawn_so_far = client.drawn_so_far
     for u in seen:
         assert u.shape == (4000, 1) and u.dtype == dtype and u.min() > 0 and u.max() < 1
         assert abs(float(u.mean()) - 0.5) < 0.02 and abs(float(u.var()) - 1 / 12) < 0.01

@@ -15,7 +15,7 @@ from commands import Quiet, tiny
 from fedda import registry
 from fedda.aggregation import Clip, Median, TopK
 from fedda.experiments import Experiment, builtin, config, find, run
-from fedda.experiments.overrides import choose
+from fedda.experiments.overrides import override
 from fedda.runs.toml import dumps
 
 ALGORITHMS = list(registry.algorithms.entries)
@@ -127,7 +127,7 @@ def test_the_built_in_experiments_are_whole(name):
 
 
 def test_the_command_line_changes_an_experiment():
-    chosen = choose(experiment(), 3, " fedda-mvr ,fedda-2-1", "5,7")
+    chosen = override(experiment(), 3, " fedda-mvr ,fedda-2-1", "5,7")
     assert chosen.rounds == 3 and chosen.seeds == [5, 7]
     assert chosen.algorithms == {"fedda-mvr": tiny()["algorithms"]["fedda-mvr"], "fedda-2-1": {}}
 
@@ -316,7 +316,7 @@ def test_what_can_be_read(tmp_path):
 # -- single words from the command line --------------------------------------------------------------------------------
 def test_single_words():
     words = ["problem.batch=8", "fedavg.lr=0.3", "every=3", "fedda-mvr.mu0=nu0", "problem.model=", "cohort=2"]
-    chosen = choose(experiment(), settings=words)
+    chosen = override(experiment(), settings=words)
     assert (chosen.problem.batch, chosen.problem.model, chosen.every, chosen.cohort) == (8, "mlp", 3, 2)
     assert chosen.algorithms["fedavg"] == {"lr": 0.3} and chosen.algorithms["fedda-mvr"]["mu0"] == "nu0"
 
@@ -331,7 +331,7 @@ def test_single_words():
 ])  # fmt: skip
 def test_bad_single_words(word, line):
     with pytest.raises(ValueError, match=line):
-        choose(experiment(), settings=[word])
+        override(experiment(), settings=[word])
 
 
 def test_what_is_no_longer_the_file_s_own_is_not_called_so():
@@ -349,40 +349,40 @@ def test_what_is_no_longer_the_file_s_own_is_not_called_so():
         ({"algorithms": "fedavg,stem"}, "changed"),
         ({"settings": ["fedavg.lr=0.3", "setting=mine"]}, "mine"),
     ):
-        assert choose(paper, **how).setting == setting, how
-    assert choose(experiment(), settings=["fedavg.lr=0.3"]).setting == ""
+        assert override(paper, **how).setting == setting, how
+    assert override(experiment(), settings=["fedavg.lr=0.3"]).setting == ""
 
 
 def test_options_of_another_partition_or_model_are_left_behind():
     table = {"data": "digits", "partition": "dirichlet", "alpha": 0.5, "model": "mlp", "hidden": 8}
-    chosen = choose(experiment(problem=table), settings=["problem.partition=iid", "problem.model=logistic"])
+    chosen = override(experiment(problem=table), settings=["problem.partition=iid", "problem.model=logistic"])
     assert chosen.problem.model_extra == {}
     with pytest.raises(ValueError, match="no key 'rho'"):  # one that was just given is not
-        choose(experiment(problem=table), settings=["problem.partition=iid", "problem.rho=0.5"]).completed()
+        override(experiment(problem=table), settings=["problem.partition=iid", "problem.rho=0.5"]).completed()
 
 
 def test_the_longest_label_owns_a_word():
     tables = {"a": {"name": "fedavg"}, "a.b": {"name": "fedavg"}}
-    chosen = choose(experiment(algorithms=tables), settings=["a.b.lr=3.0"])
+    chosen = override(experiment(algorithms=tables), settings=["a.b.lr=3.0"])
     assert chosen.algorithms == {"a": {"name": "fedavg"}, "a.b": {"name": "fedavg", "lr": 3.0}}
 
 
 def test_values_from_a_preset_file(tmp_path):
     file = tmp_path / "best.toml"
     file.write_text("[fedavg]\nlr = 0.7\n[other]\nlr = 1.0\n")
-    chosen = choose(experiment(), preset=file)
+    chosen = override(experiment(), preset=file)
     assert chosen.setting == "changed"  # one of the two
-    assert choose(experiment(), algorithms="fedavg", preset=file).setting == "tuned"
+    assert override(experiment(), algorithms="fedavg", preset=file).setting == "tuned"
     assert chosen.algorithms["fedavg"] == {"lr": 0.7}
     assert chosen.algorithms["fedda-mvr"] == tiny()["algorithms"]["fedda-mvr"]
     assert registry.make("fedavg", preset=str(file)).lr == 0.7
     for text, line in (("[nobody]\nlr = 1.0\n", "has values for nobody, not for this run"), ("x = 1", "a table for each"),
-                       ("x = ", "is not TOML"), ('[fedavg]\nname = "stem"', "not the name of another algorithm"), ("\udc80", "is not TOML")):  # fmt: skip
+                       ("x = ", "not valid TOML"), ('[fedavg]\nname = "stem"', "not the name of another algorithm"), ("\udc80", "not UTF-8")):  # fmt: skip
         file.write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(ValueError, match=line):
-            choose(experiment(), preset=file)
+            override(experiment(), preset=file)
     with pytest.raises(ValueError, match="cannot be read: No such file"):
-        choose(experiment(), preset=tmp_path / "none.toml")
+        override(experiment(), preset=tmp_path / "none.toml")
     file.write_text("[fedavg]\nlr = 0.7\n")
     with pytest.raises(ValueError, match="has no values for 'stem'; it has fedavg"):
         registry.make("stem", preset=str(file))
@@ -411,7 +411,7 @@ def test_the_network_s_norm_and_pool_are_written_where_they_say_something():
 
     assert words() == words(norm="none", pool="max") and not {"norm", "pool"} & set(words())
     assert words(norm="batch")["norm"] == "batch" and words(pool="stride")["pool"] == "stride"
-    chosen = choose(experiment(problem={"data": "digits", "model": "cnn"}), settings=["problem.norm=batch"])
+    chosen = override(experiment(problem={"data": "digits", "model": "cnn"}), settings=["problem.norm=batch"])
     assert chosen.completed().problem.build().batch_norms.layers
     with pytest.raises(ValueError, match="no key 'norm' with this partition and model"):
         experiment(problem={"data": "digits", "model": "mlp", "norm": "batch"}).completed()

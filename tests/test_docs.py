@@ -14,7 +14,7 @@ import pytest
 from commands import ENVIRONMENT, Quiet, fedda, warm
 from fedda import registry
 from fedda.experiments import find
-from fedda.experiments.overrides import choose
+from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep, search
 from ranks import free_port
 
@@ -152,7 +152,7 @@ def test_the_small_experiments_have_the_rates_of_their_recorded_sweep(record):
 def test_a_recorded_rate_measured_again(tmp_path):
     found = json.loads((ROOT / "docs" / "sweeps" / "breast-cancer.json").read_text())
     (recorded,) = (p for p in found["algorithms"]["fedavg"]["points"] if p["best"])
-    wanted = choose(find("breast-cancer"), seeds=",".join(map(str, found["seeds"])))
+    wanted = override(find("breast-cancer"), seeds=",".join(map(str, found["seeds"])))
     asked = Sweep(wanted, [f"fedavg.lr={recorded['values']['lr']}"], metric=found["metric"])
     (again,) = search(asked, tmp_path / "sweep", Quiet())["algorithms"]["fedavg"]["points"]
     assert again["value"] == pytest.approx(recorded["value"], rel=1e-3)

@@ -21,8 +21,8 @@ from fedda.runs.folder import Folder
 HOLDER = """
 import sys, time
 from pathlib import Path
-from fedda.files import alone
-with alone(Path(sys.argv[1])) as ours:
+from fedda.files import locked
+with locked(Path(sys.argv[1])) as ours:
     print(ours, flush=True)
     time.sleep(600)
 """
@@ -33,12 +33,12 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, file], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
     try:
         assert holder.stdout.readline() == "True\n"
-        with files.alone(file) as ours:
+        with files.locked(file) as ours:
             assert not ours
         waited = []
 
         def wait():
-            with files.alone(file, wait=True) as ours:
+            with files.locked(file, wait=True) as ours:
                 waited.append(ours)
 
         thread = threading.Thread(target=wait)
@@ -50,7 +50,7 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path):
         holder.wait()
     thread.join(30)
     assert waited == [True]
-    with files.alone(file) as ours:
+    with files.locked(file) as ours:
         assert ours
 
 
@@ -59,7 +59,7 @@ def test_a_file_system_without_locks_lets_everybody_in(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(filelock, "lock_descriptor", refuses)
-    with files.alone(tmp_path / "one") as first, files.alone(tmp_path / "one") as second:
+    with files.locked(tmp_path / "one") as first, files.locked(tmp_path / "one") as second:
         assert first and second
 
 

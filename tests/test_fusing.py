@@ -17,7 +17,7 @@ if not CUDA:
 pytest.importorskip("triton", reason="needs Triton")
 
 from fedda.engines import fusing  # noqa: E402
-from fedda.recording import recorded  # noqa: E402
+from fedda.recording import record  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 
@@ -56,7 +56,7 @@ def test_every_operation_and_every_way_to_broadcast(dtype):
         return [z, x, both, scaled, total, kept - scaled.abs(), x0]
 
     expected = step()
-    plain = recorded(step)
+    plain = record(step)
     before = len(calls(plain))
     module = fusing.fused(plain)
     got = module()
@@ -74,7 +74,7 @@ def test_division_by_numbers_whose_inverse_is_not_exact(dtype):
     def step():
         return [(a + 1) / by + 1 for by in divisors]
 
-    for got, expected in zip(fusing.fused(recorded(step))(), step(), strict=True):
+    for got, expected in zip(fusing.fused(record(step))(), step(), strict=True):
         assert torch.equal(got, expected)
 
 
@@ -89,7 +89,7 @@ def test_what_is_overwritten_in_between_is_read_before():
 
     expected = step()
     kept.copy_(a)
-    module = fusing.fused(recorded(step))
+    module = fusing.fused(record(step))
     kept.copy_(a)
     assert len(calls(module, FUSED)) == 2
     assert all(torch.equal(x, y) for x, y in zip(module(), expected, strict=True))
@@ -104,7 +104,7 @@ def test_other_dtypes_and_small_arrays_are_left_alone(monkeypatch):
     def step():
         return [few * 2 + few, whole * 2 + whole, many.double() * whole + many, many**3 + whole]
 
-    module = fusing.fused(recorded(step))
+    module = fusing.fused(record(step))
     assert all(torch.equal(a, b) for a, b in zip(module(), step(), strict=True))
     assert not calls(module, FUSED)
 
@@ -117,7 +117,7 @@ def test_a_transposed_result_is_read_where_it_was_written():
         total = y.sum()
         return [y, (y * 3 + b) * total]
 
-    module = fusing.fused(recorded(step))
+    module = fusing.fused(record(step))
     assert len(calls(module, FUSED)) == 2
     for got, expected in zip(module(), step(), strict=True):
         assert torch.equal(got, expected) and got.stride() == expected.stride()
@@ -129,7 +129,7 @@ def test_signs_of_zero_and_numbers_that_are_not_finite():
     def step():
         return [-(zero * 1.0) / (a.abs() + 1), a * float("inf") - zero, a * float("nan") + 1, a * -1e39 + zero]
 
-    module = fusing.fused(recorded(step))
+    module = fusing.fused(record(step))
     assert calls(module, FUSED)
     for got, expected in zip(module(), step(), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
@@ -142,7 +142,7 @@ def test_factors_of_a_sum_are_kept():
     def step():
         return [torch.rsub(a, 2.0, alpha=3) * 2 + 1, torch.add(a, a, alpha=2) * 2 + 1, torch.sub(a, 1, alpha=3) + a]
 
-    module = fusing.fused(recorded(step))
+    module = fusing.fused(record(step))
     assert all(torch.equal(got, expected) for got, expected in zip(module(), step(), strict=True))
 
 
@@ -167,7 +167,7 @@ def test_a_round_of_every_algorithm(name, monkeypatch):
 
     expected = step()
     put_back()
-    module = fusing.fused(recorded(step))
+    module = fusing.fused(record(step))
     put_back()
     bound = {"rtol": 0, "atol": 0} if CUDA else {"rtol": 1e-13, "atol": 1e-15}  # the interpreter's roots and quotients
     for got, right in zip(module(), expected, strict=True):
@@ -180,10 +180,10 @@ def test_no_computer_algebra_is_imported_for_it():
     program = """
 import sys, torch, fedda
 from fedda.engines import fusing
-from fedda.recording import recorded
+from fedda.recording import record
 fusing.SMALL = 1
 a = torch.ones(4, 3000, device=sys.argv[1])
-fusing.fused(recorded(lambda: [(a * 2 + a[:1]) / 3]))()
+fusing.fused(record(lambda: [(a * 2 + a[:1]) / 3]))()
 print("sympy" in sys.modules, len(fusing.KERNELS))
 """
     said = subprocess.run([sys.executable, "-c", program, DEVICE], capture_output=True, text=True, check=True).stdout

@@ -12,7 +12,7 @@ from conftest import STABLE, close, digits, last, quadratic, stable
 from fedda import rng
 from fedda.engines import Vectorised
 from fedda.experiments import find, run
-from fedda.experiments.overrides import choose
+from fedda.experiments.overrides import override
 from fedda.problems import models
 
 pytestmark = [
@@ -243,7 +243,7 @@ def test_chunks_and_replicas_of_the_kernels_agree():
 def test_the_same_seed_gives_the_same_curve_twice(model, tmp_path):
     """A whole figure through run folders, the kernels' CNN included: rows equal to the byte."""
     words = ["problem.model=mlp"] if model == "mlp" else ["problem.model=cnn", "problem.filters=16", "problem.layers=3"]
-    wanted = choose(find("digits-heterogeneous"), rounds=6, seeds="0,1", settings=[*words, "every=2"])
+    wanted = override(find("digits-heterogeneous"), rounds=6, seeds="0,1", settings=[*words, "every=2"])
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         run(wanted, folder, Quiet(), device="cuda", force=True)

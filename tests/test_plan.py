@@ -10,11 +10,11 @@ import torch
 import fedda
 import wires
 from commands import inside, is_one_line, write
-from fedda.engines import Simulation, SingleProcess
+from fedda.engines import Sequential, Simulation, SingleProcess
 from fedda.engines.distributed import MemoryRoute
 from fedda.experiments import find
 from fedda.experiments.ranks import Ranks
-from fedda.experiments.runner import built
+from fedda.experiments.runner import build_problem
 from fedda.plan import drawn_cohorts, measure_rounds, plan, repeat_clients, requirements, rows_between, worlds
 from ranks import fine, spawn
 
@@ -46,7 +46,7 @@ def experiment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def problem(experiment):
-    return built(find(str(experiment)).completed(), None)
+    return build_problem(find(str(experiment)).completed(), None)
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -82,7 +82,7 @@ def test_bytes_and_shards_are_those_of_real_processes(experiment, problem, tmp_p
 def test_resident_data(experiment, problem):
     """A rank holds its own clients' samples where everyone takes part, else all of them."""
     completed = find(str(experiment)).completed()
-    everyone = built(completed.model_copy(update={"cohort": K}), None, ranks=Ranks(ranked(1, 2)))
+    everyone = build_problem(completed.model_copy(update={"cohort": K}), None, ranks=Ranks(ranked(1, 2)))
     needs = partial(requirements, completed.build("fedavg"), problem, 0, K)
     test = sum(v.nbytes for v in problem.test)
     stored = needs(drawn_cohorts(K, R, SEEDS), 2)["memory_bytes"]["data"] - test
@@ -106,7 +106,7 @@ def test_rounds_are_measured_with_as_many_clients_as_a_process_has(experiment, p
 
 
 def test_repeated_clients_have_the_same_samples():
-    problem = built(find("digits").completed(), None)
+    problem = build_problem(find("digits").completed(), None)
     more = repeat_clients(problem, 23)
     assert more.clients == len(more.sizes) == 23
     for client in (0, 9, 10, 22):
@@ -120,7 +120,7 @@ def test_rows_are_those_of_the_engine(clients, cohort, world):
     problem = SimpleNamespace(
         clients=clients, sizes=torch.ones(clients), d=0, dtype=torch.float32, device=torch.device("cpu")
     )
-    simulation = Simulation(problem, None, torch.tensor(SEEDS)[:, None], "uniform", ())
+    simulation = Simulation(problem, Sequential(), torch.tensor(SEEDS)[:, None], "uniform", ())
     matrix = rows_between(drawn_cohorts(clients, cohort, SEEDS, 3), clients, world)
     for tau in range(3):
         for rank in range(world):

@@ -658,7 +658,7 @@ def test_a_federation_stops_at_its_budget_and_says_what_it_spent(tmp_path):
         ({"aggregation": "[]", "budget": '{"epsilon": 1}'}, "Plan: a privacy budget needs noise in aggregation"),
         ({"budget": "8"}, "budget must be a table"),
         ({"budget": "0"}, "budget must be a table"),
-        ({"budget": "null"}, "budget must be a table"),
+        ({"budget": "null"}, "budget must be a JSON table"),
         ({"budget": "{"}, "Plan: budget must be a JSON table"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ import fedda
 from conftest import digits, quadratic, stable
 from fedda import rng
 from fedda import run as run_module
-from fedda.recording import recorded
+from fedda.recording import record
 
 
 def some(*shape, seed=0):
@@ -29,7 +29,7 @@ def test_what_comes_in_and_what_is_held():
         a, b = torch.split(x * held, 2)
         return [torch.cat([b, a]) + y, torch.where(y > 0, y, held), held]
 
-    module = recorded(function, some(4, seed=1), some(4, seed=2))
+    module = record(function, some(4, seed=1), some(4, seed=2))
     for seed in range(3):
         held.copy_(some(4, seed=10 + seed))  # in place: the recording reads what is there now
         new = some(4, seed=20 + seed), some(4, seed=30 + seed)
@@ -45,7 +45,7 @@ def test_tensors_that_are_gone_are_not_taken_for_new_ones():
             x = x + (x * float(i)).sin() / 100 + torch.tensor(float(i), dtype=torch.float64)
         return x
 
-    module = recorded(function, some(3))
+    module = record(function, some(3))
     assert torch.equal(module(some(3, seed=1)), function(some(3, seed=1)))
 
 
@@ -61,7 +61,7 @@ def test_what_is_changed_in_place_and_seen_through_views():
         return [y, top, rows]
 
     x = some(4, 3)
-    module = recorded(function, some(4, 3, seed=1))
+    module = record(function, some(4, 3, seed=1))
     assert same(module(x), function(x)) and torch.equal(x, some(4, 3))
     assert same(module(x), function(x))  # nothing of the first time is left
 
@@ -76,7 +76,7 @@ def test_gradients_of_a_stack():
         return torch.func.functional_call(net, {"0.weight": w}, (x,)).square().mean()
 
     each = vmap(grad(loss))
-    module = recorded(each, some(5, 3, 2, 3), some(5, 4, 2, 8))
+    module = record(each, some(5, 3, 2, 3), some(5, 4, 2, 8))
     new = some(5, 3, 2, 3, seed=1), some(5, 4, 2, 8, seed=2)
     assert torch.equal(module(*new), each(*new))
 
@@ -84,20 +84,20 @@ def test_gradients_of_a_stack():
 @pytest.mark.parametrize("look", [lambda x: x.sum().item(), lambda x: bool((x > 0).all()), lambda x: torch.equal(x, x)])
 def test_a_number_that_is_looked_at_is_refused(look):
     with pytest.raises(ValueError, match="reads a number"):
-        recorded(lambda x: x * look(x), some(3))
+        record(lambda x: x * look(x), some(3))
 
 
 def test_what_processes_send_is_recorded():
     """An all-reduce gives back what it has changed and something to wait for, and says neither."""
     text = """
 import gc, torch, torch.distributed as dist
-from fedda.recording import recorded
+from fedda.recording import record
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 def step(x):
     y = x * 2
     dist.all_reduce(y)
     return [y + 1]
-module = recorded(step, torch.ones(3))
+module = record(step, torch.ones(3))
 module.graph.eliminate_dead_code()
 module.recompile()
 print(module(torch.full((3,), 5.0))[0].tolist(), "allreduce_" in module.code)
@@ -114,7 +114,7 @@ class Replayed:
 
     def __init__(self, step, state, kept):
         before = [v.clone() for v in (*state, *kept)]
-        self.module, self.state = recorded(lambda: list(step())), state
+        self.module, self.state = record(lambda: list(step())), state
         for v, old in zip((*state, *kept), before, strict=True):
             v.copy_(old)
 
@@ -131,7 +131,7 @@ def test_rounds_replayed_as_a_gpu_replays_them(name, kind, monkeypatch):
     problem = quadratic(noise=0.3) if kind == "quadratic" else digits()
     plain, other = (fedda.Run(stable(name), problem, cohort=3, seed=[0, 1]) for _ in range(2))
     states = [[plain.step() for _ in range(4)]]
-    monkeypatch.setattr(run_module, "captured", Replayed)
+    monkeypatch.setattr(run_module, "capture", Replayed)
     monkeypatch.setattr(rng, "on_cpu", lambda v: False)
     states.append([other.step()])
     other.wants_graph = True
@@ -144,7 +144,7 @@ def test_rounds_replayed_as_a_gpu_replays_them(name, kind, monkeypatch):
 
 
 def test_no_compiler_is_imported():
-    text = "import sys, torch; from fedda.recording import recorded; recorded(lambda x: [x + 1], torch.ones(2)); "
+    text = "import sys, torch; from fedda.recording import record; record(lambda x: [x + 1], torch.ones(2)); "
     text += "print('torch._dynamo' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -526,8 +526,8 @@ def claims_of(**changes: Any) -> str:
     ("text", "line"),
     [
         ("{", "claims.json: not valid JSON"),
-        ("[]", "claims.json: settings must be a list, got None"),
-        ('{"settings": [3]}', "settings[0]: claims must be a list"),
+        ("[]", "claims.json: it must be an object, got []"),
+        ('{"settings": [3]}', "settings[0] must be an object, got 3"),
         (claims_of(verdict="MAYBE"), "claims[0]: verdict must be one of SUPPORTED, PARTIAL"),
         (claims_of(text=None), "claims[0]: text must be a text, got None"),
         (claims_of(details=[{"comparison": "x", "metric": "m", "a": "1"}]), "details[0]: a must be a number or null"),
@@ -585,7 +585,7 @@ def test_a_sweep_is_drawn_by_what_its_points_allow(tmp_path):
     assert maps["fedavg"] == maps["random"] == [] and maps["fedda-mvr"] == [("lr", "c", [])]
     assert maps["three"] == [("lr", "c", ["mu0"]), ("lr", "mu0", ["c"]), ("c", "mu0", ["lr"])]
     (heat,) = grid.maps(found["fedda-mvr"])
-    assert [[cell.point is None for cell in row] for row in heat.cells] == [[False, False, False, True]] * 3
+    assert {pair for pair, best in heat.best.items() if best is None} == {(c, 1.0) for c in (1.0, 10.0, 100.0)}
     assert grid.edges(found["fedavg"]) == [] and grid.edges(found["edge"]) == ["lr = 0.001 (the largest)"]
     assert grid.edges(found["fedda-mvr"]) == ["c = 100 (the largest)"]
     assert grid.scale(found["fedavg"], "lr").kind == "log" and grid.scale(found["three"], "mu0").kind == "ordinal"

@@ -24,8 +24,8 @@ from fedda.claims.values import MethodValues, Value
 from fedda.experiments import run
 from fedda.experiments.config import find
 from fedda.experiments.grid import points
-from fedda.files import alone
-from fedda.runs.reading import read
+from fedda.files import locked
+from fedda.runs.reading import read_run
 from fedda_paper import reproduction as runner
 from fedda_paper.chapters import better_readings, edges, findings
 from fedda_paper.estimate import estimate
@@ -231,7 +231,7 @@ def test_a_figure_put_together_is_the_figure_run_by_itself(made, tmp_path):
     ]
     for a, b in zip(kept, alone, strict=True):
         assert a == {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in b.items()}
-    config, own = (read(p).config for p in (results / "paper" / "cifar10-variants", tmp_path / "run"))
+    config, own = (read_run(p).config for p in (results / "paper" / "cifar10-variants", tmp_path / "run"))
     assert config == own
 
 
@@ -246,7 +246,7 @@ def test_a_shorter_pilot_is_the_beginning_of_a_longer_run(made):
 def test_tuned_figures_have_the_winners_of_their_sweep(made):
     _, _, results = made
     sweep = Results(results).sweeps["cifar10"]
-    config = read(results / "tuned" / "cifar10").config
+    config = read_run(results / "tuned" / "cifar10").config
     assert config["setting"] == "tuned"
     for label, own in sweep["algorithms"].items():
         (best,) = (p["values"] for p in own["points"] if p["best"])
@@ -364,7 +364,7 @@ def test_what_another_process_has_is_left_to_it(tmp_path):
     plan = mini(tmp_path)
     first = pool_runs(plan.figure(plan.parts[0], "cifar10"), tmp_path / "work")[0]
     reproduction = doing(plan, tmp_path / "work")
-    with alone(reproduction.lock("run", first.name)):
+    with locked(reproduction.lock("run", first.name)):
         assert not reproduction.go([plan.parts[0]])
     assert reproduction.why == "other processes run the rest" and not first.folder.exists()
     assert reproduction.go([plan.parts[0]]) and first.done
@@ -425,7 +425,7 @@ def test_a_damaged_file_is_said(made, tmp_path):
     file = tmp_path / "alpha" / "metrics.jsonl.gz"
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"metrics.jsonl.gz: not a whole gzip file"):
-        read(tmp_path / "alpha")
+        read_run(tmp_path / "alpha")
 
 
 # -- the page ------------------------------------------------------------------------------------------------------------
@@ -508,7 +508,7 @@ def test_a_run_with_other_values_is_not_taken_and_what_is_begun_gives_way(made, 
     first, *_ = pool_runs(plan.figure(plan.parts[0], "cifar10"), tmp_path / "work")
     first.folder.mkdir(parents=True)
     (first.folder / "metrics.jsonl").write_text("half a li")
-    with alone(tmp_path / "work" / "locks" / f"run-{first.name}"):  # somebody is at it
+    with locked(tmp_path / "work" / "locks" / f"run-{first.name}"):  # somebody is at it
         assert first.name not in restore(plan, results, tmp_path / "work") and not first.done
     assert restore(plan, results, tmp_path / "work") == [first.name] and first.done
 

@@ -28,7 +28,7 @@ ALLOWED = {
     "compiling": set(),
     "recording": set(),
     "rng": set(),
-    "presets": {"checks"},
+    "presets": {"checks", "runs"},
     "plugins": set(),
     "processes": set(),
     "registry": {"checks", "plugins", "presets"},

@@ -9,8 +9,8 @@ import pytest
 
 from fedda_paper.study import methods, program, protocol, rules
 
-LR = methods.Axis("lr", (0.01, 0.0316, 0.1))
-ONE = methods.Method("fedavg", {}, (LR, methods.Axis("schedule", ("constant", "cosine"))))
+LR = methods.StudyAxis("lr", (0.01, 0.0316, 0.1))
+ONE = methods.StudyMethod("fedavg", {}, (LR, methods.StudyAxis("schedule", ("constant", "cosine"))))
 HOW = program.How("digits-heterogeneous")
 
 
@@ -71,7 +71,7 @@ def test_the_best_six_go_on_and_the_best_wins(tmp_path):
 
 
 def test_halving_keeps_the_best(tmp_path):
-    many = methods.Method("fedavg", {}, (methods.rates("lr", 0.01, 4, 4), ONE.axes[1]))
+    many = methods.StudyMethod("fedavg", {}, (methods.rates("lr", 0.01, 4, 4), ONE.axes[1]))
     now, kept = of(tmp_path, near(0.01), many)
     assert sum(stage == "stage2" for (_, stage, _, _) in kept) == 18
     assert {p["lr"] for p in now.compared} == {0.00316, 0.01, 0.0316}
@@ -96,8 +96,8 @@ def test_an_edge_of_the_second_stage_is_extended_there(tmp_path):
 
 
 def test_a_limit_is_not_extended():
-    axis = methods.Axis("alpha0", (0.1, 0.3, 0.9), most=0.9)
-    method = methods.Method("stem", {"w": 8.0}, (LR, axis))
+    axis = methods.StudyAxis("alpha0", (0.1, 0.3, 0.9), most=0.9)
+    method = methods.StudyMethod("stem", {"w": 8.0}, (LR, axis))
     assert rules.edges(method, method.grid, {"lr": 0.0316, "alpha0": 0.9}) == []
     assert rules.edges(method, method.grid, {"lr": 0.0316, "alpha0": 0.1}) == [("alpha0", False)]
     assert rules.edges(method, method.grid, {"lr": 0.1, "alpha0": 0.1}) == [("lr", True), ("alpha0", False)]
@@ -135,7 +135,7 @@ def test_ties_go_to_the_smaller_rate():
 
 
 def test_the_papers_values_stay_where_they_are_better(tmp_path):
-    method = methods.Method("fedavg", {}, ONE.axes, paper={"lr": 0.05, "schedule": "constant"})
+    method = methods.StudyMethod("fedavg", {}, ONE.axes, paper={"lr": 0.05, "schedule": "constant"})
     now, _ = of(tmp_path / "a", near(0.05), method)
     assert now.second["lr"] == 0.0316 and now.chosen == method.paper
     now, _ = of(tmp_path / "b", near(0.0316), method)
@@ -143,7 +143,7 @@ def test_the_papers_values_stay_where_they_are_better(tmp_path):
 
 
 def test_a_last_word_is_tried_for_the_winner(tmp_path):
-    method = methods.Method("fedavg", {"server_lr": 1.0}, ONE.axes, last="server_lr")
+    method = methods.StudyMethod("fedavg", {"server_lr": 1.0}, ONE.axes, last="server_lr")
     now, _ = of(tmp_path, lambda p, job: near(0.0316)(p, job) + 0.05 * (p.get("server_lr") == 3.0), method)
     assert now.chosen == {"lr": 0.0316, "schedule": "cosine", "server_lr": 3.0}
 
@@ -185,13 +185,13 @@ def test_replicas_are_the_runs_themselves():
 
     method = methods.methods("digits")["fedavg"]
     points = [{"lr": 0.1, "schedule": "constant"}, {"lr": 0.316, "schedule": "cosine"}]
-    together = program.run(HOW, program.Program(method, "stage2", 100, points, 4, 2))
-    alone = [program.run(HOW, program.Program(method, "stage2", 100, [p], 4, 2))[0] for p in points]
+    together = program.run(HOW, program.StudyProgram(method, "stage2", 100, points, 4, 2))
+    alone = [program.run(HOW, program.StudyProgram(method, "stage2", 100, [p], 4, 2))[0] for p in points]
     assert [r["rows"] for r in together] == [r["rows"] for r in alone]
     table = find("digits-heterogeneous").problem.model_copy(update={"seed": 100, "validation": 0.1})
     rows = fedda.train(fedda.make("fedavg", lr=0.1), table.build(), 4, every=4, seed=100).history
     assert together[0]["rows"][-1][1] == pytest.approx(rows[-1]["validation_accuracy"], abs=1e-5)
-    rate = program.Rate(0.316, 1.0, 20)
+    rate = program.CosineRate(0.316, 1.0, 20)
     rows = fedda.train(fedda.make("fedavg", lr=rate), table.build(), 4, every=4, seed=100).history
     assert together[1]["rows"][-1][1] == pytest.approx(rows[-1]["validation_accuracy"], abs=1e-5)
 
@@ -199,7 +199,7 @@ def test_replicas_are_the_runs_themselves():
 def test_a_diverged_replica_is_told_from_the_others():
     method = methods.methods("digits")["fedavg"]
     points = [{"lr": lr, "schedule": "constant"} for lr in (0.1, 1e30)]
-    fine, gone = program.run(HOW, program.Program(method, "stage1", 100, points, 8, 2))
+    fine, gone = program.run(HOW, program.StudyProgram(method, "stage1", 100, points, 8, 2))
     assert not fine["diverged"] and gone["diverged"] and len(fine["rows"]) == 4
-    (gone,) = program.run(HOW, program.Program(method, "stage1", 100, points[1:], 8, 2))
+    (gone,) = program.run(HOW, program.StudyProgram(method, "stage1", 100, points[1:], 8, 2))
     assert gone["diverged"]

@@ -18,7 +18,7 @@ from conftest import NAMES, example, quadratic
 from fedda import checks, registry
 from fedda.experiments.config import checked, find
 from fedda.experiments.grid import apply_point, points
-from fedda.experiments.overrides import choose
+from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Stack, Sweep, judge_points, search
 
 
@@ -62,7 +62,7 @@ def test_a_budget_thins_a_grid_and_draws_from_a_range():
     (["nobody.lr=1"], None, "with LABEL \\* or one of fedavg, fedda-mvr, got 'nobody.lr=1'"),
     (["fedavg.rl=1"], None, "fedavg has no hyper-parameter 'rl'; did you mean 'lr'\\?"),
     (["*.rl=1"], None, "\\* has no hyper-parameter 'rl'"),
-    (["fedavg.lr=1,1.0"], None, "must be distinct values by comma"),
+    (["fedavg.lr=1,1.0"], None, "must be distinct values, separated by commas"),
     (["fedavg.lr=xa"], None, "must be numbers, got 'xa'"),
     (["fedavg.lr=xnan"], None, "must be finite"),
     (["fedda-mvr.mu0=x2"], None, "is a multiple, but the experiment gives no number: 'zero'"),
@@ -104,7 +104,7 @@ def swept(tmp_path, grids, **changes):
 
 def test_24_points_as_replicas_are_24_runs(tmp_path):
     """On digits with an MLP; each of the 24 also alone, by the same code with one point."""
-    wanted = choose(find("digits"), 10, "fedcm", "0")
+    wanted = override(find("digits"), 10, "fedcm", "0")
     rates, shares = (0.08, 0.16, 0.32, 0.64), (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
     texts = [f"fedcm.{word}={','.join(map(str, v))}" for word, v in (("lr", rates), ("momentum", shares))]
     found = search(Sweep(wanted, texts, metric="validation_loss"), tmp_path / "all", Quiet())["algorithms"]["fedcm"]
@@ -206,7 +206,7 @@ def test_the_winner_is_a_preset_that_runs(tmp_path):
 
 def test_a_point_that_a_run_would_refuse_does_not_win(tmp_path):
     """FedDA-2-1's first rate is lr / eps: 0.02 gives 2."""
-    wanted = choose(find("digits"), 6, "fedda-2-1", "0")
+    wanted = override(find("digits"), 6, "fedda-2-1", "0")
     texts = ["fedda-2-1.lr=1e-6,0.02"]
     for force, best in ((False, 0), (True, 1)):
         found = search(Sweep(wanted, texts, force=force), tmp_path / str(force), Quiet())

@@ -140,7 +140,7 @@ def fabricated(**changes):
     values = {way: {"nonzero": [low, low + 0.01, low + 0.02]} for way, low in (("dual", 0.3), ("primal", 0.9))}
     found = Findings(
         decay=curve(), plain=curve(0.0, -1.0), different=curve(),
-        complexity=Complexity(1.5, 1.25, 2.0, 1.45),
+        complexity=Complexity(1.5, 1.25, 1.45),
         consensus=Consensus(*(np.arange(1.0, 5.0 - short) for short in (0, 0, 1, 0))),
         averaging={"no constraint": Averaging(path, point), "box": Averaging(apart, point), "L1 ball": Averaging(apart, point)},
         ablation=Ablation("colon-small", "colon", values),
@@ -174,8 +174,8 @@ def test_verdicts_follow_the_numbers():
     assert words(moments=replace(own, variance=flat))["C28"] == S  # had the variance of the average stayed, too
     for slope, speed, verdict in ((-0.5, -2 / 3, P), (-1.0, -2 / 3, P), (-2 / 3, 0.0, P), (-0.3, 0.0, N)):
         assert words(decay=curve(slope, speed))["C29"] == verdict
-    assert words(complexity=Complexity(1.5, 1.0, 2.0, 1.5))["C30"] == S
-    assert words(complexity=Complexity(2.0, 1.25, 2.0, 2.0))["C30"] == N
+    assert words(complexity=Complexity(1.5, 1.0, 1.5))["C30"] == S
+    assert words(complexity=Complexity(2.0, 1.25, 2.0))["C30"] == N
 
 
 def test_reasons_follow_the_verdicts():
@@ -193,7 +193,7 @@ def test_reasons_follow_the_verdicts():
     back = reasons(smoothness={"digits": Smoothness({"z": rough["nu"], "nu": rough["z"]})})["C27"]
     assert back.startswith("2 not supported: ") and back.count(" NOT SUPPORTED") == 2
     assert "2 supported, 1 not supported: steps and rounds are computed" in says["C30"] and "not eps^-1" in says["C30"]
-    assert "not eps^-1" not in reasons(complexity=Complexity(1.5, 1.0, 2.0, 1.5))["C30"]
+    assert "not eps^-1" not in reasons(complexity=Complexity(1.5, 1.0, 1.5))["C30"]
     small = reasons(quick=True)
     assert all(reason.startswith("quick: ") for reason in small.values())
     assert small["C28"] == "quick: " + says["C28"]

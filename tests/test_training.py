@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from fedda.aggregation.foreseen import foreseen
 
 import fedda
 from conftest import NAMES, digits, last, quadratic, stable
 from fedda import registry
+from fedda.aggregation.dry_run import dry_run
 from fedda.engines import Vectorised
 from fedda.run import PATIENCE
 
@@ -33,7 +33,7 @@ class Watched(fedda.Quadratic):
 def messages(algorithm, d):
     """Bytes down and up, for one client, at the start and in a round: of the tensors that one client sees."""
     seen = []
-    start, _ = foreseen(algorithm, torch.zeros(1, d), lambda task, down, replies: seen.append((down, replies)))
+    start, _ = dry_run(algorithm, torch.zeros(1, d), lambda task, down, replies: seen.append((down, replies)))
     for part in (seen[: len(start)], seen[len(start) :]):
         sent = {id(v): v for down, _ in part for v in down}  # a client keeps what it got in the round
         yield sum(4 * v.shape[-1] for v in sent.values()), sum(4 * v.shape[-1] for _, up in part for v in up)

@@ -15,7 +15,7 @@ from fedda.data import open_dataset
 from fedda.data.datasets import moments
 from fedda.data.holdout import validation_mask
 from fedda.experiments import Experiment, config, run
-from fedda.experiments.overrides import choose
+from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep, search
 
 X = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
@@ -170,7 +170,7 @@ def test_it_is_a_word_of_the_file(tmp_path):
     experiment = Experiment.model_validate(table)
     full = experiment.completed()
     assert "validation = 0.2" in full.toml() and config.parse(full.toml(), "x") == full == full.completed()
-    assert choose(Experiment.model_validate(tiny()), settings=["problem.validation=0.2"]).problem.validation == 0.2
+    assert override(Experiment.model_validate(tiny()), settings=["problem.validation=0.2"]).problem.validation == 0.2
     assert "validation" not in Experiment.model_validate(tiny()).completed().problem.model_dump()
     folder = run(experiment, tmp_path / "run", Quiet())
     rows = (folder.path / "metrics.jsonl").read_text().splitlines()

@@ -166,6 +166,9 @@ def child(request) -> int:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    sys.path[1:1] = [
+        path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path
+    ]
     sys.stdin = open(os.devnull)  # noqa: SIM115
     for name, number in (("out", 1), ("err", 2)):
         if request[name]:

@@ -1,7 +1,5 @@
 """Chapters of the page besides the figures: tuning, pilots, advice, times."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator
@@ -90,15 +88,12 @@ def pilots(results: Results) -> str:
         if run is None:
             lines += ["", f"**{pilot['question']}** {NOT_RUN.capitalize()}."]
             continue
-        columns = columns_of(run)
-        rows = [
-            [m.label, "ours" if _reading(m) in pilot["ours"] else "", *(cell(m, c) for c in columns)]
-            for m in run.methods
-        ]
+        columns, ours = columns_of(run), pilot["ours"]
+        rows = [[m.label, "ours" if _reading(m) in ours else "", *(cell(m, c) for c in columns)] for m in run.methods]
         table = markdown(["reading", "", *(c.replace("_", " ") for c in columns)], rows)
         size = f"`{pilot['experiment']}`, {run.rounds} rounds, {run.seeds} seeds."
         lines += ["", f"**{pilot['question']}**", "", size, "", table, ""]
-        lines += [f"- {line}" for _, _, line in findings(run, pilot["ours"], pilot.get("metric", "train_loss"))]
+        lines += [f"- {line}" for _, _, line in findings(run, ours, pilot.get("metric", "train_loss"))]
     return "\n".join(lines)
 
 
@@ -177,7 +172,6 @@ def advice(results: Results) -> str:
 
 
 def times(results: Results) -> str:
-    """The time that each part took."""
     if not results.times:
         return f"## Times\n\n{NOT_RUN.capitalize()}."
     parts: dict[str, list[dict[str, Any]]] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedda.cli.app import Plugins, load_plugins, say
-from fedda.cli.run import refuse_options
+from fedda.cli.run import check_run_options
 from fedda.processes import Stopped
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def reproduce(
     from .results import Results
 
     load_plugins(plugin)
-    refuse_options("auto", device, precision, None, False, False, 5.0)
+    check_run_options("auto", device, precision, None, False, False, 5.0)
     if sum((shows_plan, docs, smoke)) > 1 or (keep is not None and not smoke):
         raise ValueError("--plan, --docs and --smoke exclude each other, and --keep needs --smoke")
     if docs:
@@ -97,20 +97,18 @@ def go(
 
 def print_plan(estimates: list[Estimate]) -> None:
     """One row per part. The time that is left is known for methods that have kept times."""
-    from fedda.progress import table
+    from fedda.progress import print_table
     from fedda.runs.formats import count, duration
 
     def row(name: str, rows: list[Estimate]) -> list[str]:
-        runs, done, steps, untimed = (
-            sum(getattr(e, key) for e in rows) for key in ("runs", "done", "steps", "untimed")
-        )
-        seconds = sum(e.seconds for e in rows)
+        runs, done, steps = (sum(getattr(e, key) for e in rows) for key in ("runs", "done", "steps"))
+        seconds, untimed = sum(e.seconds for e in rows), sum(e.untimed for e in rows)
         left = [duration(seconds)] if seconds or not untimed else []
         left += [f"{untimed} runs without a kept time"] if untimed else []
         return [name, str(runs), str(done), count(steps), " + ".join(left)]
 
     rows = [*(row(e.part, [e]) for e in estimates), row("all", estimates)]
-    table(["part", "runs", "done", "local steps", "left, by kept times"], rows)
+    print_table(["part", "runs", "done", "local steps", "left, by kept times"], rows)
 
 
 def write_docs(out: Path) -> None:
@@ -130,7 +128,7 @@ def write_docs(out: Path) -> None:
 
 def run_smoke(figures: list[str], keep: Path | None) -> None:
     """Run small forms of figures; exit 1 if a method's curves are outside the tolerance."""
-    from fedda.progress import table, watcher
+    from fedda.progress import print_table, watcher
     from fedda.runs.formats import plain
 
     from . import smoke
@@ -151,7 +149,7 @@ def run_smoke(figures: list[str], keep: Path | None) -> None:
             for d in deviations
         ]  # fmt: skip
         heads = ["method", "agrees", "tolerances away", "at its farthest in", "round", "kept", "now", "tolerance"]
-        table(heads, rows, f"{name}, {record['rounds']} rounds, seeds {', '.join(map(str, record['seeds']))}")
+        print_table(heads, rows, f"{name}, {record['rounds']} rounds, seeds {', '.join(map(str, record['seeds']))}")
         agree = agree and all(d.agrees for d in deviations)
     if keep is None:
         print("tolerance: two standard errors of a difference of means over the seeds, at least 0.2 % of the value")

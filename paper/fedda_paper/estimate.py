@@ -1,7 +1,5 @@
 """The parts as numbers: runs, local steps and, by the kept times of the same methods, the seconds that are left."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,8 +8,6 @@ from typing import Any
 
 from .parts import Part, PartList
 from .pool import experiments, pool_runs, winners
-
-Rates = dict[tuple[str, str], float]
 
 
 @dataclass
@@ -27,13 +23,7 @@ class Estimate:
 
 
 def estimate(plan: PartList, parts: list[Part], work: Path, times: list[dict[str, Any]]) -> list[Estimate]:
-    """Every part with what is left of it. A run that several parts share counts in the first.
-
-    >>> from fedda_paper.parts import read_plan
-    >>> rows = estimate(read_plan(), read_plan().select(["cifar10", "variants"]), Path("nowhere"), [])
-    >>> [(row.part, row.runs, row.steps, row.untimed) for row in rows]
-    [('cifar10', 8, 160000, 8), ('variants', 3, 60000, 3)]
-    """
+    """Every part with what is left of it. A run that several parts share counts in the first."""
     rates, counted = seconds_per_step(times), set[Any]()
     estimates = []
     for part in parts:
@@ -60,7 +50,7 @@ def estimate(plan: PartList, parts: list[Part], work: Path, times: list[dict[str
     return estimates
 
 
-def seconds_per_step(times: list[dict[str, Any]]) -> Rates:
+def seconds_per_step(times: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
     """Seconds per local step and replica by data and algorithm, evaluations included, from the rows of `times.json`.
 
     If several processes shared the device, their times are scaled to the clock.

@@ -10,8 +10,6 @@ The working folder has one folder per run (`pool.py`). The same runs give the sa
 gives the bytes that it was restored from.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil
@@ -21,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.experiments.config import Experiment, read
-from fedda.files import alone, json_lines, write_whole
+from fedda.files import json_lines, locked, write_whole
 from fedda.report.picture import picture
 from fedda.report.plots import draw
 from fedda.runs.reading import kept as kept_file
-from fedda.runs.reading import read_run
+from fedda.runs.reading import read_lines, read_run
 
 from .parts import Part, PartList, read_plan
 from .pool import DONE, TIMES, PoolRun, known_experiments, pool_runs, read_times, winners
@@ -53,7 +51,7 @@ def read_records(folder: Path) -> dict[str, Record]:
     labels = read(folder / "config.toml").algorithms
     records = {label: Record({name: [] for name in ROWS}, failures.get(label, "")) for label in labels}
     for name in ROWS:
-        for row in _read_lines(kept_file(folder, name)):
+        for _, _, row in read_lines(kept_file(folder, name)):
             records[row["algorithm"]].rows[name].append(row)
     return records
 
@@ -83,7 +81,7 @@ def figure_folder(results: Path, part: Part, experiment: Experiment) -> Path:
 def pack(work: Path, results: Path) -> list[Path]:
     """Write the finished runs and sweeps of `work` into `results`; return the folders that were written."""
     plan = read_plan(work / PLAN)
-    with alone(work / "locks" / "pack", wait=True):
+    with locked(work / "locks" / "pack", wait=True):
         times, written = read_times(work), []
         for part, experiment in known_experiments(plan, work):
             runs = [run for run in pool_runs(experiment, work) if run.done]
@@ -172,12 +170,12 @@ def restore(plan: PartList, results: Path, work: Path) -> list[str]:
     rows = {row["name"]: row for row in json.loads((results / KEPT_TIMES).read_bytes())}
     finished = {name: row["environment"] for name, row in rows.items() if "environment" in row}
     restored = []
-    with alone(work / "locks" / "restore", wait=True):
+    with locked(work / "locks" / "restore", wait=True):
         for name in plan.sweeps:
             source, folder = results / "sweeps" / name, work / "sweeps" / name
             if winners(work, name) or name not in finished or not (source / "best.toml").is_file():
                 continue
-            with alone(work / "locks" / f"sweep-{name}") as ours:
+            with locked(work / "locks" / f"sweep-{name}") as ours:
                 if ours:
                     _copy_sweep(source, folder, finished[name])
                     seconds = [{"algorithm": "all", "seconds": rows[name]["rounds_seconds"]}]
@@ -202,7 +200,7 @@ def _restore_runs(folder: Path, experiment: Experiment, finished: dict[str, Tabl
     for run in left:
         if names.get(run.label) != run.name or kept.rounds < experiment.rounds:
             continue
-        with alone(work / "locks" / f"run-{run.name}") as ours:
+        with locked(work / "locks" / f"run-{run.name}") as ours:
             if ours:
                 whole = run.experiment.model_copy(update={"rounds": kept.rounds})
                 record = {run.algorithm: records[run.label]}
@@ -249,23 +247,14 @@ def _write_json(path: Path, table: Table) -> None:
     write_whole(path, json.dumps(table, indent=1) + "\n")
 
 
-def _read_lines(path: Path) -> list[Table]:
-    content = path.read_bytes() if path.is_file() else b""
-    return [json.loads(line) for line in (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()]
-
-
 def _seconds_in_rounds(folder: Path) -> float:
     """Seconds that a run or sweep spent in rounds; 0 if it ended before it had a folder."""
-    last = {row["algorithm"]: row["seconds"] for row in _read_lines(folder / "timings.jsonl")}
+    last = {row["algorithm"]: row["seconds"] for _, _, row in read_lines(folder / "timings.jsonl")}
     return float(sum(last.values()))
 
 
 def compress(rows: Iterable[Table]) -> bytes:
-    """Rows as compressed JSON lines, floats with six digits. There is no time stamp: equal rows give equal bytes.
-
-    >>> gzip.decompress(compress([{"round": 0, "train_loss": 2.30258509}]))
-    b'{"round":0,"train_loss":2.30259}\\n'
-    """
+    """Rows as compressed JSON lines, floats with six digits. There is no time stamp: equal rows give equal bytes."""
     short = ({k: shorten(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
     return gzip.compress("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in short).encode(), mtime=0)
 

@@ -1,7 +1,5 @@
 """The plan of the reproduction, read from `parts.toml`: figures, sweeps and pilots as experiments."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,10 +7,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedda import presets
-from fedda.experiments.config import Experiment, checked, find, hyper, one_line
+from fedda import checks, presets
+from fedda.experiments.config import Experiment, checked, find, hyper_params
 from fedda.experiments.grid import apply_point
-from fedda.experiments.overrides import choose
+from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep
 from fedda.registry import algorithms
 
@@ -110,7 +108,7 @@ class PartList:
         return checked(table | {"figure": "", "setting": ""}, name).completed()
 
     def _experiment(self, name: str, rounds: int, every: int | None, seeds: Any, setting: str = "") -> Experiment:
-        experiment = choose(find(name), rounds=rounds, seeds=",".join(map(str, seeds)), settings=self.overrides)
+        experiment = override(find(name), rounds=rounds, seeds=",".join(map(str, seeds)), settings=self.overrides)
         return experiment.model_copy(update={"every": every, "setting": setting}).completed()
 
 
@@ -130,15 +128,11 @@ def canonical(params: dict[str, Any]) -> dict[str, Any]:
     {'name': 'fedda-mvr', 'lr': 0.1}
     """
     entry = algorithms.find(params["name"])
-    return {"name": entry.alias_of or entry.name} | apply_point(hyper(params), {})
+    return {"name": entry.alias_of or entry.name} | apply_point(hyper_params(params), {})
 
 
 def read_plan(path: Path | None = None) -> PartList:
-    """The plan from a file, by default the one of the paper.
-
-    >>> [part.name for part in read_plan().parts][:4]
-    ['pilots', 'femnist-pilots', 'colon-pilots', 'cifar10']
-    """
+    """The plan from a file, by default the one of the paper."""
     file = resources.files(__package__) / "parts.toml" if path is None else path
     try:
         text = file.read_text(encoding="utf-8")
@@ -148,7 +142,7 @@ def read_plan(path: Path | None = None) -> PartList:
     except OSError as why:
         raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
     except (ValueError, KeyError, TypeError) as why:
-        raise ValueError(f"{path}: is not a plan of a reproduction: {one_line(why)}") from None
+        raise ValueError(f"{path}: is not a plan of a reproduction: {checks.one_line(why, 300)}") from None
 
 
 def _tuples(table: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 The folder of a figure is put together from them. A finished run keeps its rows and no checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -15,6 +13,7 @@ from typing import Any
 
 from fedda.experiments.config import Experiment
 from fedda.runs.names import slug
+from fedda.runs.reading import read_lines
 
 from .parts import Part, PartList, canonical
 
@@ -73,8 +72,7 @@ class PoolRun:
 
 def read_times(work: Path) -> list[dict[str, Any]]:
     """One row per command and task: what was run, when, and for how long."""
-    file = work / TIMES
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+    return [row for _, _, row in read_lines(work / TIMES)]
 
 
 def winners(work: Path, sweep: str) -> Path | None:

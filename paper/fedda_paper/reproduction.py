@@ -3,8 +3,6 @@
 Several processes may work in one folder: each run and each sweep belongs to the process that holds its lock.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import signal
@@ -19,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fedda.experiments.config import Experiment
-from fedda.experiments.jobs import Progress
-from fedda.experiments.runner import built, run
+from fedda.experiments.jobs import Watcher
+from fedda.experiments.runner import build_problem, run
 from fedda.experiments.sweep import search
-from fedda.files import alone, write_whole
+from fedda.files import locked, write_whole
 from fedda.processes import Stopped
 from fedda.runs.folder import Folder
 from fedda.runs.names import OUT_OF_MEMORY
@@ -38,7 +36,7 @@ WAIT = 1.0  # seconds before a process without a task looks for one again
 class Clock:
     """A display that stops the run when the time is over, as a signal does: with a checkpoint."""
 
-    def __init__(self, display: Progress, limit: float):
+    def __init__(self, display: Watcher, limit: float):
         self.display, self.limit, self.rang = display, limit, False
         self.begin, self.end = display.begin, display.end
         self.beat: Callable[[], None] = lambda: None  # called after each round
@@ -73,7 +71,7 @@ class Reproduction:
 
     plan: PartList
     work: Path
-    display: Progress
+    display: Watcher
     device: str | None = None
     precision: str = "auto"
     seconds: float = float("inf")
@@ -118,7 +116,7 @@ class Reproduction:
         path = self.lock(task.kind, task.name)
         if path in self.tried:
             return False
-        with alone(path) as ours:
+        with locked(path) as ours:
             if ours and not task.is_done():
                 self.tried.add(path)
                 task.do(clock)
@@ -153,19 +151,19 @@ class Reproduction:
 
     def sweep(self, part: Part, name: str, clock: Clock) -> None:
         sweep, folder = self.plan.search(name), self.work / "sweeps" / name
-        options = self.options(part, folder, sweep.experiment, validation=True)
+        options = self.options(part, folder, sweep.experiment, tuning=True)
         with self.timed(part.name, name, "sweep", clock):
             record = search(sweep, folder, clock, **options)
         notes = [point["note"] for method in record["algorithms"].values() for point in method["points"]]
         if OUT_OF_MEMORY not in notes:  # as above
             (folder / DONE).write_text("{}\n", encoding="utf-8")
 
-    def options(self, part: Part, folder: Path, experiment: Experiment, validation: bool = False) -> dict[str, Any]:
+    def options(self, part: Part, folder: Path, experiment: Experiment, tuning: bool = False) -> dict[str, Any]:
         """How a run or a sweep is run: a new one, or one that is resumed with the precision it began with."""
-        key = json.dumps([experiment.problem.model_dump(), validation])
+        key = json.dumps([experiment.problem.model_dump(), tuning])
         if key != self.problem[0]:
             self.problem = "", None  # frees the memory before the next one is built
-            self.problem = key, built(experiment, self.device, validation)
+            self.problem = key, build_problem(experiment, self.device, tuning)
         begun = Folder(folder).holds_run
         precision = "auto" if begun else part.precision or self.precision
         how = {"device": self.device, "resume": begun, "overwrite": not begun, "save_seconds": SAVE_SECONDS}

@@ -1,14 +1,12 @@
 """A results folder in memory, read once for all pages: runs by setting and figure, verdicts, pilots, sweeps, times."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from fedda.claims import Claim, Verdict, verdicts
+from fedda.claims import Verdict, verdicts
 from fedda.claims.runs import Source, sources
 from fedda.experiments.config import Experiment, find
 
@@ -73,15 +71,9 @@ class Results:
 
 @cache
 def builtin(name: str) -> Experiment:
-    """A figure's built-in experiment."""
     return find(name)
 
 
 def missing(name: str, run: Source) -> list[str]:
     """The methods of a figure that its run does not have."""
     return [label for label in builtin(name).algorithms if label not in run.run.labels]
-
-
-def is_about(claim: Claim, figure: str) -> bool:
-    """Whether a claim is about a figure; a figure that only lends a method to the comparison does not count."""
-    return any(figure in (case if claim.either else case[:1]) for case in claim.figures)

@@ -4,8 +4,6 @@ Smaller are: the rounds (a tenth at most), the seeds (three), the data (some sam
 pixels) and the network (one hidden layer). The same are: methods, hyper-parameters, local steps, partition.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -24,9 +22,10 @@ import numpy as np
 from fedda import checks, rng
 from fedda.data import Dataset, open_dataset
 from fedda.experiments.config import Experiment, find
-from fedda.experiments.jobs import Progress
-from fedda.experiments.overrides import choose
+from fedda.experiments.jobs import Watcher
+from fedda.experiments.overrides import override
 from fedda.experiments.runner import run
+from fedda.runs.reading import read_rows
 
 from .parts import read_plan
 
@@ -65,7 +64,7 @@ def names() -> list[str]:
     return list(dict.fromkeys(name for _, name in read_plan().figures()))
 
 
-def run_small(name: str, display: Progress) -> dict[str, Any]:
+def run_small(name: str, display: Watcher) -> dict[str, Any]:
     """Run the small form of a figure; return its curves with rounds, seeds and a checksum of the data."""
     if name not in names():
         raise ValueError(f"reproduce: --smoke takes a figure, got {name!r}; {checks.nearest(name, names())}")
@@ -73,9 +72,9 @@ def run_small(name: str, display: Progress) -> dict[str, Any]:
         folder = Path(temporary)
         experiment, checksum = small(name, folder)
         run(experiment, folder / "run", display, force=True, threads=1, save_seconds=1e6)
-        text = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8")
+        rows = read_rows(folder / "run" / "metrics.jsonl")
     sizes = {"rounds": experiment.rounds, "every": experiment.every, "seeds": list(SEEDS)}
-    return {"figure": name, **sizes, "data": checksum, "curves": curves(map(json.loads, text.splitlines()))}
+    return {"figure": name, **sizes, "data": checksum, "curves": curves(rows)}
 
 
 def small(name: str, folder: Path) -> tuple[Experiment, int]:
@@ -96,7 +95,7 @@ def small(name: str, folder: Path) -> tuple[Experiment, int]:
     changes += ["problem.resplit=false", f"every={rounds // POINTS}"]
     if by_writer:
         changes += [f"problem.clients={WRITERS}", f"cohort={WRITERS // 5}"]
-    return choose(full, rounds=rounds, seeds=",".join(map(str, SEEDS)), settings=changes), checksum
+    return override(full, rounds=rounds, seeds=",".join(map(str, SEEDS)), settings=changes), checksum
 
 
 def shrink(data: Dataset, by_writer: bool) -> Dataset:
@@ -127,11 +126,7 @@ def _sample(n: int, most: int) -> Array:
 
 
 def average_squares(x: Array) -> Array:
-    """Images averaged over squares of pixels, to at least 8 x 8.
-
-    >>> average_squares(np.full((1, 1, 32, 32), 7, np.uint8)).shape
-    (1, 1, 8, 8)
-    """
+    """Images averaged over squares of pixels, to at least 8 x 8."""
     k = max(1, x.shape[-1] // SIDE)
     if k == 1 or x.ndim != 4:
         return x
@@ -140,7 +135,7 @@ def average_squares(x: Array) -> Array:
     return np.asarray(means.round()).astype(x.dtype) if x.dtype == np.uint8 else means.astype(x.dtype)
 
 
-def curves(rows: Iterator[dict[str, Any]]) -> Curves:
+def curves(rows: list[dict[str, Any]]) -> Curves:
     """Mean and standard deviation over seeds at each evaluated round; None if a seed has no finite number there."""
     values: dict[str, dict[str, dict[int, list[float | None]]]] = {}
     for row in rows:
@@ -178,12 +173,11 @@ def tolerance(curve: Sequence[Sequence[float | None]], mean: float) -> float:
 
 def deviations(kept: dict[str, Any], now: dict[str, Any]) -> list[Deviation]:
     """For each method, the point farthest from the kept curves."""
+    name = kept["figure"]
     if kept["data"] != now["data"]:
-        raise ValueError(f"reproduce: the data of {kept['figure']} are not those of the kept curves: another copy?")
+        raise ValueError(f"reproduce: the data of {name} are not those of the kept curves: another copy?")
     if list(kept["curves"]) != list(now["curves"]) or any(kept[k] != now[k] for k in ("rounds", "every", "seeds")):
-        raise ValueError(
-            f"reproduce: {kept['figure']} is not the experiment that was kept: write its curves with --keep"
-        )
+        raise ValueError(f"reproduce: {name} is not the experiment that was kept: write its curves with --keep")
     return [max(_points(kept, now, label), key=lambda d: d.times) for label in kept["curves"]]
 
 

@@ -1,13 +1,11 @@
 """Tables of the page: values with their spread, and the rules that choose methods by them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from fedda.claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, compare
+from fedda.claims.kinds import NEAR, a_round
 from fedda.claims.runs import ALIASES, Source
-from fedda.claims.steps import NEAR, a_round
 from fedda.claims.values import MethodValues, measure
 from fedda.report import style
 from fedda.runs.curves import number
@@ -18,13 +16,6 @@ FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table.
-
-    >>> print(markdown(["a", "b"], [["1", "2"]]))
-    | a | b |
-    | --- | --- |
-    | 1 | 2 |
-    """
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 

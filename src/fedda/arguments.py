@@ -18,8 +18,8 @@ from .engines import Engine
 VECTORS = ("gamma", "lower", "upper", "h", "centre")  # hyper-parameters that may be vectors
 
 
-class RunOptions(TypedDict, total=False):
-    """The keyword arguments of `rounds` and `train` that make the run."""
+class TrainOptions(TypedDict, total=False):
+    """The keyword arguments that `rounds` and `train` pass to `Run`."""
 
     cohort: int | None  # clients per round; all of them by default
     seed: int | Sequence[int]  # several seeds run as replicas of one program
@@ -34,10 +34,10 @@ class RunOptions(TypedDict, total=False):
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an argument that `RunOptions` does not have."""
+    """Refuse an argument that `TrainOptions` does not have."""
     for name in options:
-        if name not in RunOptions.__annotations__:
-            raise ValueError(f"train: no argument {name!r}; {checks.nearest(name, RunOptions.__annotations__)}")
+        if name not in TrainOptions.__annotations__:
+            raise ValueError(f"train: no argument {name!r}; {checks.nearest(name, TrainOptions.__annotations__)}")
 
 
 def check_seeds(seed: Any) -> list[int]:
@@ -57,7 +57,7 @@ def check_device(device: Any, name: str = "train: device") -> torch.device:
 
 
 def check_engine(engine: str | Engine) -> Engine:
-    """The engine, from its name or as it is."""
+    """The engine itself, from an engine or its name."""
     if isinstance(engine, str):
         engine = registry.engines.find("vectorised" if engine == "auto" else engine)()
     if not isinstance(engine, Engine):

@@ -176,7 +176,8 @@ class Problem:
         raise NotImplementedError
 
     def gradients(self, x: Tensor, batch: Any) -> Tensor:
-        """The gradients of all clients at once, [..., c, d] from the same shape."""
+        """The gradients of all clients at once, in the shape of x: [points, ..., c, d]. The points of a client share
+        its batch, which has no axis of points."""
         raise NotImplementedError
 
     def bytes_per_client(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-def taken(handle: int, wait: bool = False) -> bool:
+def try_lock(handle: int, wait: bool = False) -> bool:
     """Lock an open file or folder until it is closed or this process ends, and return whether it worked.
 
     False means that another process has the lock; with `wait`, wait for that process to release it. On a file system
@@ -31,19 +31,19 @@ def open_folder(path: Path) -> int | None:
 
 
 @contextmanager
-def alone(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Lock the file `path`, which is created if missing, for the block; gives whether it worked.
+def locked(path: Path, wait: bool = False) -> Iterator[bool]:
+    """Lock the file `path`, which is created if missing, during the block, and give whether it worked.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "one"
-    >>> with alone(file) as first, alone(file) as second:
+    >>> with locked(file) as first, locked(file) as second:
     ...     print(first, second)
     True False
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        yield taken(handle, wait)
+        yield try_lock(handle, wait)
     finally:
         os.close(handle)
 
@@ -63,7 +63,7 @@ def write_whole(path: Path, content: str | bytes, mode: int | None = None) -> Pa
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with named(path):
+        with errors_of_file(path):
             temporary.unlink(missing_ok=True)
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
             with open(handle, "wb") as file:
@@ -100,8 +100,8 @@ def unfinished(folder: Path, names: Iterable[str]) -> list[Path]:
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
-    """An OSError inside the block names this file; that of a failed write does not by itself."""
+def errors_of_file(path: Path) -> Iterator[None]:
+    """Put the name of the file into an OSError of the block: that of a failed write has none."""
     try:
         yield
     except OSError as why:

@@ -18,8 +18,8 @@ from .bench.timing import race, started
 from .core import Algorithm, Number, bind_to_problem
 from .engines import SingleProcess, Vectorised
 from .engines.simulated import CounterDraws
-from .experiments.config import Experiment, owned
-from .experiments.runner import built
+from .experiments.config import Experiment, errors_named
+from .experiments.runner import build_problem
 from .problems.gradients.tuning import threads
 from .run import Diverged, Run
 
@@ -46,11 +46,11 @@ def plan(
     say: Callable[[str], None],
 ) -> list[Row]:  # fmt: skip
     """One row per algorithm and number of processes, with units in its keys; all seeds run together."""
-    problem = built(experiment, str(device))
+    problem = build_problem(experiment, str(device))
     cohorts = drawn_cohorts(clients, cohort, experiment.seeds)
     rows = []
     for label in experiment.algorithms:
-        with owned(experiment.name):
+        with errors_named(experiment.name):
             algorithm = experiment.build(label)
         shares = {world: -(-cohort // world) for world in worlds(most)}
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import checks
+from .runs.toml import read_toml
 
 Params = dict[str, Any]
 
@@ -20,31 +21,26 @@ def builtin() -> dict[str, dict[str, Params]]:
     return {name: tables.get(table.pop("base", ""), {}) | table for name, table in tables.items()}
 
 
-def preset(name: str, which: str) -> Params:
-    """The hyper-parameters of one algorithm in a preset.
+def find(preset: str, algorithm: str) -> Params:
+    """The hyper-parameters of one algorithm in a preset: a built-in one or a file.
 
-    >>> preset("stem", "cifar10")
+    >>> find("cifar10", "stem")
     {'lr': 0.1, 'w': 100.0, 'c': 2000.0, 'old_point': 'server'}
     """
-    if str(which).endswith(".toml"):
-        table = read(Path(which))
-    elif which in builtin():
-        table = builtin()[which]
+    if str(preset).endswith(".toml"):
+        table = read(Path(preset))
+    elif preset in builtin():
+        table = builtin()[preset]
     else:
-        raise ValueError(f"unknown preset {which!r}; {checks.nearest(str(which), builtin())} (or give a .toml file)")
-    if name not in table:
-        raise ValueError(f"the preset {which!r} has no values for {name!r}; it has {', '.join(table)}")
-    return dict(table[name])
+        raise ValueError(f"unknown preset {preset!r}; {checks.nearest(str(preset), builtin())} (or give a .toml file)")
+    if algorithm not in table:
+        raise ValueError(f"the preset {preset!r} has no values for {algorithm!r}; it has {', '.join(table)}")
+    return dict(table[algorithm])
 
 
 def read(path: Path) -> dict[str, Params]:
     """The hyper-parameters in a file: one table per label."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as why:
-        raise ValueError(f"{path}: cannot be read: {why.strerror}") from None
-    except (ValueError, RecursionError) as why:
-        raise ValueError(f"{path}: is not TOML: {checks.one_line(why)}") from None
+    table = read_toml(path)
     for label, params in table.items():
         if not isinstance(params, dict):
             raise ValueError(f"{path}: a preset file holds a table for each algorithm, such as [fedavg], got {label!r}")

@@ -1,11 +1,11 @@
-"""What a terminal shows: bars during a run (plain lines without a terminal), and tables."""
+"""What a terminal shows: bars during a run (plain lines without a terminal), the current work, and tables."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -67,7 +67,7 @@ class Lines:
     def begin(self, label: str, done: int, rounds: int) -> None:
         self.first, self.rounds, self.began = done, rounds, time.monotonic()
         self.printed, self.headline = self.began, ""
-        self.say(f"{label}: round {done} of {rounds}" + (" (resumed)" if done else ""))
+        print_line(f"{label}: round {done} of {rounds}" + (" (resumed)" if done else ""))
 
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None:
         self.headline = headline(rows) if rows else self.headline
@@ -77,18 +77,14 @@ class Lines:
             left = (self.rounds - done) / rate if rate else 0.0
             self.printed = now
             speed = f"{rate:.3g} rounds/s  {left:.0f} s left"
-            self.say(f"{label}: round {done} of {self.rounds}  {self.headline}  {speed}")
+            print_line(f"{label}: round {done} of {self.rounds}  {self.headline}  {speed}")
 
     def end(self, label: str, state: str) -> None:
         done = f" in {time.monotonic() - self.began:.1f} s  {self.headline}" if state == "done" else ""
-        self.say(f"{label}: {state}{done}")
-
-    def say(self, line: str) -> None:
-        with suppress(OSError):  # a closed terminal must not end a run
-            print(line, file=sys.stderr, flush=True)
+        print_line(f"{label}: {state}{done}")
 
 
-class Left(ProgressColumn):
+class TimeLeftColumn(ProgressColumn):
     """The time left while an algorithm runs, then how it ended."""
 
     def render(self, task: Task) -> Text:
@@ -101,7 +97,7 @@ class Left(ProgressColumn):
         return Text(f"{hours}:{minutes:02d}:{seconds:02d} left")
 
 
-class Rate(ProgressColumn):
+class RateColumn(ProgressColumn):
     """Rounds per second since the algorithm started or resumed."""
 
     def render(self, task: Task) -> Text:
@@ -119,8 +115,8 @@ class Bars:
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
             MofNCompleteColumn(table_column=Column(no_wrap=True, justify="right")),
             TextColumn("{task.fields[headline]}", markup=False, table_column=Column(no_wrap=True)),
-            Rate(table_column=Column(no_wrap=True, justify="right")),
-            Left(table_column=Column(no_wrap=True)),
+            RateColumn(table_column=Column(no_wrap=True, justify="right")),
+            TimeLeftColumn(table_column=Column(no_wrap=True)),
             console=console,
             expand=True,
         )
@@ -158,7 +154,23 @@ class Bars:
             self.progress.console.print(f"{label}: {state}", markup=False, highlight=False, emoji=False)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+@contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """Gives a function that shows the current work: one changing line on a terminal, else one line for each call."""
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    if sys.stderr.isatty() and not console.is_dumb_terminal:
+        with console.status("") as status:
+            yield status.update
+    else:
+        yield print_line
+
+
+def print_line(line: str) -> None:
+    with suppress(OSError):  # a closed terminal must not end a run
+        print(line, file=sys.stderr, flush=True)
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
     """Print a table as wide as the terminal, or 500 columns in a file; the first column is never shortened."""
     shown = Table(title=title, title_justify="left")
     for head in heads:

@@ -29,7 +29,7 @@ class TensorMeta:
     device: torch.device
 
 
-def recorded(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
+def record(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
     """The operations of `function(*inputs)`, which returns a tensor or a list of tensors, as a module of the same
     arguments.
 
@@ -37,7 +37,7 @@ def recorded(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
     must not read a number of a tensor, because that number would be constant in the module.
 
     >>> scale = torch.tensor([2.0])
-    >>> module = recorded(lambda x: [x * scale + 1], torch.tensor([1.0]))
+    >>> module = record(lambda x: [x * scale + 1], torch.tensor([1.0]))
     >>> scale.fill_(3.0), module(torch.tensor([10.0]))
     (tensor([3.]), [tensor([31.])])
     """
@@ -61,21 +61,21 @@ class Recorder(Mode):
         self.graph, self.held = Graph(), torch.nn.Module()
         self.nodes: Any = WeakTensorKeyDictionary()  # not by id: a new tensor may get the id of a deleted one
         for i, v in enumerate(inputs):
-            self.nodes[v] = self.known(self.graph.placeholder(f"input{i}"), v)
+            self.nodes[v] = self.with_meta(self.graph.placeholder(f"input{i}"), v)
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.data_dependent_output in op.tags:
             raise ValueError(f"{op} reads a number")
         kwargs = kwargs or {}
         out = op(*args, **kwargs)
-        known = tree_map_only((Tensor, torch.ScriptObject), self.node, (tuple(args), dict(kwargs)))
-        self.remember(self.graph.call_function(op, *known), out)
+        nodes = tree_map_only((Tensor, torch.ScriptObject), self.node, (tuple(args), dict(kwargs)))
+        self.remember(self.graph.call_function(op, *nodes), out)
         return out
 
     def remember(self, node: Node, out: Any) -> None:
         """Note the node of every tensor in a result, which may be a nested list (that of an all-reduce is)."""
         if isinstance(out, Tensor):
-            self.nodes[out] = self.known(node, out)
+            self.nodes[out] = self.with_meta(node, out)
         elif isinstance(out, list | tuple):
             for i, v in enumerate(out):
                 if isinstance(v, Tensor | list | tuple):
@@ -89,13 +89,13 @@ class Recorder(Mode):
         if v not in self.nodes:
             name = f"held{len(self.held._buffers)}"
             self.held.register_buffer(name, v)
-            self.nodes[v] = self.known(self.graph.get_attr(name), v)
+            self.nodes[v] = self.with_meta(self.graph.get_attr(name), v)
         node: Node = self.nodes[v]
         return node
 
     @staticmethod
-    def known(node: Node, v: Tensor) -> Node:
-        node.meta["kind"] = TensorMeta(v.shape, v.stride(), v.dtype, v.device)
+    def with_meta(node: Node, v: Tensor) -> Node:
+        node.meta["tensor"] = TensorMeta(v.shape, v.stride(), v.dtype, v.device)
         return node
 
     def module(self, results: Any) -> GraphModule:

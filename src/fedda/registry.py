@@ -109,7 +109,7 @@ models = Registry("model", "fedda.problems")
 proxes = Registry("prox", "fedda.rules.prox")
 
 
-def make(name: str, *, preset: str | None = None, **hyper: Any) -> Algorithm:
+def make(name: str, *, preset: str | None = None, **params: Any) -> Algorithm:
     """An algorithm by its name, with its hyper-parameters as keywords; `preset` names a data set whose tuned values
     from the paper are the defaults.
 
@@ -123,13 +123,13 @@ def make(name: str, *, preset: str | None = None, **hyper: Any) -> Algorithm:
     ValueError: fedavg: no parameter 'step'; did you mean 'steps'?
     """
     entry = algorithms.find(name)
-    algorithm: Algorithm = entry(**expanded(entry, hyper if preset is None else hyper | {"preset": preset}))
+    algorithm: Algorithm = entry(**with_preset(entry, params if preset is None else params | {"preset": preset}))
     return algorithm
 
 
-def expanded(entry: Entry, params: dict[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters, with those of the preset that they may name as defaults."""
+def with_preset(entry: Entry, params: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters; if `preset` is among them, its values are the defaults of the others."""
     explicit = {name: value for name, value in params.items() if name != "preset"}
     if "preset" not in params:
         return explicit
-    return presets.preset(entry.alias_of or entry.name, params["preset"]) | explicit
+    return presets.find(params["preset"], entry.alias_of or entry.name) | explicit

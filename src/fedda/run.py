@@ -16,7 +16,7 @@ from .aggregation.compression import bytes_of
 from .arguments import check_device, check_engine, check_seeds, check_shapes, flat_point
 from .core import Algorithm, Cohort, Problem, bind_to_problem
 from .engines import Counting, Counts, Draws, Engine, Simulation
-from .engines.graphs import NoGraph, captured
+from .engines.graphs import NoGraph, capture
 
 PATIENCE = 3  # rounds in a row without a finite reply, after which a run (or a replica) has ended
 
@@ -64,7 +64,7 @@ class Run:
         self.algorithm = bind_to_problem(algorithm, like, self.problem.layout)
         self.lead = (len(self.seeds),) if isinstance(seed, Sequence) else ()  # the axis of the replicas
         seeds = torch.tensor(self.seeds, device=like.device).view(*self.lead, 1)
-        self.key = rng.key(seeds, rng.NOISE)
+        self.noise_key = rng.key(seeds, rng.NOISE)
         start = self._first_point(x0) if state is None else state["server.x"].to(like.device)
         self.aggregation = check_wrappers(aggregation)
         refuse_unfit(self.aggregation, self.algorithm, start)
@@ -107,7 +107,7 @@ class Run:
         if self.problem.device.type != "cuda" or not engine.graph:
             return False
         why = ""
-        if not self.world.captured(memory):
+        if not self.world.can_capture(memory):
             why = "the ranks exchange data through the host"
         elif not all(wrapper.reproducible for wrapper in self.aggregation):
             why = "private noise is drawn on the host"
@@ -168,7 +168,7 @@ class Run:
         self.silent = torch.where(alive, 0, self.silent + 1)
         self.dropped, self.idle = self.dropped + dropped, self.idle + idle
         self.server, self.round = server, self.round + 1
-        self.refuse_silence()
+        self.raise_if_diverged()
 
     def _round(self, tau: int | Tensor) -> tuple[Any, Tensor, Tensor, Any]:
         """The next server state; which replicas had a finite reply; dropped replies and idle gradients of each."""
@@ -185,7 +185,7 @@ class Run:
         """The cohort as the algorithm sees it, in round tau; -1 is the start."""
         if not self.aggregation:
             return counting
-        return Aggregated(counting, self.aggregation, rng.fold(self.key, tau + 1), self._new_key)
+        return Aggregated(counting, self.aggregation, rng.fold(self.noise_key, tau + 1), self._new_key)
 
     def _new_key(self) -> bytes:
         """A new secret key, the same on all ranks."""
@@ -216,12 +216,12 @@ class Run:
         state = [*self.server, self.dropped, self.silent, self.idle, tau]
         try:
             with self.problem.arithmetic():
-                self.graph = captured(step, state, list(self.simulation.memory.values()))
+                self.graph = capture(step, state, list(self.simulation.memory.values()))
         except NoGraph as why:
             warnings.warn(f"rounds run eagerly, which is slower: {why}", stacklevel=3)
         self.counts, self.counts_per_round = counts, self.counts
 
-    def refuse_silence(self) -> None:
+    def raise_if_diverged(self) -> None:
         if bool(self.ended.all()):
             raise Diverged(
                 f"{type(self.algorithm).__name__}: no client gave a finite reply in {PATIENCE} rounds in a row "
@@ -229,22 +229,22 @@ class Run:
             )
 
     # -- the privacy budget ---------------------------------------------------------------------------------------
-    def last(self, rounds: int) -> int:
+    def last_round(self, rounds: int) -> int:
         """The last of `rounds` rounds that the privacy budget allows; all of them without a budget."""
-        return rounds if self.privacy is None else self.privacy.last(rounds)
+        return rounds if self.privacy is None else self.privacy.last_round(rounds)
 
-    def stopped(self, done: int, rounds: int) -> str:
+    def stop_reason(self, done: int, rounds: int) -> str:
         """Why a run of `rounds` rounds ends after `done` of them; empty if it does all of them."""
-        if self.privacy is None or self.privacy.last(rounds) == rounds:
+        if self.privacy is None or self.privacy.last_round(rounds) == rounds:
             return ""
-        return self.privacy.stopped(done, rounds)
+        return self.privacy.stop_reason(done, rounds)
 
     # -- reports and checkpoints ----------------------------------------------------------------------------------
     @torch.no_grad()
     def evaluate(self, detail: bool = False) -> list[dict[str, Any]]:
         """One row for each seed: counts so far and metrics of the model. `detail` adds the density of every layer and,
         if the algorithm has one, the gradient mapping, which takes a pass over all data."""
-        self.refuse_silence()
+        self.raise_if_diverged()
         return rows.report(self, detail)
 
     def total_counts(self) -> Counts:

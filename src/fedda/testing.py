@@ -20,7 +20,7 @@ from .aggregation.cohort import model_replies
 from .aggregation.dry_run import ZeroGradientClient, ZeroGradientCohort, dry_run
 from .core import Algorithm, ClientTask, bind_to_problem
 from .engines import Vectorised
-from .engines.wrappers import message_bytes
+from .engines.counting import message_bytes
 from .problems import Quadratic
 from .rules.prox import Prox
 from .rules.schedules import schedule

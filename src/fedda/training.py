@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from . import checks
-from .arguments import RunOptions, check_options
+from .arguments import TrainOptions, check_options
 from .core import Algorithm, Problem
 from .problems.neural import Neural
 from .problems.trained import trained_model, trained_state
 from .run import Run
 
 
-def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **options: Unpack[RunOptions]) -> Iterator[Any]:
+def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **options: Unpack[TrainOptions]) -> Iterator[Any]:
     """The server's state after each round.
 
     >>> import fedda
@@ -86,7 +86,7 @@ def train(
     rounds: int,
     every: int | None = None,
     detail: bool = False,
-    **options: Unpack[RunOptions],
+    **options: Unpack[TrainOptions],
 ) -> Result:
     """Run for `rounds` rounds. The model is evaluated at the start, after every `every` rounds (by default about 100
     times in all) and at the end. `detail` adds the density of every layer and the gradient mapping.
@@ -111,8 +111,8 @@ def train(
 
 def affordable(run: Run, rounds: int) -> int:
     """The last round that the privacy budget allows, with a warning if it is not the last of `rounds`."""
-    last = run.last(rounds)
-    if why := run.stopped(last, rounds):
+    last = run.last_round(rounds)
+    if why := run.stop_reason(last, rounds):
         warnings.warn(f"train: {why}: the run ends there", stacklevel=3)
     return last
 

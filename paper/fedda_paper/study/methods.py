@@ -1,7 +1,5 @@
 """The methods of the study and their grids: 18 points for each, round the paper's values where it has some."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -16,7 +14,7 @@ FACTOR = math.sqrt(10)
 
 
 @dataclass(frozen=True)
-class Axis:
+class StudyAxis:
     """The values of one word. A grid that ends at `least` or `most` ends there for good: it is not extended."""
 
     word: str
@@ -33,8 +31,10 @@ class Axis:
     def beyond(self, edge: float, up: bool) -> list[float]:
         """The next two values, within the limits: steps of the factor from the axis's centre.
 
-        >>> Axis("lr", (0.1, 0.316)).beyond(0.316, up=True), Axis("eps", (0.1, 1.0), 10.0, most=10.0).beyond(1.0, True)
-        ([1.0, 3.16], [10.0])
+        >>> StudyAxis("lr", (0.1, 0.316)).beyond(0.316, up=True)
+        [1.0, 3.16]
+        >>> StudyAxis("eps", (0.1, 1.0), 10.0, most=10.0).beyond(1.0, up=True)
+        [10.0]
         """
         start = self.values[0] if self.centre is None else self.centre
         step = round(math.log(edge / start, self.factor))
@@ -43,12 +43,12 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Method:
+class StudyMethod:
     """What is run, what is tuned, and what the paper has."""
 
     name: str
     words: dict[str, Any]  # that are not tuned
-    axes: tuple[Axis, ...]  # the first is the rate
+    axes: tuple[StudyAxis, ...]  # the first is the rate
     paper: Point | None = None  # the point with the paper's values
     last: str = ""  # a word of `words` that is tried three times larger and smaller for the winner
 
@@ -72,17 +72,17 @@ def key(point: Point) -> str:
     return json.dumps(point, sort_keys=True)
 
 
-def rates(word: str, centre: float, below: int, above: int) -> Axis:
+def rates(word: str, centre: float, below: int, above: int) -> StudyAxis:
     """Numbers in steps of sqrt(10).
 
     >>> rates("lr", 0.01, 1, 2).values
     (0.00316, 0.01, 0.0316, 0.1)
     """
     values = tuple(rounded(centre * FACTOR**i) for i in range(-below, above + 1))
-    return Axis(word, values, centre=centre)
+    return StudyAxis(word, values, centre=centre)
 
 
-def methods(preset: str) -> dict[str, Method]:
+def methods(preset: str) -> dict[str, StudyMethod]:
     """All methods of the study, by name. `preset` names the paper's values for the task, where it has some."""
     builtin = presets.builtin()
     paper = builtin.get(preset, builtin["cifar10"])
@@ -100,34 +100,34 @@ SGD = ("fedavg", "fedavgm", "fedcm", "scaffold")
 MVR = ("fedda-mvr", "stem", "mime-mvr")
 
 
-def of_sgd(name: str, words: dict[str, Any], in_paper: bool) -> Method:
+def of_sgd(name: str, words: dict[str, Any], in_paper: bool) -> StudyMethod:
     """9 rates, constant or falling as a cosine."""
-    axes = (rates("lr", words["lr"], 4, 4), Axis("schedule", ("constant", "cosine")))
+    axes = (rates("lr", words["lr"], 4, 4), StudyAxis("schedule", ("constant", "cosine")))
     paper = {"lr": words["lr"], "schedule": "constant"} if in_paper else None
-    return Method(name, without(words, "lr"), axes, paper)
+    return StudyMethod(name, without(words, "lr"), axes, paper)
 
 
-def of_mvr(name: str, words: dict[str, Any], in_paper: bool) -> Method:
+def of_mvr(name: str, words: dict[str, Any], in_paper: bool) -> StudyMethod:
     """6 rates, 3 weights alpha_0 = c eta_0^2 of the first step. Above 1 the first steps take plain gradients."""
-    axes = (rates("lr", words["lr"], 3, 2), Axis("alpha0", (0.1, 0.3, 0.9)))
+    axes = (rates("lr", words["lr"], 3, 2), StudyAxis("alpha0", (0.1, 0.3, 0.9)))
     weight = float(f"{words['c'] * first_rate(words['lr'], words['w']) ** 2:.4g}")
     fixed = without(words, "lr", "c") | ({"old_point": "own"} if name == "stem" else {})  # STEM as published
-    return Method(name, fixed, axes, {"lr": words["lr"], "alpha0": weight} if in_paper else None)
+    return StudyMethod(name, fixed, axes, {"lr": words["lr"], "alpha0": weight} if in_paper else None)
 
 
-def of_fedda(name: str, words: dict[str, Any], in_paper: bool) -> Method:
+def of_fedda(name: str, words: dict[str, Any], in_paper: bool) -> StudyMethod:
     """6 rates, 3 epsilons."""
     eps = words["eps"]
     axes = (rates("lr", words["lr"], 3, 2), rates("eps", eps, 1, 1))
-    return Method(name, without(words, "lr", "eps"), axes, {"lr": words["lr"], "eps": eps} if in_paper else None)
+    return StudyMethod(name, without(words, "lr", "eps"), axes, {"lr": words["lr"], "eps": eps} if in_paper else None)
 
 
-def of_fedadam(words: dict[str, Any], in_paper: bool) -> Method:
+def of_fedadam(words: dict[str, Any], in_paper: bool) -> StudyMethod:
     """6 server rates, 3 epsilons. Below 1e-8 an epsilon changes nothing, and near it a factor of sqrt(10) neither: the
     epsilons are 100 apart. The clients' rate is tried last."""
-    axes = (rates("server_lr", words["server_lr"], 3, 2), Axis("eps", (1e-8, 1e-6, 1e-4), 100.0, least=1e-8))
+    axes = (rates("server_lr", words["server_lr"], 3, 2), StudyAxis("eps", (1e-8, 1e-6, 1e-4), 100.0, least=1e-8))
     paper = {word: words[word] for word in ("server_lr", "eps")} if in_paper else None
-    return Method("fedadam", without(words, "server_lr", "eps"), axes, paper, last="lr")
+    return StudyMethod("fedadam", without(words, "server_lr", "eps"), axes, paper, last="lr")
 
 
 def first_rate(lr: Any, w: float) -> Any:

@@ -1,7 +1,5 @@
 """Some points of one method on one partition, as replicas of one program."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import asdict, dataclass
@@ -13,10 +11,10 @@ import torch
 import fedda
 from fedda.engines import Vectorised
 from fedda.experiments import find
-from fedda.run import PATIENCE, Run
+from fedda.run import Run
 from fedda.training import timed
 
-from .methods import Method, Point, first_rate
+from .methods import Point, StudyMethod, first_rate
 
 VALIDATION = 0.1  # of each client's training samples
 HELD_OUT = ("validation_accuracy", "validation_loss")
@@ -35,10 +33,10 @@ class How:
 
 
 @dataclass(frozen=True)
-class Program:
+class StudyProgram:
     """`points` run from one seed, which is also the seed of the partition."""
 
-    method: Method
+    method: StudyMethod
     stage: str
     seed: int
     points: list[Point]
@@ -47,10 +45,10 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Rate:
+class CosineRate:
     """eta_t = lr where `falls` is 0, and lr (1 + cos(pi t / total)) / 2 where it is 1.
 
-    >>> Rate(0.1, 1.0, 20)(torch.tensor([0.0, 10.0, 20.0]))
+    >>> CosineRate(0.1, 1.0, 20)(torch.tensor([0.0, 10.0, 20.0]))
     tensor([0.1000, 0.0500, 0.0000])
     """
 
@@ -62,14 +60,14 @@ class Rate:
         return self.lr * (1 - self.falls * (1 - torch.cos(math.pi * t / self.total)) / 2)
 
 
-def algorithm(method: Method, points: list[Point], rounds: int) -> Any:
+def algorithm(method: StudyMethod, points: list[Point], rounds: int) -> Any:
     """One algorithm for all points: its numbers are tensors [points, 1, 1]."""
     words = dict(method.words)
     for word in points[0]:
         column = [point[word] == "cosine" if word == "schedule" else point[word] for point in points]
         words[word] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1)
     if "schedule" in words:
-        words["lr"] = Rate(words["lr"], words.pop("schedule"), rounds * words.get("steps", 5))
+        words["lr"] = CosineRate(words["lr"], words.pop("schedule"), rounds * words.get("steps", 5))
     if "alpha0" in words:
         words["c"] = words.pop("alpha0") / first_rate(words["lr"], words["w"]) ** 2
     return fedda.make(method.name, **words)
@@ -82,7 +80,7 @@ def problem(task: str, device: str | None, partition: int, tuning: bool) -> Any:
     return table.build(tuning).to(device)
 
 
-def run(how: How, program: Program) -> list[dict[str, Any]]:
+def run(how: How, program: StudyProgram) -> list[dict[str, Any]]:
     """A record for each point: what it was, what it came to at every evaluation, and how it was run."""
     began, tuning = time.perf_counter(), program.stage != "finals"
     experiment = find(how.task)
@@ -99,14 +97,14 @@ def run(how: How, program: Program) -> list[dict[str, Any]]:
     try:
         for spent in timed(this, program.rounds, program.every):
             seconds = spent
-            diverged = (this.silent >= PATIENCE).reshape(-1).tolist()
+            diverged = this.ended.reshape(-1).tolist()
             if all(diverged):
                 break
             for found, own in zip(held_out(this) if tuning else this.evaluate(), rows, strict=True):
                 own.append([this.round, *(digits(found[name]) for name in columns)])
     except fedda.Diverged:
         diverged = [True] * len(rows)
-    paths: Any = this.problem.paths  # type: ignore[attr-defined]
+    paths = this.problem.gradient_paths
     counts = asdict(this.counts) if this.round else {}
     return [
         {

@@ -6,23 +6,22 @@ README.md beside this says what the rules are and what is kept. What exists is n
 at any time; the same command resumes it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedda.experiments import find
 
-from .methods import Method, Point, key, methods, rounded
-from .program import How, Program, run
+from .methods import Point, StudyMethod, key, methods, rounded
+from .program import How, StudyProgram, run
 from .rules import edges, extended, mean, ranked, winner
 from .summary import best, summary
 
@@ -40,7 +39,7 @@ class State:
     """How far a method is: what was decided so far, and what is to be run next."""
 
     tried: list[Point]
-    jobs: list[Program] = field(default_factory=list)
+    jobs: list[StudyProgram] = field(default_factory=list)
     first: Point | None = None  # the best of the first stage
     second: Point | None = None  # the best of the second stage
     compared: list[Point] = field(default_factory=list)  # in the second stage
@@ -48,14 +47,14 @@ class State:
     interior: bool | None = None  # whether the best of the second stage is at no edge of what was tried
 
 
-def state(method: Method, kept: Records, rounds: int) -> State:
+def state(method: StudyMethod, kept: Records, rounds: int) -> State:
     """What the records say of a method. It is worked out anew from them each time: they are all there is."""
     every = max(1, rounds // EVALUATIONS)
 
-    def missing(stage: str, points: Sequence[Point], seeds: Sequence[int]) -> list[Program]:
+    def missing(stage: str, points: Sequence[Point], seeds: Sequence[int]) -> list[StudyProgram]:
         last = rounds // 4 if stage == "stage1" else rounds
         left = {s: [p for p in points if (method.name, stage, key(p), s) not in kept] for s in seeds}
-        return [Program(method, stage, s, some, last, every) for s, some in left.items() if some]
+        return [StudyProgram(method, stage, s, some, last, every) for s, some in left.items() if some]
 
     def values(stage: str, seeds: Sequence[int]) -> Callable[[Point], list[float] | None]:
         def of(point: Point) -> list[float] | None:
@@ -138,9 +137,9 @@ class Study:
     how: How
     out: Path
     rounds: int
-    methods: dict[str, Method]
+    methods: dict[str, StudyMethod]
     stages: Sequence[str] = STAGES
-    run: Callable[[How, Program], list[dict[str, Any]]] = run
+    run: Callable[[How, StudyProgram], list[dict[str, Any]]] = run
 
     def __post_init__(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -149,7 +148,7 @@ class Study:
     def states(self) -> dict[str, State]:
         return {name: state(method, self.kept, self.rounds) for name, method in self.methods.items()}
 
-    def jobs(self) -> list[Program]:
+    def jobs(self) -> list[StudyProgram]:
         """What can be run now, the first stages first."""
         found = [job for now in self.states().values() for job in now.jobs if job.stage in self.stages]
         return sorted(found, key=lambda job: (STAGES.index(job.stage), job.seed))
@@ -158,7 +157,7 @@ class Study:
         """Run until all is done or no time is left to begin anything."""
         last = time.monotonic() + seconds
         with pool(workers) as submit:
-            running: dict[Future[Any], Program] = {}
+            running: dict[Future[Any], StudyProgram] = {}
             while True:
                 busy = {identity(job) for job in running.values()}
                 for job in self.jobs() if time.monotonic() < last else ():
@@ -180,24 +179,22 @@ class Study:
             (self.out / name).write_text(text, encoding="utf-8")
 
 
-def identity(job: Program) -> tuple[str, str, int]:
+def identity(job: StudyProgram) -> tuple[str, str, int]:
     """A method is at one job of a stage and a seed at a time."""
     return job.method.name, job.stage, job.seed
 
 
-class pool:
-    """Processes that run programs, or this process where there are none."""
-
-    def __init__(self, workers: int):
-        how = multiprocessing.get_context("spawn")
-        self.processes = ProcessPoolExecutor(workers, mp_context=how) if workers else None
-
-    def __enter__(self) -> Callable[..., Future[Any]]:
-        return self.processes.submit if self.processes else here
-
-    def __exit__(self, *why: object) -> None:
-        if self.processes:
-            self.processes.shutdown(cancel_futures=True)
+@contextmanager
+def pool(workers: int) -> Iterator[Callable[..., Future[Any]]]:
+    """Submit programs to processes, or run them in this process if `workers` is 0."""
+    if not workers:
+        yield here
+        return
+    processes = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield processes.submit
+    finally:
+        processes.shutdown(cancel_futures=True)
 
 
 def here(function: Callable[..., Any], *given: Any) -> Future[Any]:

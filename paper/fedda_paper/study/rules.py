@@ -1,12 +1,10 @@
 """The rules of the study: who goes on, who wins, and when a grid is extended."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence
 
-from .methods import Method, Point, Values, key
+from .methods import Point, StudyMethod, Values, key
 
 
 def mean(values: Sequence[float] | None) -> float:
@@ -19,13 +17,13 @@ def error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-def ranked(method: Method, points: Sequence[Point], values: Values) -> list[Point]:
+def ranked(method: StudyMethod, points: Sequence[Point], values: Values) -> list[Point]:
     """The points that did not diverge, the best first; of equal ones the smaller rate."""
     alive = [point for point in points if values(point)]
     return sorted(alive, key=lambda point: (-mean(values(point)), point[method.rate]))
 
 
-def winner(method: Method, points: Sequence[Point], values: Values) -> Point | None:
+def winner(method: StudyMethod, points: Sequence[Point], values: Values) -> Point | None:
     """The best point; of those within one standard error of it, the one with the smallest rate."""
     order = ranked(method, points, values)
     if not order:
@@ -35,7 +33,7 @@ def winner(method: Method, points: Sequence[Point], values: Values) -> Point | N
     return min(ties, key=lambda point: (point[method.rate], -mean(values(point))))
 
 
-def edges(method: Method, tried: Sequence[Point], best: Point) -> list[tuple[str, bool]]:
+def edges(method: StudyMethod, tried: Sequence[Point], best: Point) -> list[tuple[str, bool]]:
     """The words in which the best point is the last of those tried beside it, and whether it is the largest."""
     found = []
     for axis in method.axes:
@@ -49,7 +47,7 @@ def edges(method: Method, tried: Sequence[Point], best: Point) -> list[tuple[str
     return found
 
 
-def extended(method: Method, tried: Sequence[Point], best: Point | None, left: int) -> list[Point]:
+def extended(method: StudyMethod, tried: Sequence[Point], best: Point | None, left: int) -> list[Point]:
     """Two more points beyond each edge that the best point is at, as long as some are left."""
     more: list[Point] = []
     axes = {axis.word: axis for axis in method.axes}

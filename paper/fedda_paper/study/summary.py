@@ -1,7 +1,5 @@
 """What a study came to: summary.json for programs, summary.md for people."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -141,7 +141,7 @@ class Privacy:
     def within(self, rounds: int) -> bool:
         return self.epsilon(rounds, self.budget.against) <= self.budget.epsilon
 
-    def last(self, rounds: int) -> int:
+    def last_round(self, rounds: int) -> int:
         """The last of `rounds` rounds that the budget allows."""
         if not self.limited or self.within(rounds):
             return rounds
@@ -151,7 +151,7 @@ class Privacy:
             low, high = (middle, high) if self.within(middle) else (low, middle)
         return low
 
-    def stopped(self, done: int, rounds: int) -> str:
+    def stop_reason(self, done: int, rounds: int) -> str:
         """Why a run stops after `done` rounds."""
         if self.within(done):
             return f"the privacy budget is spent after round {done} of {rounds}"

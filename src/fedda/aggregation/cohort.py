@@ -41,12 +41,12 @@ class Aggregated(CohortWrapper):
             means = mean(*self._combined(task, down))
         else:  # the engine may work in chunks, or without access to single replies
             means = self.cohort.average(client_side(self.wrappers, task), *down)
-        return tuple(self._models(task, list(means), down))
+        return tuple(self._add_model(task, list(means), down))
 
     def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:
         """The replies after the server parts: one row if a wrapper reduces them."""
         replies, weights = self._combined(task, down)
-        return self._models(task, replies, down), weights
+        return self._add_model(task, replies, down), weights
 
     def _combined(self, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[list[Tensor], Tensor]:
         replies, weights = self.cohort.replies(client_side(self.wrappers, task), *down)
@@ -54,7 +54,7 @@ class Aggregated(CohortWrapper):
         self.exchanges += 1
         return server_side(self.wrappers, replies, weights, exchange)
 
-    def _models(self, task: ClientTask, replies: list[Tensor], down: tuple[Tensor, ...]) -> list[Tensor]:
+    def _add_model(self, task: ClientTask, replies: list[Tensor], down: tuple[Tensor, ...]) -> list[Tensor]:
         """Add the model that `reply_changes` subtracted."""
         models = model_replies(task) if relative(self.wrappers) else ()
         return [down[0] + reply if i in models else reply for i, reply in enumerate(replies)]

@@ -166,7 +166,7 @@ def compressions(wrappers: Sequence[Wrapper]) -> tuple[Compression, ...]:
 def forms(
     wrappers: tuple[Compression, ...], shape: tuple[int, ...], dtype: torch.dtype, d: int
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and dtypes of the tensors that are sent: found by packing a tensor on the meta device, without data."""
+    """Shapes and dtypes of the tensors that are sent, from packing a tensor on the meta device, without data."""
     parts = pack_reply(wrappers, torch.empty(shape, dtype=dtype, device="meta"), d)
     return [(tuple(v.shape), v.dtype) for v in parts]
 

@@ -21,7 +21,7 @@ class FedAvgM(FedAvg):
 
         delta = mean_k X - x;     m <- momentum m + delta;     x <- x + server_lr m
 
-    Deviations: none; there is no dampening, so a momentum of 0.9 makes the server's step ten times longer in the end.
+    Deviations: none. Without dampening, a momentum of 0.9 makes the server's step ten times longer in the end.
 
     Choose it if few clients take part in a round and the averages vary much.
 

@@ -24,7 +24,7 @@ class FedCM(Algorithm):
     Delta is gradient-like: positive where the loss rises. Deviations: with a decaying rate the sum of the etas replaces
     eta I. `momentum` is the weight of the history; the paper's alpha is 1 - momentum.
 
-    Choose it where few clients take part in a round: each of them follows what the others found.
+    Choose it where few clients take part in a round: each of them follows the direction of the others.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])

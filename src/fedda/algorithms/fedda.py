@@ -96,8 +96,8 @@ class FedDA(Algorithm):
 
     def round(self, server: Any, cohort: Cohort) -> Any:  # Algorithm 1
         H = self.metric(server)
-        z, nu, *q = self.averages(server, H, cohort)  # lines 5-8, 10
-        x, mu = self.server_step(server, H, z, nu, *q)  # lines 9, 11
+        z, nu, *squares = self.averages(server, H, cohort)  # lines 5-8, 10
+        x, mu = self.server_step(server, H, z, nu, *squares)  # lines 9, 11
         return FedDA.Server(x, nu, mu, server.t + self.steps)
 
     def averages(self, server: Any, H: Tensor, cohort: Cohort) -> tuple[Tensor, ...]:
@@ -105,20 +105,21 @@ class FedDA(Algorithm):
         down = server.x, server.nu, H, server.t
         if self.v_input != "gradients":
             return cohort.average(self.local, *down)
-        q, *means = cohort.average(self.local_and_squares, *down)
-        return *means, q
+        squares, *means = cohort.average(self.local_and_squares, *down)
+        return *means, squares
 
-    def server_step(self, server: Any, H: Tensor, z: Tensor, nu: Tensor, q: Any = None) -> tuple[Tensor, Tensor]:
-        """The new x and mu, from the means of the clients' z and nu (and of q, their squared gradients)."""
+    def server_step(self, server: Any, H: Tensor, z: Tensor, nu: Tensor, squares: Any = None) -> tuple[Tensor, Tensor]:
+        """The new x and mu, from the means of the clients' z and nu (and of their squared gradients)."""
         etas = [self.lr(server.t + i) for i in range(self.steps)]
-        x = self.moved(z, server.x, H, sum(etas), server.t)  # line 9, with the OLD H
+        x = self.next_point(z, server.x, H, sum(etas), server.t)  # line 9, with the OLD H
         if self.v_input == "z":
             s = z / (etas[-1] if self.mu_scale == "sum" else sum(etas))
         else:
-            s = self.gain * (nu if self.v_input == "nu" else q.sqrt())
+            s = self.gain * (nu if self.v_input == "nu" else squares.sqrt())
         return x, self.preconditioner.update(server.mu, s)  # line 11
 
     def metric(self, server: Any) -> Tensor:
+        """The diagonal of H in this round."""
         return self.preconditioner.diagonal(server.mu, server.t / self.steps)
 
     @on_client
@@ -128,7 +129,7 @@ class FedDA(Algorithm):
         for i in range(self.steps):  # line 3
             eta = self.lr(t + i)
             z, total = z - eta * nu, total + eta  # line 4
-            x = self.moved(z, x0, H, total, t)  # line 5
+            x = self.next_point(z, x0, H, total, t)  # line 5
             nu = self.estimator(nu, x, x_prev, eta, client)  # line 6
             x_prev = x
         if self.old_point == "own":
@@ -163,10 +164,11 @@ class FedDA(Algorithm):
         return {"h_min": H.amin(-1, True), "h_max": H.amax(-1, True)}
 
     def primal(self, z: Tensor, x0: Tensor, H: Tensor, total: Any) -> Tensor:
+        """The primal point of z: the argmin above, as PROX in the metric H / lambda."""
         return self.prox(x0 + self.scale * z / H, H / self.scale, total)
 
-    def moved(self, z: Tensor, x0: Tensor, H: Tensor, total: Any, t: Tensor) -> Tensor:
-        """The primal point of z; x0 in a first round that only measures H."""
+    def next_point(self, z: Tensor, x0: Tensor, H: Tensor, total: Any, t: Tensor) -> Tensor:
+        """The primal point of z; x0 in a first round that only measures H (`eps_mode="relative"`)."""
         x = self.primal(z, x0, H, total)
         return torch.where(t == 0, x0, x) if self.preconditioner.measures_first else x
 
@@ -177,15 +179,15 @@ class FedDAPrimal(FedDA):
 
     def round(self, server: Any, cohort: Cohort) -> Any:
         H = self.metric(server)
-        z, nu, x, *q = self.averages(server, H, cohort)
-        _, mu = self.server_step(server, H, z, nu, *q)
+        z, nu, x, *squares = self.averages(server, H, cohort)
+        _, mu = self.server_step(server, H, z, nu, *squares)
         return FedDA.Server(x, nu, mu, server.t + self.steps)
 
     @on_client(model_replies=(2,))
     def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         z, nu = super().local(client, x0, nu, H, t)
         total = sum(self.lr(t + i) for i in range(self.steps))
-        return z, nu, self.moved(z, x0, H, total, t)
+        return z, nu, self.next_point(z, x0, H, total, t)
 
     @on_client(model_replies=(3,))
     def local_and_squares(self, client: Client, *down: Tensor) -> tuple[Tensor, ...]:

@@ -63,8 +63,8 @@ class FedDACV(FedDA):
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, nu, mu, c, t = server
         H = self.metric(server)
-        z, nu, dc, *q = cohort.average(self.local, x, nu, H, c, t)
-        x, mu = self.server_step(server, H, z, nu, *q)  # as in FedDA
+        z, nu, dc, *squares = cohort.average(self.local, x, nu, H, c, t)
+        x, mu = self.server_step(server, H, z, nu, *squares)  # as in FedDA
         c = c + cohort.share * dc
         return self.Server(x, nu, mu, c, t + self.steps)
 

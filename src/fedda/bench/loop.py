@@ -4,8 +4,6 @@ One module, one client after the other, one `backward` per gradient. Steps are t
 as fast as `torch.optim.SGD`. A round takes its batches as an argument, so a test can pass those of an engine.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

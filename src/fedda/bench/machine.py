@@ -1,7 +1,5 @@
 """The context of a time: machine, versions, command and date."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

@@ -1,7 +1,5 @@
 """Algorithms on one workload: every path that fits, several seeds at once, and a plain loop, timed together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,12 +14,11 @@ from ..problems.neural import Neural
 from ..registry import make
 from ..run import Run
 from . import loop
-from .timing import PATIENCE, Contender, race, started
+from .timing import PATIENCE, Contender, Maker, race, started
 from .workloads import WORKLOADS, Workload
 
 SEEDS = 5
 PLAIN = "plain loop"
-Advance = Callable[[], object]
 
 
 def measure(
@@ -52,7 +49,7 @@ def measure_algorithm(
     paths = problem.with_path("auto", precision, workload.cohort).gradient_paths
     taken = paths.chosen
     reference, by_hand = plain(name, algorithm, problem, workload.cohort, paths.precision)
-    makers: dict[str, Callable[[], Advance]] = {path: lambda path=path: run(path).advance for path in paths.paths}  # type: ignore[misc]
+    makers: dict[str, Maker] = {path: lambda path=path: run(path).advance for path in paths.paths}  # type: ignore[misc]
     makers |= {reference: by_hand}
     contenders = {}
     for label, maker in makers.items():
@@ -98,15 +95,13 @@ def row(one: Contender, workload: Workload, images: int, reference: Contender) -
     }
 
 
-def plain(
-    name: str, algorithm: Algorithm, problem: Neural, cohort: int, precision: str
-) -> tuple[str, Callable[[], Advance]]:
+def plain(name: str, algorithm: Algorithm, problem: Neural, cohort: int, precision: str) -> tuple[str, Maker]:
     """The reference of an algorithm: a loop written by hand, if there is one, else the sequential engine, which runs
     one client after the other with ordinary autograd."""
     if name not in HAND_WRITTEN:
         return "sequential", lambda: Run(algorithm, problem, cohort, engine="sequential").advance
 
-    def maker() -> Advance:
+    def maker() -> Callable[[], object]:
         draws = loop.LoopDraws(problem, cohort, algorithm.steps)
         with rounding(precision):
             by_hand = HAND_WRITTEN[name](problem, algorithm, draws)

@@ -1,14 +1,11 @@
 """The figure of `fedda bench --scaling`: a panel for each quantity, both axes logarithmic."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
@@ -35,7 +32,6 @@ def draw(algorithms: dict[str, Any], title: str) -> bytes:
     shown = [panel for panel in PANELS if any(panel[0] in own for own in algorithms.values())]
     with rc_context(RC):
         figure = Figure(figsize=(10.2, 3.1 * -(-len(shown) // 3) + 0.7), dpi=160, layout="constrained")
-        FigureCanvasAgg(figure)  # no pyplot: a library must not touch the user's figures or backend
         figure.suptitle(title, fontsize=10, x=0.01, ha="left")
         grid = figure.subplots(-(-len(shown) // 3), 3, squeeze=False).flatten()
         for panel, what in zip(grid, shown, strict=False):

@@ -1,7 +1,5 @@
 """How the cost of a round grows: one quantity at a time, from the same base."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,7 +11,7 @@ from ..engines import Vectorised
 from ..registry import make
 from ..run import Run
 from .measure import PLAIN, plain
-from .timing import PATIENCE, Contender, race, started
+from .timing import PATIENCE, Contender, Maker, race, started
 from .workloads import CIFAR, DIGITS, noise
 
 SHARE = 4  # each point gets this part of the given seconds
@@ -91,7 +89,7 @@ def climb(
 
 def contenders(
     setting: Setting, name: str, device: torch.device, precision: str, by_hand: bool
-) -> tuple[dict[str, Callable[[], Callable[[], object]]], int]:
+) -> tuple[dict[str, Maker], int]:
     """A factory for each contender, and the number of parameters."""
     problem = setting.problem().to(device)
     algorithm = make(name, steps=setting.steps)
@@ -100,7 +98,7 @@ def contenders(
     def run() -> Callable[[], object]:
         return Run(algorithm, problem, setting.cohort, seed, engine=Vectorised(precision=precision)).advance
 
-    makers: dict[str, Callable[[], Callable[[], object]]] = {"fedda": run}
+    makers: dict[str, Maker] = {"fedda": run}
     if by_hand:
         label, start = plain(name, algorithm, problem, setting.cohort, precision)
         if label == PLAIN:  # some algorithms have no hand-written loop

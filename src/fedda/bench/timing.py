@@ -11,6 +11,8 @@ import torch
 
 from ..problems.gradients.tuning import seconds as seconds_of
 
+Maker = Callable[[], Callable[[], object]]  # builds a program and returns its next round
+
 BLOCKS = 5  # timed parts of a contender; the result is their median
 PATIENCE = 3  # a slow contender may take this many times the given seconds
 
@@ -36,7 +38,7 @@ class Contender:
         return statistics.median(b / a for a, b in zip(self.blocks, other.blocks, strict=False))
 
 
-def started(name: str, make: Callable[[], Callable[[], object]], device: torch.device) -> Contender:
+def started(name: str, make: Maker, device: torch.device) -> Contender:
     """A contender that is built and warm: timed rounds contain no tracing, capturing or filling of caches."""
     cuda = device.type == "cuda"
     before = 0

@@ -1,7 +1,5 @@
 """The two workloads: one is limited by dispatch, the other by arithmetic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

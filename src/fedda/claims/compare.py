@@ -1,7 +1,5 @@
 """The verdict rule: a difference against twice its standard error, and how verdicts combine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,13 +62,7 @@ def decide(difference: Value) -> str:
 
 
 def combine(verdicts: Iterable[str]) -> str:
-    """The verdict on a claim of several parts; a part that is not tested is not supported.
-
-    >>> combine([SUPPORTED, SUPPORTED]), combine([SUPPORTED, NOT_TESTED]), combine([SUPPORTED, NOT_SUPPORTED])
-    ('SUPPORTED', 'PARTIAL', 'PARTIAL')
-    >>> combine([NOT_SUPPORTED, INCONCLUSIVE]), combine([INCONCLUSIVE, NOT_TESTED]), combine([])
-    ('NOT SUPPORTED', 'INCONCLUSIVE', 'NOT TESTED')
-    """
+    """The verdict on a claim of several parts; a part that is not tested is not supported."""
     parts = set(verdicts)
     if parts <= {NOT_TESTED}:
         return NOT_TESTED
@@ -82,13 +74,7 @@ def combine(verdicts: Iterable[str]) -> str:
 
 
 def worth(table: Table, key: str, metric: str) -> Value | None:
-    """A method's value, negated if lower is better; minus infinity if it diverged.
-
-    >>> worth({"a": MethodValues("a", {"test_loss": Value(0.5, 0.1, 0.7, 3)})}, "a", "test_loss").mean
-    -0.5
-    >>> worth({"a": MethodValues("a", lost="diverged", seeds=3)}, "a", "test_loss").mean
-    -inf
-    """
+    """A method's value, negated if lower is better; minus infinity if it diverged."""
     method = table.get(key)
     if method is None:
         return None
@@ -98,10 +84,16 @@ def worth(table: Table, key: str, metric: str) -> Value | None:
     return value if value is None or metric not in LOWER else -value
 
 
+def lead(table: Table, a: str, b: str, metric: str) -> Value | None:
+    """How much better `a` is than `b`; None if one of them has no value."""
+    ours, theirs = worth(table, a, metric), worth(table, b, metric)
+    return None if ours is None or theirs is None else ours - theirs
+
+
 def compare(table: Table, a: str, b: str, metric: str, margin: float = 0.0, what: str = "") -> Detail:
     """Whether `a` is better than `b`, or not worse by more than `margin`."""
-    ours, theirs = worth(table, a, metric), worth(table, b, metric)
-    d = None if ours is None or theirs is None else (ours - theirs).plus(margin)
+    d = lead(table, a, b, metric)
+    d = None if d is None else d.plus(margin)
     text = what or f"{called(table, a)} vs {called(table, b)}"
     # A model without weights, or one that predicts a constant, does not count as sparse.
     empty = d is not None and metric in SPARSE and table[a].constant and decide(d) == SUPPORTED
@@ -115,16 +107,14 @@ def called(table: Table, key: str) -> str:
     return f"{key} ({'diverged' if table[key].lost else 'constant'})"
 
 
-def detail(
-    comparison: str, metric: str, d: Value | None, a: float | None, b: float | None, verdict: str = ""
-) -> Detail:
+def detail(text: str, metric: str, d: Value | None, a: float | None, b: float | None, verdict: str = "") -> Detail:
     """A comparison; a number that does not exist is None."""
     if d is None:
-        return Detail(comparison, metric, NOT_TESTED, a, b)
+        return Detail(text, metric, NOT_TESTED, a, b)
     exists = math.isfinite(d.mean)
     difference, se = (d.mean, d.se) if exists else (None, None)
     area = d.area if math.isfinite(d.area) else None
-    return Detail(comparison, metric, verdict or decide(d), a, b, difference, se, area, d.seeds)
+    return Detail(text, metric, verdict or decide(d), a, b, difference, se, area, d.seeds)
 
 
 def not_run(comparison: str, metric: str) -> Detail:

@@ -1,7 +1,5 @@
 """Verdicts from run folders, once per setting, and as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -36,13 +34,6 @@ def verdicts(places: Iterable[str | Path | RecordedRun | Source], theory: Theory
 
     `places` are folders that hold runs at any depth, or runs that were read already; `theory` adds to the content of
     the `theory.json` files in those folders.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "theory.json").write_text('{"C29": {"verdict": "SUPPORTED", "reason": "slope -0.67"}}')
-    >>> [group] = verdicts([folder])
-    >>> [(v.claim.id, v.reason) for v in group.verdicts if v.verdict == "SUPPORTED"]
-    [('C29', 'slope -0.67')]
     """
     runs, read = sources(places)
     theory = {**(theory or {}), **read}
@@ -67,7 +58,6 @@ def _group(setting: str, runs: list[Source], theory: Theory) -> Group:
 
 
 def _unused(s: Source, used: Sequence[Source]) -> str:
-    """Why a run was not used."""
     head = next((other for other in used if other.figure == s.figure), None)
     if head is None:
         known = any(s.figure in claim.named for claim in claims())
@@ -83,25 +73,22 @@ def _unused(s: Source, used: Sequence[Source]) -> str:
 
 def _check(theory: Theory) -> None:
     ids = [claim.id for claim in claims() if claim.kind == "theory"]
-    for name, table in theory.items():
-        if name not in ids:
-            raise ValueError(f"theory.json: {name!r} must be one of {', '.join(ids)}")
+    for key, table in theory.items():
+        if key not in ids:
+            raise ValueError(f"theory.json: {key!r} must be one of {', '.join(ids)}")
         if table["verdict"] not in WORDS:
-            raise ValueError(
-                f"theory.json: {name}: verdict must be one of {', '.join(WORDS)}, got {table['verdict']!r}"
-            )
+            raise ValueError(f"theory.json: {key}: verdict must be one of {', '.join(WORDS)}, got {table['verdict']!r}")
         details = table.get("details", [])
         if not isinstance(details, list) or not all(_is_detail(d) for d in details):
-            raise ValueError(f"theory.json: {name}: details must be tables of {', '.join(COLUMNS)}")
+            raise ValueError(f"theory.json: {key}: details must be tables of {', '.join(COLUMNS)}")
 
 
 def _is_detail(d: Any) -> bool:
     """Whether a table is one comparison of a verdict."""
-    whole = (
-        isinstance(d, dict) and {"comparison", "metric", "verdict"} <= set(d) <= set(COLUMNS) and d["verdict"] in WORDS
-    )
-    numbers = (d.get(key) for key in COLUMNS[2:-1]) if whole else ()
-    return whole and all(v is None or (isinstance(v, int | float) and not isinstance(v, bool)) for v in numbers)
+    if not isinstance(d, dict) or not {"comparison", "metric", "verdict"} <= set(d) <= set(COLUMNS):
+        return False
+    numbers = [v for key in COLUMNS[2:-1] if (v := d.get(key)) is not None]
+    return d["verdict"] in WORDS and all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers)
 
 
 def judge_one_run(place: str | Path | RecordedRun) -> Group | None:
@@ -114,7 +101,7 @@ def judge_one_run(place: str | Path | RecordedRun) -> Group | None:
         if one.figure in claim.named:
             verdict = judge(claim, [one], {}, alone=True)
             # A figure that only lends to a claim decides nothing alone.
-            own = any(one.figure in (case if claim.either else case[:1]) for case in claim.figures)
+            own = any(one.figure in case for case in claim.own_figures)
             judged += [verdict] if own or verdict.verdict != NOT_TESTED else []
     return Group(one.setting, [one.name], judged)
 
@@ -133,10 +120,7 @@ def write(place: str | Path | RecordedRun) -> Group | None:
 
 def dumps(groups: Sequence[Group]) -> str:
     """The verdicts as JSON."""
-    settings = [
-        {"setting": group.setting, "runs": group.runs, "claims": [_plain(v) for v in group.verdicts]}
-        for group in groups
-    ]
+    settings = [{"setting": g.setting, "runs": g.runs, "claims": [_plain(v) for v in g.verdicts]} for g in groups]
     return json.dumps({"settings": settings}, indent=1, allow_nan=False) + "\n"
 
 

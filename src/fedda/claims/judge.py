@@ -1,24 +1,15 @@
 """The verdict on one claim: its rule judges its cases, and one line gives the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from . import kinds, ranks, steps
 from .compare import NOT_TESTED, SEEDS, SUPPORTED, Detail, Judged, Table, combine
-from .kinds import key
+from .kinds import KINDS
 from .pool import NO_RUN, RunChoice, choose, tabulate
 from .runs import Source, Theory
 from .sentences import collapsed, counts, named, sentence, variants
-from .statements import Claim
+from .statements import Claim, key
 
-KINDS = {
-    "beats": kinds.beats, "at_least": kinds.at_least, "most": kinds.most, "largest": kinds.largest, "drop": kinds.drop,
-    "density": kinds.density, "rank": ranks.rank, "mean_rank": ranks.mean_rank, "rise": kinds.rise,
-    "between": steps.between, "margin": steps.margin, "improves": steps.improves, "gain": steps.gain,
-    "traffic": steps.traffic,
-}  # fmt: skip
 NO_THEORY = "judged from a theory.json, as `fedda theory` writes it, and there is none"
 UNCHECKABLE = "no experiment can check it"
 
@@ -108,7 +99,7 @@ def judge_case(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> Cas
 def left_out(claim: Claim, runs: Sequence[Source]) -> list[bool]:
     """For each case, whether it has no run of its own figure."""
     there = {s.figure for s in runs}
-    return [not there & set(case if claim.either else case[:1]) for case in claim.figures]
+    return [there.isdisjoint(case) for case in claim.own_figures]
 
 
 def absent(whys: Sequence[str]) -> list[str]:

@@ -1,13 +1,10 @@
 """Choose the runs for a case of a claim, and find the claim's methods in them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .kinds import key
 from .runs import Source
-from .statements import Claim
+from .statements import Claim, key
 from .values import MethodValues
 
 NO_RUN = "no run of "
@@ -85,10 +82,8 @@ def tabulate(claim: Claim, case: Sequence[str], pool: Sequence[Source]) -> dict[
     """
     parts = {"": list(pool)}
     if claim.kind == "drop":
-        parts = {
-            "": [s for s in pool if s.figure == case[0]],
-            "heterogeneous ": [s for s in pool if s.figure == case[1]],
-        }
+        figures = {"": case[0], "heterogeneous ": case[1]}
+        parts = {prefix: [s for s in pool if s.figure == figure] for prefix, figure in figures.items()}
     table: dict[str, MethodValues] = {}
     for prefix, sources in parts.items():
         for name in (*claim.methods, *claim.against):

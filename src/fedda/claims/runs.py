@@ -11,7 +11,7 @@ from typing import Any
 
 from ..runs.names import CONFIG, METRICS, OUT_OF_MEMORY, SWEEP_CONFIG
 from ..runs.reading import RecordedRun, kept, read_run
-from .statements import figures
+from .statements import figures, key
 from .values import MethodValues, known, measure
 
 THEORY = "theory.json"
@@ -92,37 +92,32 @@ class Source:
         return f"after {self.rounds} of {full} rounds" if self.rounds < full else ""
 
     @cached_property
-    def methods(self) -> list[MethodValues]:
+    def by_label(self) -> dict[str, MethodValues]:
         """Every curve of the run with its values."""
-        return [self._values(label) for label in self.run.labels if label in self.ran]
+        metrics = known(self.run.rows)
+        return {label: self._values(label, metrics) for label in self.run.labels if label in self.ran}
+
+    @property
+    def methods(self) -> list[MethodValues]:
+        return list(self.by_label.values())
 
     def method(self, name: str, steps: int | None) -> MethodValues | None:
         """The curve of a method, by its label, else by the algorithm (and local steps) of the label.
 
         None if no curve or several match, or if it ran out of memory.
         """
-        full = name if steps is None else f"{name} ({steps})"
+        full = key(name, steps)
         matches = [label for label in self.run.labels if _is(name, steps, label, self.run.params(label))]
-        label = full if full in self.run.labels else matches[0] if len(matches) == 1 else None
-        return self._values(label) if label in self.ran and label is not None else None
+        label = full if full in self.run.labels else matches[0] if len(matches) == 1 else ""
+        return self.by_label.get(label)
 
-    @cached_property
-    def _measured(self) -> dict[str, MethodValues]:
-        return {}
-
-    @cached_property
-    def _metrics(self) -> list[str]:
-        return known(self.run.rows)
-
-    def _values(self, label: str) -> MethodValues:
-        if label not in self._measured:
-            rows, params = self.run.rows_of(label), self.run.params(label)
-            values = replace(measure(label, rows, self.rounds, params, self._metrics), figure=self.figure)
-            if label in self.run.failures:
-                why = self.run.failures[label].splitlines() or [""]
-                values = replace(values, values={}, seeds=self.seeds, lost=f"diverged ({why[0][:80]})")
-            self._measured[label] = values
-        return self._measured[label]
+    def _values(self, label: str, metrics: list[str]) -> MethodValues:
+        rows, params = self.run.rows_of(label), self.run.params(label)
+        values = replace(measure(label, rows, self.rounds, params, metrics), figure=self.figure)
+        if label in self.run.failures:
+            why = self.run.failures[label].splitlines() or [""]
+            values = replace(values, values={}, seeds=self.seeds, lost=f"diverged ({why[0][:80]})")
+        return values
 
 
 def _is(name: str, steps: int | None, label: str, params: Mapping[str, Any]) -> bool:
@@ -131,9 +126,8 @@ def _is(name: str, steps: int | None, label: str, params: Mapping[str, Any]) -> 
     prox = params.get("prox")
     l1 = isinstance(prox, dict) and prox.get("kind") == "l1"
     same = label == name or ALIASES.get(algorithm, algorithm) == ALIASES.get(wanted, wanted)
-    return (
-        same and (steps is None or params.get("steps") == steps) and (wanted != "fedda-mvr" or l1 == (name != wanted))
-    )
+    same = same and (steps is None or params.get("steps") == steps)
+    return same and (wanted != "fedda-mvr" or l1 == (name != wanted))
 
 
 def sources(places: Iterable[str | Path | RecordedRun | Source]) -> tuple[list[Source], Theory]:

@@ -1,7 +1,5 @@
 """Verdicts as text: the line that gives the reason."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +10,7 @@ from .compare import INCONCLUSIVE, NOT_SUPPORTED, NOT_TESTED, SUPPORTED, Detail,
 
 FEW = 3  # comparisons shown with their numbers
 LIST = 6  # comparisons named in a list
-COUNTED = {
-    SUPPORTED: "supported", INCONCLUSIVE: "inconclusive", NOT_SUPPORTED: "not supported", NOT_TESTED: "not run"
-}  # fmt: skip
+COUNTED = {verdict: verdict.lower() for verdict in (SUPPORTED, INCONCLUSIVE, NOT_SUPPORTED)} | {NOT_TESTED: "not run"}
 
 
 def sentence(details: Sequence[Detail]) -> str:

@@ -1,7 +1,5 @@
 """The claims as data, and the figures they are about, from `claims.toml`."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -28,9 +26,23 @@ class Claim:
     remark: str = ""  # part of every verdict's reason
 
     @property
+    def own_figures(self) -> list[tuple[str, ...]]:
+        """For each case, the figures that decide it; the others only lend a method to the comparison."""
+        return [case if self.either else case[:1] for case in self.figures]
+
+    @property
     def named(self) -> set[str]:
         """Every figure that the claim reads."""
         return {figure for case in self.figures for figure in case}
+
+
+def key(method: str, steps: int | None = None) -> str:
+    """A method's name in a table of values.
+
+    >>> key("fedcm"), key("fedcm", 5)
+    ('fedcm', 'fedcm (5)')
+    """
+    return method if steps is None else f"{method} ({steps})"
 
 
 @cache
@@ -39,21 +51,13 @@ def _content() -> dict[str, Any]:
 
 
 def figures() -> dict[str, dict[str, Any]]:
-    """Data and rounds of the built-in experiments, by name.
-
-    >>> figures()["digits"]
-    {'data': 'digits', 'rounds': 300}
-    """
+    """Data and rounds of the built-in experiments, by name."""
     return dict(_content()["figures"])
 
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """All claims, in the order of the paper.
-
-    >>> len(claims()), claims()[5].text
-    (31, 'FedDA-MVR beats all seven baselines in all four metrics on CIFAR-10.')
-    """
+    """All claims, in the order of the paper."""
     listed = []
     for table in _content()["claims"]:
         fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}

@@ -102,6 +102,14 @@ def known(rows: Iterable[Row]) -> list[str]:
     return [m for m in METRICS if m in present]
 
 
+def by_seed(rows: Iterable[Row]) -> dict[int, list[Row]]:
+    """The rows of each seed, in the order of the rounds."""
+    seeds: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["round"]):
+        seeds.setdefault(row["seed"], []).append(row)
+    return seeds
+
+
 def measure(
     label: str, rows: list[Row], rounds: int, params: Mapping[str, Any] | None = None, metrics: list[str] | None = None
 ) -> MethodValues:
@@ -114,9 +122,7 @@ def measure(
     >>> value.last[0] == sum(1 / (r + 1) for r in range(96, 101)) / 5
     True
     """
-    seeds: dict[int, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row["round"]):
-        seeds.setdefault(row["seed"], []).append(row)
+    seeds = by_seed(rows)
     own = [m for m in (known(rows) if metrics is None else metrics) if any(m in row for row in rows)]
     last = {m: {seed: mean(tail(mine, rounds), m) for seed, mine in seeds.items()} for m in own}
     areas = {m: {seed: mean([r for r in mine if r["round"]], m) for seed, mine in seeds.items()} for m in own}

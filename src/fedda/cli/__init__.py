@@ -1,4 +1,4 @@
-"""The command line, a module a group: `fedda run|sweep|claims|report|theory|plan|bench|data|deploy|list`.
+"""The command line, one module per group: `fedda run|sweep|claims|report|theory|plan|bench|data|deploy|list`.
 
 A command imports what it needs when it runs: `fedda --help` imports neither torch nor matplotlib.
 """

@@ -3,8 +3,6 @@
 Exit status 0 is success, 2 a mistake of the user, 1 a failure of fedda, 128 + n the end by signal n.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -48,7 +46,7 @@ Shard = Annotated[
 
 def main() -> None:
     """Every error of a user ends in one line on stderr; a traceback (exit 1) is a bug."""
-    warnings.showwarning = note
+    warnings.showwarning = print_warning
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # an ASCII terminal gets substitutes
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
@@ -56,33 +54,33 @@ def main() -> None:
         code = app(prog_name="fedda", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as why:
-        code = mistake(why.format_message())
+        code = print_mistake(why.format_message())
     except ValueError as why:
-        code = mistake(str(why))
+        code = print_mistake(str(why))
     except BrokenPipeError:  # `fedda list | head -1`: the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + 13  # SIGPIPE, which Windows does not name
     except OSError as why:
-        code = mistake(f"cannot write: {file_and_reason(why)}")
+        code = print_mistake(f"cannot write: {file_and_reason(why)}")
     except Stopped as why:
-        if ranks.speaks():
+        if ranks.is_first_rank():
             say(f"fedda: {why}; resume with: {resume_command()}")
         sys.exit(128 + why.signal)
     except Lost as why:
-        mistake(f"{why}; resume with: {resume_command()}", ranks.lost)
+        print_mistake(f"{why}; resume with: {resume_command()}", ranks.lost)
         code = 1
     except click.Abort:
         code = 128 + signal.SIGINT
     except Exception as why:
         ranks.blame(f"{type(why).__name__}: {why}")
         raise
-    if code == 128 + signal.SIGINT and ranks.speaks():  # typer ends so, silently, after a Ctrl-C outside the rounds
+    if code == 128 + signal.SIGINT and ranks.is_first_rank():  # typer is silent after a Ctrl-C outside the rounds
         say("fedda: stopped by SIGINT")
     ranks.end(code)
 
 
-def mistake(message: str, by_rank: Callable[[str], str | None] = ranks.blame) -> int:
-    """Print one line, on one of the ranks only."""
+def print_mistake(message: str, by_rank: Callable[[str], str | None] = ranks.blame) -> int:
+    """Print one line, on one of the ranks only, and return the exit status."""
     line = by_rank(message)
     if line is not None:
         say(f"fedda: {line}")
@@ -94,9 +92,9 @@ def say(message: str) -> None:
         print(" ".join(message.split("\n")), file=sys.stderr, flush=True)
 
 
-def note(message: Warning | str, *_: Any, **more: Any) -> None:
+def print_warning(message: Warning | str, *_: Any, **more: Any) -> None:
     """Print a warning once, although an algorithm is built several times in a run."""
-    if str(message) not in PRINTED and ranks.speaks():
+    if str(message) not in PRINTED and ranks.is_first_rank():
         PRINTED.add(str(message))
         say(f"note: {message}")
 

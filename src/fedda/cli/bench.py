@@ -1,11 +1,7 @@
 """`fedda bench`: the cost of a round on this machine, and how it grows."""
 
-from __future__ import annotations
-
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +37,7 @@ def bench(
     from ..checks import POSITIVE, count, number, one_of
     from ..problems.gradients.choose import PRECISIONS
     from ..problems.gradients.tuning import threads as with_threads
+    from ..progress import status_line
 
     load_plugins(plugin)
     one_of("bench", "--workload", workload, ("all", *WORKLOADS))
@@ -57,7 +54,7 @@ def bench(
     refuse_unwritable(out, folder if scaling else out.parent)
     workloads = list(WORKLOADS) if workload == "all" else [workload]
     measured, kind = (measure_scaling, "scaling") if scaling else (measure, "workloads")
-    with progress() as say, with_threads(threads):
+    with status_line() as say, with_threads(threads):
         results: dict[str, Any] = {"machine": machine(where), "seconds": seconds}
         results[kind] = {name: measured(name, names, where, precision, seconds, say) for name in workloads}
     results["process_peak_mb"] = process_peak_mb()
@@ -92,24 +89,6 @@ def refuse_unwritable(out: Path, pictures: Path) -> None:
         out.unlink()
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Shows the current work: one changing line on a terminal, else one line each."""
-    from rich.console import Console
-
-    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
-    if sys.stderr.isatty() and not console.is_dumb_terminal:
-        with console.status("") as status:
-            yield status.update
-    else:
-        yield line
-
-
-def line(text: str) -> None:
-    with suppress(OSError):  # stderr may be closed
-        print(text, file=sys.stderr, flush=True)
-
-
 def facts(machine: dict[str, Any]) -> str:
     threads = f", {machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
     where = machine["processor"] + threads if machine["device"] == "cpu" else machine["device"]
@@ -133,10 +112,10 @@ def show(results: dict[str, Any]) -> None:
 
 def show_table(rows: Iterable[dict[str, str]], title: str) -> None:
     """A table whose heads are the keys of its rows."""
-    from ..progress import table
+    from ..progress import print_table
 
     lines = list(rows)
-    table(list(lines[0]), [list(line.values()) for line in lines], title)
+    print_table(list(lines[0]), [list(line.values()) for line in lines], title)
 
 
 def path_rows(algorithms: dict[str, Any]) -> Iterator[dict[str, str]]:

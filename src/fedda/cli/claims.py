@@ -1,7 +1,5 @@
 """`fedda claims`: what runs say about the paper's claims."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

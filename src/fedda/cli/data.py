@@ -37,7 +37,7 @@ def list_(plugin: Plugins = None) -> None:
     """
     from .. import registry
     from ..data.from_files import FILE_DATASETS
-    from ..progress import table
+    from ..progress import print_table
 
     load_plugins(plugin)
     rows = []
@@ -48,7 +48,7 @@ def list_(plugin: Plugins = None) -> None:
         samples = f"{train:,} + {test:,}" if train else ""
         clients = known.clients if known else ""
         rows.append((entry.name, entry.summary, samples, str(classes or ""), clients, location(known)))
-    table(("name", "what", "samples", "classes", "clients", "where"), rows)
+    print_table(("name", "what", "samples", "classes", "clients", "where"), rows)
 
 
 def location(known: FileDataset | None) -> str:
@@ -122,7 +122,7 @@ def check(name: str, plugin: Plugins = None) -> None:
     from .. import registry
     from ..data import open_dataset
     from ..data.from_files import FILE_DATASETS
-    from ..progress import table
+    from ..progress import print_table
 
     load_plugins(plugin)
     content = open_dataset(name, fresh=True)
@@ -140,7 +140,9 @@ def check(name: str, plugin: Plugins = None) -> None:
             print(f"clients ({part}): {len(sizes)}, each with {spread}")
     counts = [np.bincount(part, minlength=content.classes) for part in (content.y, content.y_test)]
     names = content.names or tuple(map(str, range(content.classes)))
-    table(("class", "training", "testing"), [(n, f"{a:,}", f"{b:,}") for n, a, b in zip(names, *counts, strict=True)])
+    print_table(
+        ("class", "training", "testing"), [(n, f"{a:,}", f"{b:,}") for n, a, b in zip(names, *counts, strict=True)]
+    )
     print(f"the files are complete{compare_published(known, content) if known else ''}")
 
 

@@ -1,7 +1,5 @@
 """`fedda deploy`: a new federation over Flower, its keys, and a run of it in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .app import Plugins, app, load_plugins
-
-if TYPE_CHECKING:
-    from ..runs.reading import RecordedRun
-    from ..runs.sweeps import SweepResults
+from .summaries import print_choices, print_summaries
 
 
 @app.command("list", epilog="Example: fedda list algorithms")
@@ -22,14 +19,14 @@ def list_(what: Annotated[str, typer.Argument()] = "all", plugin: Plugins = None
     data, partitions, models, prox, engines or aggregation.
     """
     from .. import checks, listing
-    from ..progress import table
+    from ..progress import print_table
 
     load_plugins(plugin)
     kinds = listing.KINDS
     if what not in ("all", *kinds):
         raise ValueError(f"list: unknown kind {what!r}; {checks.nearest(what, ('all', *kinds))}")
     for kind in kinds if what == "all" else (what,):
-        table(*listing.rows(kind), kind)
+        print_table(*listing.rows(kind), kind)
 
 
 @app.command("report", epilog="Example: fedda report runs/digits runs/short --csv curves.csv")
@@ -77,46 +74,3 @@ def report_(
     for name, path in (("comparison", comparison), ("csv", csv), ("latex", latex)):
         if path:
             print(f"{name}: {path}")
-
-
-def print_choices(sweep: SweepResults) -> None:
-    """One table of the chosen values of a sweep, and the number of points without a value."""
-    from ..progress import table
-    from ..report.sweep import chosen
-
-    rows = []
-    for swept in sweep.algorithms:
-        lost = sum(not point.ok for point in swept.points)
-        rows.append([swept.label, *chosen(swept, sweep.metric), str(len(swept.points)), str(lost) if lost else ""])
-    heads = ["algorithm", "chosen", sweep.metric.replace("_", " "), "points", "without a value"]
-    table(heads, rows, sweep.folder.resolve().name)
-
-
-METRICS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
-COLUMNS = (*METRICS, "epsilon_outside", "epsilon_site")
-
-
-def print_summaries(runs: list[RecordedRun]) -> None:
-    """One table of final values: mean and standard deviation over seeds."""
-    from ..progress import table
-    from ..runs import formats
-    from ..runs.final_values import summary
-
-    finals = [(run.folder.resolve().name, row) for run in runs for row in summary(run)]
-    shown = [c for c in COLUMNS if any(row.get(c) is not None for _, row in finals)]
-    rows = []
-    for name, row in finals:
-        cells = [row["label"] + (" (failed)" if row["failure"] else ""), *([name] if len(runs) > 1 else [])]
-        cells.append(str(row["rounds"]))
-        cells.append(f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else ""))
-        for c in shown:
-            percent = c.endswith(("accuracy", "density", "nonzero"))
-            cells.append(formats.spread(row.get(c), row.get(f"{c}_std"), percent))
-        rows.append([*cells, formats.size(row["bytes"]), formats.duration(row["seconds"])])
-    several = ["run"] if len(runs) > 1 else []
-    table(["algorithm", *several, "rounds", "seeds", *(c.replace("_", " ") for c in shown), "sent", "time"], rows)
-    for _, row in finals:
-        if row["failure"]:
-            print(f"{row['label']}: failed: {row['failure']}")
-        if row["privacy"]:
-            print(f"{row['label']}: privacy: {row['privacy']}")

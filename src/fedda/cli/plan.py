@@ -1,7 +1,5 @@
 """`fedda plan`: what an experiment needs on several processes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from .app import Plugins, Settings, app, load_plugins
-from .bench import facts, progress, refuse_unwritable, short, show_table
+from .bench import facts, refuse_unwritable, short, show_table
 
 
 @app.command(epilog="Example: fedda plan digits --gpus 8 --clients 1e6 --cohort 1000 --algorithms fedda-mvr,scaffold")
@@ -21,7 +19,7 @@ def plan(
     device: Annotated[str, typer.Option(help="Where rounds are measured: cpu, cuda, cuda:1, ...")] = "cpu",
     algorithms: Annotated[str | None, typer.Option(help="Labels or names of algorithms, separated by commas.")] = None,
     seconds: Annotated[float, typer.Option(help="How long rounds of each size are timed.")] = 0.5,
-    words: Settings = None,
+    settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
     plugin: Plugins = None,
 ) -> None:
@@ -35,23 +33,24 @@ def plan(
     from ..bench.machine import machine
     from ..checks import POSITIVE, count, number
     from ..experiments import find
-    from ..experiments.overrides import choose
+    from ..experiments.overrides import override
+    from ..progress import status_line
 
     load_plugins(plugin)
     count("plan", "--gpus", gpus, at_most=65536)
     number("plan", "--seconds", seconds, POSITIVE)
-    given = choose(find(experiment), algorithms=algorithms, settings=words or ())
-    chosen = given.completed()
+    wanted = override(find(experiment), algorithms=algorithms, settings=settings or ())
+    chosen = wanted.completed()
     population = chosen.problem.clients if clients is None else whole("--clients", clients, 2**31 - 1)
     if population is None:
         raise ValueError(f"plan: {chosen.name} takes its clients from the data: give --clients")
-    taking = given.cohort or population if cohort is None else whole("--cohort", cohort, population)
+    taking = wanted.cohort or population if cohort is None else whole("--cohort", cohort, population)
     if taking > population:
         raise ValueError(f"plan: --clients {population} is less than the cohort, {taking}: give --cohort as well")
     where = check_device(device, "--device")
     if out is not None:
         refuse_unwritable(out, out.parent)
-    with progress() as say:
+    with status_line() as say:
         rows = planning.plan(chosen, population, taking, gpus, where, seconds, say)
     about = machine(where) | ({"threads": 1} if where.type == "cpu" else {})
     title = f"{chosen.name}: {taking:,} of {population:,} clients per round, {chosen.rounds:,} rounds"
@@ -60,8 +59,8 @@ def plan(
     if chosen.aggregation:
         print("not included: the work, messages and client memory of aggregation")
     if out is not None:
-        asked = {"clients": population, "cohort": taking, "rounds": chosen.rounds, "gpus": gpus}
-        out.write_text(json.dumps({"asked": asked, "machine": about, "plan": rows}, indent=1) + "\n", encoding="utf-8")
+        inputs = {"clients": population, "cohort": taking, "rounds": chosen.rounds, "gpus": gpus}
+        out.write_text(json.dumps({"asked": inputs, "machine": about, "plan": rows}, indent=1) + "\n", encoding="utf-8")
         print(f"figures: {out}")
 
 

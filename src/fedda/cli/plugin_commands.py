@@ -1,7 +1,5 @@
 """Commands of installed plugins, beside the built-in ones."""
 
-from __future__ import annotations
-
 import click
 import typer
 from typer.core import TyperGroup

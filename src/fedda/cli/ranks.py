@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ..experiments.ranks import Ranks
 
 GRACE = 2.0  # seconds for a rank to end by itself after another has failed: most mistakes happen on all ranks
-HERE: list[World] = []  # the world, after `enter`
+JOINED: list[World] = []  # the world, after `join_ranks`
 
 
-def enter(shard: str) -> Ranks:
+def join_ranks(shard: str) -> Ranks:
     """The ranks of this command: one process, or those that torchrun started."""
     if shard not in ("clients", "replicas"):
         raise ValueError(f"--shard must be 'clients' or 'replicas', got {shard!r}")
@@ -29,12 +29,12 @@ def enter(shard: str) -> Ranks:
         if shard == "replicas":
             raise ValueError("--shard is for several processes: torchrun --nproc-per-node=2 -m fedda ...")
         return SINGLE
-    HERE.append(join())
-    HERE[0].listen(_ended)
-    return Ranks(HERE[0], shard)
+    JOINED.append(join())
+    JOINED[0].listen(_ended)
+    return Ranks(JOINED[0], shard)
 
 
-def own_device(device: str | None) -> str | None:
+def device_of_rank(device: str | None) -> str | None:
     """The device of this process: each process of a host takes another GPU."""
     if device != "cuda" or not started_by_torchrun():
         return device
@@ -43,21 +43,21 @@ def own_device(device: str | None) -> str | None:
     return f"cuda:{local_rank() % max(1, torch.cuda.device_count())}"
 
 
-def resumes(ranks: Ranks, resume: bool) -> bool:
+def should_resume(ranks: Ranks, resume: bool) -> bool:
     """Whether to resume: on --resume, or if torchrun has restarted this job."""
     return ranks.world.marked() or resume
 
 
-def speaks() -> bool:
-    """Whether this process prints: the first rank does."""
+def is_first_rank() -> bool:
+    """Whether this is the only process or the first rank, which alone prints."""
     return os.environ.get("RANK", "0") == "0" or not started_by_torchrun()
 
 
 def blame(message: str) -> str | None:
     """The message of this process about its failure; None if another rank failed first."""
-    if not HERE:
-        return message if speaks() else None
-    world = HERE[0]
+    if not JOINED:
+        return message if is_first_rank() else None
+    world = JOINED[0]
     with suppress(RuntimeError):  # the store may be closed
         world.report_failure(message)
         first = world.failure()
@@ -69,18 +69,18 @@ def blame(message: str) -> str | None:
 def lost(message: str) -> str | None:
     """The message of a process that lost the others: waits a moment for the reason of the rank that failed."""
     deadline = time.monotonic() + GRACE
-    while HERE and time.monotonic() < deadline:
+    while JOINED and time.monotonic() < deadline:
         with suppress(RuntimeError):
-            first = HERE[0].failure()
+            first = JOINED[0].failure()
             if first is not None:
-                return because(*first) if speaks() else None
+                return because(*first) if is_first_rank() else None
         time.sleep(0.1)
     return blame(message)
 
 
 def end(code: Any) -> None:
     """Exit. After a failure the process does not wait for the other ranks."""
-    if HERE and code:
+    if JOINED and code:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
@@ -89,7 +89,7 @@ def end(code: Any) -> None:
 
 def _ended(rank: int, message: str) -> None:
     time.sleep(GRACE)
-    if speaks():
+    if is_first_rank():
         print(f"fedda: {because(rank, message)}", file=sys.stderr, flush=True)
     os._exit(1)
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .app import Plugins, Settings, Shard, app, file_and_reason, load_plugins, resume_command
-from .list_report import print_summaries
-from .ranks import enter, own_device, resumes, speaks
+from .ranks import device_of_rank, is_first_rank, join_ranks, should_resume
+from .summaries import print_summaries
 
 if TYPE_CHECKING:
     from ..engines import SingleProcess
     from ..experiments import Experiment
 
 
-def refuse_options(
+def check_run_options(
     engine: str, device: str | None, precision: str, threads: int | None, resume: bool, overwrite: bool,
     save_seconds: float,
 ) -> None:  # fmt: skip
-    """Refuse options of `run` and `sweep` that are wrong or exclude each other."""
+    """Check the options that `run` and `sweep` share: one that is wrong, or excludes another, is refused."""
     from .. import checks, registry
     from ..arguments import check_device
     from ..problems.gradients.choose import PRECISIONS
@@ -45,7 +45,7 @@ def refuse_options(
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def explain_write_errors(folder: Path) -> Iterator[None]:
     """If the disk fills up during a run, say how to resume it."""
     from ..runs.folder import Folder
 
@@ -59,7 +59,8 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def reporting(folder: Path) -> Iterator[None]:
+def explain_report_errors(folder: Path) -> Iterator[None]:
+    """If the report cannot be written, say how to write it later."""
     try:
         yield
     except OSError as why:
@@ -67,14 +68,14 @@ def reporting(folder: Path) -> Iterator[None]:
         raise ValueError(f"{message}; make room, then: {shlex.join(['fedda', 'report', str(folder)])}") from None
 
 
-def resumed_experiment(world: SingleProcess, wanted: Experiment, folder: Path, rounds: int | None) -> Experiment:
-    """The experiment in the folder, which the first rank reads."""
+def share_saved_experiment(world: SingleProcess, wanted: Experiment, folder: Path, rounds: int | None) -> Experiment:
+    """The experiment in the folder; the first rank reads it and sends it to the others."""
     from ..experiments.config import parse
-    from ..experiments.overrides import resumed
+    from ..experiments.overrides import saved_experiment
 
     if world.rank:
         return parse(world.share(b"").decode(), str(folder))
-    experiment = resumed(wanted, folder, rounds)
+    experiment = saved_experiment(wanted, folder, rounds)
     world.share(experiment.toml().encode())
     return experiment
 
@@ -113,30 +114,30 @@ def run(
     from .. import claims, report
     from ..experiments import find
     from ..experiments import run as run_experiment
-    from ..experiments.overrides import choose
+    from ..experiments.overrides import override
     from ..experiments.tensorboard import TensorBoard
     from ..progress import Silence, watcher
     from ..runs.reading import read_run
     from .verdicts import print_verdicts
 
-    ranks = enter(shard)  # first, so that a failure on one rank reaches the others
+    ranks = join_ranks(shard)  # first, so that a failure on one rank reaches the others
     load_plugins(plugin)
-    refuse_options(engine, device, precision, threads, resume, overwrite, save_seconds)
-    wanted = choose(find(experiment), rounds, algorithms, seeds, data, preset, settings or ())
+    check_run_options(engine, device, precision, threads, resume, overwrite, save_seconds)
+    wanted = override(find(experiment), rounds, algorithms, seeds, data, preset, settings or ())
     folder = out or Path("runs") / wanted.name
-    resume = resumes(ranks, resume)
+    resume = should_resume(ranks, resume)
     if resume:
-        wanted = resumed_experiment(ranks.world, wanted, folder, rounds)
-    watch = watcher(list(wanted.algorithms)) if speaks() else Silence()
-    logged = TensorBoard(watch, folder / "tensorboard") if tensorboard and speaks() else nullcontext(watch)
-    with writing(folder), watch, logged as seen:
-        written = run_experiment(
-            wanted, folder, seen, engine=engine, device=own_device(device), resume=resume, overwrite=overwrite,
+        wanted = share_saved_experiment(ranks.world, wanted, folder, rounds)
+    display = watcher(list(wanted.algorithms)) if is_first_rank() else Silence()
+    board = TensorBoard(display, folder / "tensorboard") if tensorboard and is_first_rank() else nullcontext(display)
+    with explain_write_errors(folder), display, board as watch:
+        run_experiment(
+            wanted, folder, watch, engine=engine, device=device_of_rank(device), resume=resume, overwrite=overwrite,
             force=force, save_seconds=save_seconds, threads=threads, precision=precision, ranks=ranks,
         )  # fmt: skip
-    if not speaks():
+    if not is_first_rank():
         return
-    with reporting(folder):
+    with explain_report_errors(folder):
         recorded = read_run(folder)
         verdicts = claims.write(recorded)
         page = report.write(recorded)
@@ -145,5 +146,5 @@ def run(
         if verdicts:
             print_verdicts(verdicts, folder)
     print(f"report: {page}")
-    if len(written.failures) == len(wanted.algorithms):
+    if len(recorded.failures) == len(wanted.algorithms):
         raise typer.Exit(1)

@@ -1,16 +1,14 @@
 """`fedda sweep`: hyper-parameters by grid or random search, on a validation split."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .app import Plugins, Settings, Shard, app, load_plugins
-from .list_report import print_choices
-from .ranks import enter, own_device, resumes, speaks
-from .run import refuse_options, reporting, writing
+from .ranks import device_of_rank, is_first_rank, join_ranks, should_resume
+from .run import check_run_options, explain_report_errors, explain_write_errors
+from .summaries import print_choices
 
 
 @app.command(epilog='Example: fedda sweep digits --grid "*.lr=x0.25,x0.5,x1,x2,x4" --rounds 60')
@@ -46,27 +44,27 @@ def sweep(
     """
     from .. import report
     from ..experiments import find
-    from ..experiments.overrides import choose
+    from ..experiments.overrides import override
     from ..experiments.sweep import Sweep, search
     from ..progress import Silence, watcher
     from ..runs.names import BEST
     from ..runs.sweeps import read_sweep
 
-    ranks = enter(shard)  # first, so that a failure on one rank reaches the others
+    ranks = join_ranks(shard)  # first, so that a failure on one rank reaches the others
     load_plugins(plugin)
-    refuse_options(engine, device, precision, threads, resume, overwrite, save_seconds)
-    wanted = choose(find(experiment), rounds, algorithms, seeds, data, None, settings or ())
+    check_run_options(engine, device, precision, threads, resume, overwrite, save_seconds)
+    wanted = override(find(experiment), rounds, algorithms, seeds, data, None, settings or ())
     folder = out or Path("runs") / f"{wanted.name}-sweep"
-    watch = watcher([]) if speaks() else Silence()
-    with writing(folder), watch:
+    watch = watcher([]) if is_first_rank() else Silence()
+    with explain_write_errors(folder), watch:
         search(
-            Sweep(wanted, grid, budget, metric, draw, force), folder, watch, engine=engine, device=own_device(device),
-            resume=resumes(ranks, resume), overwrite=overwrite, save_seconds=save_seconds, threads=threads,
-            precision=precision, ranks=ranks,
+            Sweep(wanted, grid, budget, metric, draw, force), folder, watch, engine=engine,
+            device=device_of_rank(device), resume=should_resume(ranks, resume), overwrite=overwrite,
+            save_seconds=save_seconds, threads=threads, precision=precision, ranks=ranks,
         )  # fmt: skip
-    if not speaks():
+    if not is_first_rank():
         return
-    with reporting(folder):
+    with explain_report_errors(folder):
         results = read_sweep(folder)
         page = report.write_sweep(results)
     print_choices(results)

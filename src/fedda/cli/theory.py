@@ -12,13 +12,11 @@ import typer
 
 from ..files import write_whole
 from .app import Plugins, Settings, app, load_plugins
-from .bench import progress
 
 if TYPE_CHECKING:
     from ..experiments.config import Experiment
     from ..theory.advice import Advice
 
-OUT = Path("runs/theory")
 LEAST = 1000  # steps that the fit of the slope needs
 
 
@@ -27,7 +25,7 @@ def theory(
     experiment: Annotated[str | None, typer.Argument(help="Experiment to advise on; none: measure the theory.")] = None,
     label: Annotated[str | None, typer.Option(help="A FedDA of the experiment; default: the first with MVR.")] = None,
     try_: Annotated[bool, typer.Option("--try", help="Train with the proposed and the experiment's values.")] = False,
-    words: Settings = None,
+    settings: Settings = None,
     samples: Annotated[int | None, typer.Option(help="Samples used per client at most; 512 by default.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write the advice into this JSON file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; runs/theory by default.")] = None,
@@ -42,13 +40,13 @@ def theory(
     """
     from ..checks import count
     from ..experiments import find
-    from ..experiments.overrides import choose
+    from ..experiments.overrides import override
     from ..theory.estimates import SAMPLES
     from ..theory.findings import penalised
 
     load_plugins(plugin)
     if experiment is None:
-        if label is not None or try_ or words or samples is not None or figures is not None:
+        if label is not None or try_ or settings or samples is not None or figures is not None:
             raise ValueError("theory: --label, --try, --set, --samples and --figures are for an EXPERIMENT: name one")
         steps = 60_000 if steps is None else steps
         count("theory", "--steps", steps, at_most=10**7)
@@ -56,24 +54,24 @@ def theory(
             raise ValueError(f"theory: --steps must be at least {LEAST:,}, got {steps}: a slope wants 1.3 decades")
         if on is not None:
             penalised(find(on).completed())  # refuse it before the work
-        measure_theory(out or OUT, quick, steps, on)
+        measure_theory(out or Path("runs/theory"), quick, steps, on)
     else:
         if quick or (on, out, steps) != (None, None, None):
             raise ValueError("theory: --quick, --steps, --on and --out are for the theory itself: leave EXPERIMENT out")
         samples = SAMPLES if samples is None else samples
         count("theory", "--samples", samples)
-        give_advice(choose(find(experiment), settings=words or ()).completed(), label, try_, samples, figures)
+        give_advice(override(find(experiment), settings=settings or ()).completed(), label, try_, samples, figures)
 
 
 def measure_theory(out: Path, quick: bool, steps: int, on: str | None) -> None:
-    from ..progress import table
+    from ..progress import print_table, status_line
     from ..theory.findings import findings
     from ..theory.methods import CORRECTED, HEADS
     from ..theory.pictures import draw
     from ..theory.verdicts import verdicts
 
     out.mkdir(parents=True, exist_ok=True)
-    with progress() as say:
+    with status_line() as say:
         results = findings(steps, quick, on, say)
     judged = verdicts(results)
     write_whole(out / "theory.json", json.dumps(judged, indent=1, allow_nan=False) + "\n")
@@ -83,27 +81,29 @@ def measure_theory(out: Path, quick: bool, steps: int, on: str | None) -> None:
     for claim, verdict in judged.items():
         print(f"{claim} {verdict['verdict']}: {verdict['reason']}")
     title = "Table 1, as we read it: to reach |grad f|^2 <= eps, up to logarithms"
-    table(HEADS, [row.cells() for row in CORRECTED], title)
+    print_table(HEADS, [row.cells() for row in CORRECTED], title)
     print(f"verdicts: {shlex.join(['fedda', 'claims', str(out)])}")
 
 
 def give_advice(experiment: Experiment, label: str | None, train: bool, samples: int, figures: Path | None) -> None:
-    from ..progress import table
+    from ..progress import print_table, status_line
     from ..runs.formats import plain
     from ..theory.advice import advise, analysed, trial
 
     label = analysed(experiment, label)
     algorithm: Any = experiment.build(label)
     problem = experiment.problem.build()
-    with progress() as say:
+    with status_line() as say:
         say(f"{label}: estimating L, sigma and zeta")
         advice = advise(algorithm, problem, experiment.rounds, experiment.seeds[0], experiment.cohort, samples)
     theorem = advice.theorem
     partial = experiment.cohort is not None and experiment.cohort < problem.clients
     size = f"{problem.d:,} parameters, {problem.clients} clients, {theorem.I} local steps, T = {advice.T:,}"
     print(f"{label} on {experiment.name}: {size}")
-    table(("constant", "value", "what it is"), rows(advice), "at the first point")
-    table(("", "lr", "w", "c", "eta_0", "alpha_0", "eta_0 lambda L_H", "to Theorem 1"), choices(advice), "choices")
+    print_table(("constant", "value", "what it is"), rows(advice), "at the first point")
+    print_table(
+        ("", "lr", "w", "c", "eta_0", "alpha_0", "eta_0 lambda L_H", "to Theorem 1"), choices(advice), "choices"
+    )
     values = [f"--set {label}.{name}={plain(getattr(advice.proposed, name), 4)}" for name in ("lr", "w", "c")]
     print(f"proposed: {' '.join(values)}")
     factor = plain(advice.current.eta / advice.proposed.eta, 2)
@@ -126,17 +126,12 @@ def give_advice(experiment: Experiment, label: str | None, train: bool, samples:
         heads = list(results["proposed"])
         lines = [[who, *(plain(values[name]) for name in heads)] for who, values in results.items()]
         about = f"after {experiment.rounds} rounds, {len(experiment.seeds)} seeds"
-        table(("", *(name.replace("_", " ") for name in heads)), lines, about)
+        print_table(("", *(name.replace("_", " ") for name in heads)), lines, about)
     if figures is not None:
         named = {"own": advice.current, "proposed": advice.proposed, "literal": advice.literal}
-        tried = {name: asdict(rates) for name, rates in named.items()}
-        numbers = {"experiment": experiment.name, "label": label, "T": advice.T, "L_H": advice.L_H, "rho": advice.rho}
-        content = numbers | {
-            "bound": advice.bound,
-            "constants": asdict(advice.constants),
-            "choices": tried,
-            "trained": results,
-        }
+        content = {"experiment": experiment.name, "label": label, "T": advice.T, "L_H": advice.L_H, "rho": advice.rho}
+        content |= {"bound": advice.bound, "constants": asdict(advice.constants)}
+        content |= {"choices": {name: asdict(rates) for name, rates in named.items()}, "trained": results}
         figures.parent.mkdir(parents=True, exist_ok=True)
         write_whole(figures, json.dumps(content, indent=1) + "\n")
         print(f"figures: {figures}")

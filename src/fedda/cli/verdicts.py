@@ -1,7 +1,5 @@
 """Verdicts on the paper's claims in a terminal."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence

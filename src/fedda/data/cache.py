@@ -1,7 +1,7 @@
 """A cache of parsed data sets: .npy files that are mapped into memory, so that a data set opens at once.
 
 A folder `parsed/NAME-FINGERPRINT/` is written under a temporary name and then renamed, so it is always complete. The
-fingerprint changes with the source files and with the readers. If nothing can be written, there is no cache.
+fingerprint changes with the source files and with the readers. Without write access nothing is cached.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..files import PRIVATE, json_lines, taken, write_whole
+from ..files import PRIVATE, json_lines, try_lock, write_whole
 
 STATE, ROWS, LEDGER, SECRETS = "state.safetensors", "metrics.jsonl", "privacy.json", "server.secret"
 FACTS = ("plan", "run", "names", "stamp", "rejected", "layout")  # in a checkpoint besides its tensors
@@ -72,7 +72,7 @@ class Checkpoint:
     def lock(self) -> None:
         """Allow one server at a time, until its process ends. The file holds its process id."""
         self.held = open(self.folder / "server.pid", "a+")  # noqa: SIM115  held until the process ends
-        if not taken(self.held.fileno()):
+        if not try_lock(self.held.fileno()):
             raise ValueError(f"{self.folder}: another server is writing into it")
         self.held.truncate(0)
         self.held.write(f"{os.getpid()}\n")

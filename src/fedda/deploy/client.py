@@ -121,7 +121,7 @@ def run(
         client.remember(torch.ones(1, 1, dtype=torch.bool))
     store.save((fields["saved"], fields["base"]), fields["stamp"], memory)
     computed = counts.gradients - int(counted.idle)
-    spent = {"draws": client.draws, "gradients": computed, "full_gradients": counts.full_gradients}
+    spent = {"draws": client.drawn_so_far, "gradients": computed, "full_gradients": counts.full_gradients}
     check_replies(task, replies, (1,))
     whole = [v.expand(1, v.shape[-1]) for v in replies]
     return tuple(part for v in whole for part in travels(around, v, model_length(down))), spent

@@ -82,16 +82,16 @@ class Federation(Engine):
         """Wait for this many clients (a resumed run waits for its own clients). Returns their numbers of samples."""
         deadline, own = time.monotonic() + self.timeout, list(self.names)
         known: dict[int, tuple[int, int]] = {}  # client: node and samples
-        asked: dict[str, int] = {}
+        pending: dict[str, int] = {}  # message: node
         while not (set(own) <= set(known) if own else len(known) >= clients):
             if time.monotonic() > deadline:
                 wanted = f"clients {own}" if own else f"{clients} clients"
                 raise TooFewReplies(f"{wanted} are needed, {sorted(known)} arrived in {self.timeout:.0f} s")
-            busy = {*asked.values(), *(node for node, _ in known.values())}
+            busy = {*pending.values(), *(node for node, _ in known.values())}
             fresh = [node for node in self.grid.get_node_ids() if node not in busy]
-            asked |= self._post({node: self._request(HELLO, (), 0, -1, 0, 0) for node in fresh}, deadline)
-            for message_id, message in self._pulled(asked).items():
-                self._register(asked.pop(message_id), message, layout, known)
+            pending |= self._post({node: self._request(HELLO, (), 0, -1, 0, 0) for node in fresh}, deadline)
+            for message_id, message in self._pulled(pending).items():
+                self._register(pending.pop(message_id), message, layout, known)
             time.sleep(POLL)
         self.names = own or sorted(known)
         self.nodes = [known[name][0] for name in self.names]
@@ -103,7 +103,7 @@ class Federation(Engine):
         self, node: int, message: Message | None, layout: list[tuple[str, tuple[int, ...]]],
         known: dict[int, tuple[int, int]],
     ) -> None:  # fmt: skip
-        """Add the client that a node reports. A node whose model or fields do not fit is left out, and asked again."""
+        """Add the client that a node reports. A node whose model or fields do not fit is left out and tried again."""
         try:
             about = fields_of(_content(message), GREETING)
             if about["layout"] != json.dumps(layout):
@@ -152,14 +152,16 @@ class Federation(Engine):
         down: tuple[Tensor, ...], stamp: int, shapes: tuple[tuple[int, ...], ...],
     ) -> dict[int, tuple[Tensor, ...]]:  # fmt: skip
         """Ask these members of the cohort once. Returns the usable replies."""
-        asked = {self.nodes[ids[i]]: self._request(task, down, stamp, ids[i], keys[i], cohort.drawn) for i in wanted}
-        answers = self._exchange(asked, time.monotonic() + self.timeout)
+        requests = {
+            self.nodes[ids[i]]: self._request(task, down, stamp, ids[i], keys[i], cohort.drawn_before) for i in wanted
+        }
+        answers = self._exchange(requests, time.monotonic() + self.timeout)
         usable = {}
         for i in wanted:
             checked = self._checked(answers.get(self.nodes[ids[i]]), ids[i], stamp, shapes)
             if checked is not None:
                 usable[i], draws = checked
-                cohort.draws = max(cohort.draws, draws)
+                cohort.drawn_so_far = max(cohort.drawn_so_far, draws)
         return usable
 
     def _checked(
@@ -208,8 +210,8 @@ class Federation(Engine):
 
     def evaluate(self, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """The metrics of a model on the clients' own samples: {name: (values, clients)}."""
-        asked = {node: self._request(EVALUATE, (x.view(1, -1),), self.stamp, -1, 0, 0) for node in self.nodes}
-        answers = self._exchange(asked, time.monotonic() + self.timeout)
+        requests = {node: self._request(EVALUATE, (x.view(1, -1),), self.stamp, -1, 0, 0) for node in self.nodes}
+        answers = self._exchange(requests, time.monotonic() + self.timeout)
         metrics: dict[str, dict[int, float]] = {}
         for client, node in enumerate(self.nodes):
             try:
@@ -248,18 +250,18 @@ class Federation(Engine):
         sent = zip(self.grid.push_messages(messages), contents, strict=True)
         return {message_id: node for message_id, node in sent if message_id}
 
-    def _pulled(self, asked: dict[str, int]) -> dict[str, Message]:
+    def _pulled(self, pending: dict[str, int]) -> dict[str, Message]:
         """The replies that have arrived, by the message they answer: an error comes from another source."""
-        pulled = self.grid.pull_messages(sorted(asked)) if asked else ()
-        return {m.metadata.reply_to_message_id: m for m in pulled if m.metadata.reply_to_message_id in asked}
+        pulled = self.grid.pull_messages(sorted(pending)) if pending else ()
+        return {m.metadata.reply_to_message_id: m for m in pulled if m.metadata.reply_to_message_id in pending}
 
     def _exchange(self, contents: dict[int, Any], deadline: float) -> dict[int, Message]:
         """Send to nodes, and wait for their replies until the deadline."""
-        asked, answers = self._post(contents, deadline), {}
-        while asked and time.monotonic() < deadline:
-            for message_id, message in self._pulled(asked).items():
-                answers[asked.pop(message_id)] = message
-            if asked:
+        pending, answers = self._post(contents, deadline), {}
+        while pending and time.monotonic() < deadline:
+            for message_id, message in self._pulled(pending).items():
+                answers[pending.pop(message_id)] = message
+            if pending:
                 time.sleep(POLL)
         return answers
 
@@ -269,8 +271,8 @@ class Federation(Engine):
         missing = {self.names[k]: k for k in cohort.ids.tolist() if self.nodes[k] not in there}
         strangers = [node for node in there if node not in self.nodes] if missing else []
         known: dict[int, tuple[int, int]] = {}
-        asked = {node: self._request(HELLO, (), 0, -1, 0, 0) for node in strangers}
-        for node, message in self._exchange(asked, time.monotonic() + min(FIND, self.timeout)).items():
+        requests = {node: self._request(HELLO, (), 0, -1, 0, 0) for node in strangers}
+        for node, message in self._exchange(requests, time.monotonic() + min(FIND, self.timeout)).items():
             self._register(node, message, cohort.simulation.problem.layout, known)
         for name, (node, _) in known.items():
             if name in missing:  # a client that is present is not replaced

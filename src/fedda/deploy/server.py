@@ -77,7 +77,7 @@ class Plan:
         around = wrappers(self.aggregation)
         if any(isinstance(wrapper, Noise) and wrapper.reproducible for wrapper in around):
             raise ValueError(f"Plan: aggregation: {REPRODUCIBLE}: the noise of a federation has no seed")
-        if self.spending is not None and not self.noisy:
+        if self.privacy_budget is not None and not self.noisy:
             raise ValueError("Plan: a privacy budget needs noise in aggregation")
 
     @property
@@ -85,7 +85,7 @@ class Plan:
         return any(isinstance(wrapper, Noise) and wrapper.multiplier > 0 for wrapper in wrappers(self.aggregation))
 
     @property
-    def spending(self) -> Budget | None:
+    def privacy_budget(self) -> Budget | None:
         """The privacy budget."""
         table = parsed(self.budget)
         if table is None:
@@ -208,21 +208,21 @@ def serve(
             draws.attempts = partial(checkpoint.charge, ledger)
         run = Run(
             algorithm(plan.table), remote, plan.cohort or None, plan.seed, engine=federation, weights=plan.weights,
-            state=state, aggregation=wrappers(plan.aggregation), budget=plan.spending, draws=draws,
+            state=state, aggregation=wrappers(plan.aggregation), budget=plan.privacy_budget, draws=draws,
             charged=charged,
         )  # fmt: skip
         if state is None:
             _save(checkpoint, run, federation, plan)
         if checkpoint.last_row() < run.round:  # a server may have died before it wrote the row
             _evaluate(checkpoint, run, plan, 0.0)
-        last = run.last(plan.rounds)
+        last = run.last_round(plan.rounds)
         while run.round < last:
             began = time.monotonic()
             run.advance()
             _save(checkpoint, run, federation, plan)  # before the evaluation sends the new model to the sites
             _evaluate(checkpoint, run, plan, time.monotonic() - began)
             say(f"round {run.round} of {plan.rounds}: {_line(run, federation)}")
-        if why := run.stopped(run.round, plan.rounds):
+        if why := run.stop_reason(run.round, plan.rounds):
             report["stopped"] = why
             say(why)
         return run

@@ -62,4 +62,4 @@ def traffic(text: str, layout: tuple[tuple[str, tuple[int, ...]], ...], dtype: t
     d = sum(torch.Size(shape).numel() for _, shape in layout)
     made = bind_to_problem(algorithm(text), torch.empty((), dtype=dtype), list(layout))
     start, round = dry_run(made, torch.zeros(1, d, dtype=dtype))
-    return {asked.task: asked for asked in (*start, *round)}
+    return {shapes.task: shapes for shapes in (*start, *round)}

@@ -1,14 +1,13 @@
 """Engines: implementations of ``cohort.average``. Every engine must equal the sequential one."""
 
-from ..processes import Lost, started_by_torchrun
+from .counting import CountedClient, Counting, Counts
 from .distributed import Distributed
 from .sequential import Sequential, single_client
 from .simulated import Draws, Engine, Simulation
 from .vectorised import Vectorised
 from .world import SINGLE_PROCESS, SingleProcess, World, join
-from .wrappers import CountedClient, Counting, Counts
 
 __all__ = [
-    "SINGLE_PROCESS", "CountedClient", "Counting", "Counts", "Distributed", "Draws", "Engine", "Lost", "Sequential",
-    "Simulation", "SingleProcess", "Vectorised", "World", "join", "single_client", "started_by_torchrun",
+    "SINGLE_PROCESS", "CountedClient", "Counting", "Counts", "Distributed", "Draws", "Engine", "Sequential",
+    "Simulation", "SingleProcess", "Vectorised", "World", "join", "single_client",
 ]  # fmt: skip

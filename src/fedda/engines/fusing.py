@@ -89,14 +89,14 @@ def compile_all(kernels: Sequence[Fused]) -> None:
 
 def elementwise(node: Node) -> bool:
     """Whether the operation can be part of a kernel: a large array of floats from such arrays and numbers."""
-    value = node.meta.get("kind")
+    value = node.meta.get("tensor")
     if node.target not in CODE or value is None or value.dtype not in FLOAT or node.kwargs:
         return False
     if value.shape.numel() <= SMALL or len(value.shape) > 3:
         return False
     if node.target is aten.pow.Tensor_Scalar and node.args[1] != 2:
         return False
-    arrays: list[Any] = [a.meta.get("kind") for a in node.args if isinstance(a, Node)]
+    arrays: list[Any] = [a.meta.get("tensor") for a in node.args if isinstance(a, Node)]
     numbers = [a for a in node.args if not isinstance(a, Node)]
     condition = node.target is aten.where.self
     if node.target is aten.div.Tensor and any(inverse(n, value.dtype) is None for n in numbers):
@@ -114,10 +114,10 @@ def elementwise(node: Node) -> bool:
 def fits(cluster: list[Node], node: Node) -> bool:
     arrays = {a for member in (*cluster, node) for a in (member, *member.all_input_nodes)}
     try:
-        np.broadcast_shapes(*(member.meta["kind"].shape for member in (*cluster, node)))
+        np.broadcast_shapes(*(member.meta["tensor"].shape for member in (*cluster, node)))
     except ValueError:
         return False
-    return len(arrays) <= MAX_ARRAYS and all(m.meta["kind"].dtype == node.meta["kind"].dtype for m in cluster)
+    return len(arrays) <= MAX_ARRAYS and all(m.meta["tensor"].dtype == node.meta["tensor"].dtype for m in cluster)
 
 
 def reads(node: Node, cluster: list[Node]) -> bool:
@@ -137,16 +137,16 @@ def replace(graph: Graph, cluster: list[Node], before: Node) -> None:
     if len(cluster) < 2 or not results:
         return
     sources = list(dict.fromkeys(s for node in cluster for s in node.all_input_nodes if s not in members))
-    domain = np.broadcast_shapes(*(node.meta["kind"].shape for node in cluster))
+    domain = np.broadcast_shapes(*(node.meta["tensor"].shape for node in cluster))
     text = source_text(cluster, sources, results, (1,) * (3 - len(domain)) + tuple(domain))
-    shapes = tuple((tuple(v.shape), v.strides, v.dtype) for v in (r.meta["kind"] for r in results))
-    dtypes = tuple(s.meta["kind"].dtype for s in sources)
-    number = kernel(text, dtypes, shapes, tuple(domain), cluster[0].meta["kind"].device)
+    shapes = tuple((tuple(v.shape), v.strides, v.dtype) for v in (r.meta["tensor"] for r in results))
+    dtypes = tuple(s.meta["tensor"].dtype for s in sources)
+    number = kernel(text, dtypes, shapes, tuple(domain), cluster[0].meta["tensor"].device)
     with graph.inserting_before(before):
         out = graph.call_function(torch.ops.fedda.fused.default, (sources, number))
         for i, node in enumerate(results):
             part = graph.call_function(getitem, (out, i))
-            part.meta["kind"] = node.meta["kind"]
+            part.meta["tensor"] = node.meta["tensor"]
             node.replace_all_uses_with(part, delete_user_cb=lambda user: user not in members)
     for node in reversed(cluster):
         graph.erase_node(node)
@@ -158,13 +158,13 @@ def source_text(cluster: list[Node], sources: list[Node], results: list[Node], d
     body = []
     for i, node in enumerate(sources):
         names[node] = f"i{i}"
-        at = offset(node.meta["kind"])
+        at = offset(node.meta["tensor"])
         body.append(f"i{i} = tl.load(I{i} + {at}{', mask=inside' if 'd *' in at else ''})")
     for i, node in enumerate(cluster):
         names[node] = f"v{i}"
         body.append(f"v{i} = {expression(node, names)}")
     for i, node in enumerate(results):
-        value = node.meta["kind"]
+        value = node.meta["tensor"]
         shape = (1,) * (3 - len(value.shape)) + tuple(value.shape)
         fixed = [f" & ({axis} == 0)" for axis, n, whole in zip("rcd", shape, domain, strict=True) if n < whole]
         at = offset(value)
@@ -187,9 +187,9 @@ def fused({", ".join(arguments)}):
 
 
 def expression(node: Node, names: dict[Node, str]) -> str:
-    dtype = node.meta["kind"].dtype
+    dtype = node.meta["tensor"].dtype
     values = [names[a] if isinstance(a, Node) else literal(a, dtype) for a in node.args]
-    cuda = node.meta["kind"].device.type == "cuda"
+    cuda = node.meta["tensor"].device.type == "cuda"
     if cuda and node.target is aten.div.Tensor and not isinstance(node.args[1], Node):
         return f"{values[0]} * {literal(inverse(node.args[1], dtype), dtype)}"
     code = CODE | DOUBLE if dtype == torch.float64 else CODE

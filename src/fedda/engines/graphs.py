@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from ..checks import one_line
-from ..recording import Mode, recorded
+from ..recording import Mode, record
 from .fusing import SMALL, fused
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class NoGraph(Exception):
     """Why a round cannot be captured."""
 
 
-def captured(
+def capture(
     step: Callable[[], Sequence[Tensor]], state: Sequence[Tensor], kept: Sequence[Tensor]
 ) -> torch.cuda.CUDAGraph:
     """A graph whose replay writes the results of `step` to `state`; `kept` are tensors that `step` changes in place.
@@ -79,7 +79,7 @@ def with_fused_updates(step: Callable[[], Sequence[Tensor]]) -> Callable[[], Seq
     if find_spec("triton") is None:
         return step
     try:
-        return fused(recorded(lambda: list(step())))
+        return fused(record(lambda: list(step())))
     except Exception as why:  # any operation may refuse to be recorded
         logger.info("vector updates are not fused: %s", why)
         return step

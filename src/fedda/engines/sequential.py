@@ -22,11 +22,11 @@ class Sequential(Engine):
         return concatenate(cohort.accept_replies(client, task(client, *down)) for client in clients)
 
 
-def single_client(problem: Problem, memory: dict[str, Tensor], key: int, drawn: int) -> ClientStack:
+def single_client(problem: Problem, memory: dict[str, Tensor], key: int, drawn_before: int) -> ClientStack:
     """The only client of a problem, outside a run: its memory [1, d], its random key, and the batches drawn before.
     `remember` writes into `memory`."""
     simulation = Simulation(problem, Sequential(), torch.tensor([0]), "uniform", ())
     simulation.memory = memory
     cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([key]))
-    cohort.drawn = drawn
+    cohort.drawn_before = drawn_before
     return ClientStack(cohort, slice(0, 1), stacked=False)

@@ -61,6 +61,7 @@ class CounterDraws:
     secret = False
 
     def __init__(self, seeds: Tensor):
+        # START, COHORT and BATCH are 0, 1 and 2: they are also the indices of their keys.
         self.keys = torch.stack([rng.key(seeds, purpose) for purpose in (rng.START, rng.COHORT, rng.BATCH)])
 
     def everyone(self, clients: int) -> tuple[Tensor, Tensor]:
@@ -68,9 +69,9 @@ class CounterDraws:
         return ids, rng.fold(self.keys[rng.START], ids)
 
     def cohort(self, tau: int | Tensor, clients: int, size: int) -> tuple[Tensor, Tensor]:
-        who, what = rng.fold(self.keys[rng.COHORT :], tau)
-        ids = rng.choose(who, clients, size)
-        return ids, rng.fold(what, ids)
+        cohort_key, batch_key = rng.fold(self.keys[rng.COHORT :], tau)
+        ids = rng.choose(cohort_key, clients, size)
+        return ids, rng.fold(batch_key, ids)
 
 
 class Simulation:
@@ -123,7 +124,8 @@ class SimulatedCohort:
     def __init__(self, simulation: Simulation, ids: Tensor, key: Tensor):
         self.simulation, self.ids, self.key = simulation, ids, key
         self.size, self.population = ids.shape[-1], simulation.problem.clients
-        self.drawn = self.draws = 0  # batches before and after an exchange: a second exchange draws fresh ones
+        # Batches drawn in this round: by earlier exchanges, and by all. A second exchange draws fresh ones.
+        self.drawn_before = self.drawn_so_far = 0
         self.finite = torch.ones_like(ids, dtype=torch.bool)  # the clients with finite replies only, so far this round
         self.memory = Memory(simulation.memory, ids)
         self.task: ClientTask | None = None  # the task of the current exchange
@@ -146,7 +148,7 @@ class SimulatedCohort:
             raise ValueError(
                 f"{getattr(task, '__qualname__', task)} is not a task for clients: mark it with @on_client"
             )
-        self.drawn, self.task = self.draws, task
+        self.drawn_before, self.task = self.drawn_so_far, task
 
     def accept_replies(self, clients: ClientStack, replies: tuple[Tensor, ...]) -> Replies:
         """The replies that the server uses, and the clients' weights.
@@ -161,8 +163,8 @@ class SimulatedCohort:
         for reply in full:
             # The largest entry is finite only if all are. On a CPU this is ten times faster than isfinite.
             finite &= reply.abs().amax(dim=-1) < math.inf
-        self.draws = max(self.draws, clients.draws)
-        self.simulation.expected[self.drawn] = self.draws - self.drawn
+        self.drawn_so_far = max(self.drawn_so_far, clients.drawn_so_far)
+        self.simulation.expected[self.drawn_before] = self.drawn_so_far - self.drawn_before
         clients.remember(finite[..., None])
         weight = (self.simulation.weights[ids] * finite)[..., None]
         if rng.on_cpu(ids) and bool(finite.all()):  # on a GPU this test would wait for the device
@@ -175,27 +177,27 @@ class ClientStack:
 
     def __init__(self, cohort: SimulatedCohort, part: slice, stacked: bool):
         self.problem, self.part, self.stacked = cohort.simulation.problem, part, stacked
-        self.ids, self.key, self.drawn = cohort.ids[..., part], cohort.key[..., part], cohort.drawn
+        self.ids, self.key, self.drawn_before = cohort.ids[..., part], cohort.key[..., part], cohort.drawn_before
         self.count = self.ids.shape[-1]
-        self._next, self._uniforms = cohort.drawn, 0  # the next batch; random numbers drawn in this exchange
+        self._next, self._uniforms = cohort.drawn_before, 0  # the next batch; random numbers drawn in this exchange
         self._kept = cohort.memory.values
         self._rows = cohort.memory.rows(part) if self._kept else ()
         self.memory = {name: kept[self._rows] for name, kept in self._kept.items()}
-        self._ahead = max(1, cohort.simulation.expected.get(self.drawn, 1))
+        self._ahead = max(1, cohort.simulation.expected.get(self.drawn_before, 1))
         self._batches: Iterator[Any] = iter(())
 
     @property
-    def draws(self) -> int:
+    def drawn_so_far(self) -> int:
         """How many batches this round has drawn. An exchange that drew random numbers counts as at least one, so that
         the next exchange draws different numbers."""
-        return max(self._next, self.drawn + bool(self._uniforms))
+        return max(self._next, self.drawn_before + bool(self._uniforms))
 
     @property
     def samples(self) -> Tensor:
         return self.problem.sizes[self.ids][..., None].to(self.problem.dtype)
 
     def uniform(self) -> Tensor:
-        key = rng.fold(rng.fold(rng.fold(self.key, UNIFORM), self.drawn), self._uniforms)
+        key = rng.fold(rng.fold(rng.fold(self.key, UNIFORM), self.drawn_before), self._uniforms)
         self._uniforms += 1
         # A number just below 1 would be rounded to 1 in float32.
         below_one = 1 - torch.finfo(self.problem.dtype).eps / 2
@@ -204,21 +206,19 @@ class ClientStack:
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
         if active is None:
             return self._gradients(points)
-        if (
-            self.count and rng.on_cpu(active) and not bool(active.any())
-        ):  # no client works, but the batch is still numbered
-            self._batch()
-            return tuple(torch.zeros_like(self._spread(x)) for x in points)
+        if self.count and rng.on_cpu(active) and not bool(active.any()):
+            self._batch()  # no client works, but the batch is still numbered
+            return tuple(torch.zeros_like(self._expand(x)) for x in points)
         return tuple(torch.where(active, g, 0.0) for g in self._gradients(points))
 
     def _gradients(self, points: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not self.count:  # a process with no client in this round
             self._next += 1
-            return tuple(self._spread(x) for x in points)
+            return tuple(self._expand(x) for x in points)
         batch = self._batch()
         if self.stacked:
-            spread = [self._spread(x) for x in points]
-            return self.problem.gradients(torch.stack(spread) if len(spread) > 1 else spread[0][None], batch).unbind()
+            full = [self._expand(x) for x in points]
+            return self.problem.gradients(torch.stack(full) if len(full) > 1 else full[0][None], batch).unbind()
         pick = self.problem.pick
         return tuple(self._each(x, lambda at, x: self.problem.gradient(x, pick(batch, at))) for x in points)
 
@@ -239,15 +239,16 @@ class ClientStack:
         return self._each(x, lambda at, x: self.problem.gradient(x, everything(int(self.ids[at]))))
 
     def remember(self, finite: Tensor) -> None:
+        """Write the memory of the clients whose replies were finite back into that of all clients."""
         for name, kept in self._kept.items():
             kept[self._rows] = torch.where(finite, self.memory[name], kept[self._rows])
 
-    def _spread(self, x: Tensor) -> Tensor:
+    def _expand(self, x: Tensor) -> Tensor:
         return x.expand(*self.ids.shape, self.problem.d)
 
     def _each(self, x: Tensor, gradient: Callable[[tuple[int, ...], Tensor], Tensor]) -> Tensor:
         """A loop over the clients of every replica."""
-        x = self._spread(x)
+        x = self._expand(x)
         if not self.count:
             return x
         out = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -76,7 +76,7 @@ class SingleProcess:
         """Whether an earlier start of this job has created the run folder, as rank 0 knows it."""
         return False
 
-    def captured(self, memory: bool) -> bool:
+    def can_capture(self, memory: bool) -> bool:
         """Whether the messages of a round, with or without clients' memory, can be part of a CUDA graph."""
         return True
 
@@ -151,7 +151,7 @@ class World(SingleProcess):
         seen = self.job is not None and self.rank == 0 and self.job.check(["begun"])
         return self.share(b"y" if seen else b"n") == b"y"
 
-    def captured(self, memory: bool) -> bool:
+    def can_capture(self, memory: bool) -> bool:
         return self.nccl and not memory
 
     def report_failure(self, message: str) -> None:
@@ -238,14 +238,14 @@ def rendezvous_name(store: Store, rank: int, size: int) -> str:
     if rank:
         store.set(f"hello/{rank}", name)
         answer = store.get(f"answer/{name}").decode()  # waits for it
-        store.set(f"heard/{answer}/{rank}", "")
+        store.set(f"received/{answer}/{rank}", "")
         return answer
     waiting = set(range(1, size))
     while waiting:
         for other in sorted(waiting):
             if store.check([f"hello/{other}"]):
                 store.set(f"answer/{store.get(f'hello/{other}').decode()}", name)
-            if store.check([f"heard/{name}/{other}"]):
+            if store.check([f"received/{name}/{other}"]):
                 waiting.remove(other)
         if time.monotonic() > deadline:
             raise Lost(f"ranks {sorted(waiting)} have not come within {PATIENCE.total_seconds():.0f} s")

@@ -25,7 +25,7 @@ from ..core import Algorithm
 from ..data import find_dataset
 from ..problems import Neural, load, options_of
 from ..problems.loading import CLIENTS, names_owners
-from ..registry import algorithms, expanded, make, models, partitions
+from ..registry import algorithms, make, models, partitions, with_preset
 from ..runs.toml import dumps, loads, read_toml
 
 SEED = 2**63  # seeds are counters of 63 bits
@@ -65,7 +65,7 @@ class ProblemTable(BaseModel):
         training samples if the table does not say otherwise."""
         arguments = self.model_dump()
         share = arguments.pop("validation", tuning)
-        with owned("problem"):
+        with errors_named("problem"):
             problem = load(arguments.pop("data"), validation=share, **arguments)
         if tuning and self.validation is not None:
             problem.test = None
@@ -73,7 +73,7 @@ class ProblemTable(BaseModel):
 
     def completed(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
-        with owned("problem"):
+        with errors_named("problem"):
             find_dataset(self.data, target=self.target, client=self.client)
             for entry in (partitions.find(self.partition), models.find(self.model)):
                 options |= options_of(entry)
@@ -109,7 +109,7 @@ class Experiment(BaseModel):
 
     @field_validator("name")
     @classmethod
-    def _names_a_folder(cls, name: str) -> str:
+    def _name_fits_a_folder(cls, name: str) -> str:
         if not name.isprintable() or "/" in name or name.strip() in ("", ".", ".."):
             raise ValueError("must be a plain name without '/': the run folder gets it")
         return name
@@ -146,31 +146,31 @@ class Experiment(BaseModel):
 
     def build(self, label: str) -> Algorithm:
         params = self.algorithms[label]
-        with owned(f"algorithms.{label}"):
-            return make(params.get("name", label), **hyper(params))
+        with errors_named(f"algorithms.{label}"):
+            return make(params.get("name", label), **hyper_params(params))
 
     def wrappers(self) -> tuple[Wrapper, ...]:
         """The aggregation wrappers of every cohort."""
-        with owned(self.name), owned("aggregation"):
+        with errors_named(self.name), errors_named("aggregation"):
             wrappers = [aggregation.make(**table) for table in self.aggregation or ()]
         return aggregation.check_wrappers(wrappers, self.name)
 
-    def spending(self) -> Budget | None:
+    def privacy_budget(self) -> Budget | None:
         """The privacy budget."""
-        with owned(self.name):
+        with errors_named(self.name):
             return None if self.budget is None else Budget.of(self.budget)
 
     def completed(self) -> Experiment:
-        """The experiment with every default, parsed from its own TOML: what runs is what is written."""
-        self.wrappers()
-        self.spending()
+        """The experiment with every default, parsed from its own TOML, so that it equals its `config.toml`."""
+        self.wrappers()  # these two are built only to refuse mistakes now
+        self.privacy_budget()
         full = {}
-        with owned(self.name):
+        with errors_named(self.name):
             for label, params in self.algorithms.items():
-                with owned(f"algorithms.{label}"):
+                with errors_named(f"algorithms.{label}"):
                     entry = algorithms.find(params.get("name", label))
                     head = {"name": entry.name} | ({"group": params["group"]} if "group" in params else {})
-                    full[label] = head | entry.complete(expanded(entry, hyper(params)))
+                    full[label] = head | entry.complete(with_preset(entry, hyper_params(params)))
             problem = self.problem.completed()
             table = self.model_dump() | {
                 "every": self.every or max(1, self.rounds // 100),
@@ -186,25 +186,21 @@ class Experiment(BaseModel):
         return dumps(self.model_dump())
 
 
-def hyper(params: dict[str, Any]) -> dict[str, Any]:
+def hyper_params(params: dict[str, Any]) -> dict[str, Any]:
     """The hyper-parameters of an algorithm's table: all keys but `name` and `group`."""
     return {key: value for key, value in params.items() if key not in ("name", "group")}
 
 
 @contextmanager
-def owned(owner: str) -> Iterator[None]:
-    """Put the owner's name before a message; a wrong value may fail in a builder in any of these ways."""
+def errors_named(owner: str) -> Iterator[None]:
+    """Begin the message of an error in the block with `owner`. Every error that a wrong value can cause becomes a
+    ValueError."""
     try:
         yield
     except ValueError as why:
         raise ValueError(f"{owner}: {why}") from None
     except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError) as why:
-        raise ValueError(f"{owner}: cannot be built ({type(why).__name__}: {one_line(why)})") from None
-
-
-def one_line(why: object) -> str:
-    """The first line of a message from a library."""
-    return checks.one_line(why, 300)
+        raise ValueError(f"{owner}: cannot be built ({type(why).__name__}: {checks.one_line(why, 300)})") from None
 
 
 def find(name: str) -> Experiment:
@@ -222,7 +218,6 @@ def find(name: str) -> Experiment:
 
 
 def read(path: Path) -> Experiment:
-    """An experiment from a file."""
     return checked(read_toml(path), str(path))
 
 
@@ -238,14 +233,13 @@ def parse(text: str, where: str) -> Experiment:
 
 
 def checked(table: dict[str, Any], where: str) -> Experiment:
-    """An experiment from a table."""
     try:
         return Experiment.model_validate(table)
     except ValidationError as why:
-        raise ValueError(f"{where}: {_first(why)}") from None
+        raise ValueError(f"{where}: {_first_mistake(why)}") from None
 
 
-def _first(error: ValidationError) -> str:
+def _first_mistake(error: ValidationError) -> str:
     # A misspelt key appears as a missing and as an unknown one; the unknown one is more helpful.
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     path = ".".join(str(part) for part in first["loc"])

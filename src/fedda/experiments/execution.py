@@ -4,8 +4,6 @@ Both are measured when a run starts, written to its `environment.json`, and read
 run ends with the bytes of an uninterrupted one, even on a machine that is faster or slower now.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
@@ -53,18 +51,18 @@ def choose_execution(
     problem: Any, engine: str, clients: int, replicas: int, threads: int | None, precision: str, resumed: Path | None
 ) -> Execution:
     """The execution for cohorts of `clients`: as given, else as in the `resumed` folder, else as measured."""
-    before = _recorded(resumed)
+    environment = _read_environment(resumed)
     path = None
     if engine in ("auto", "vectorised", "distributed") and problem.gradient_paths is not None:
-        problem = _with_path(problem, clients, precision, before)
+        problem = _with_path(problem, clients, precision, environment)
         path = problem.gradient_paths.chosen
-    number = _recorded_threads(before) if threads is None else threads
+    number = _recorded_threads(environment) if threads is None else threads
     if number is None:
         number = measured_threads(problem, clients * replicas if path else 1)
     return Execution(path, problem.gradient_paths.precision if path else None, number)
 
 
-def _recorded(folder: Path | None) -> dict[str, Any]:
+def _read_environment(folder: Path | None) -> dict[str, Any]:
     """The environment of a resumed run; empty if it is missing or unreadable."""
     try:
         content = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8")) if folder else {}
@@ -73,10 +71,10 @@ def _recorded(folder: Path | None) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _with_path(problem: Any, clients: int, precision: str, before: dict[str, Any]) -> Any:
-    if before.get("path") is None:
+def _with_path(problem: Any, clients: int, precision: str, environment: dict[str, Any]) -> Any:
+    if environment.get("path") is None:
         return problem.with_path("auto", precision, clients)
-    recorded = before["path"], before.get("precision")
+    recorded = environment["path"], environment.get("precision")
     try:
         return problem.with_path(*recorded, clients)
     except ValueError:
@@ -87,8 +85,8 @@ def _with_path(problem: Any, clients: int, precision: str, before: dict[str, Any
         return other
 
 
-def _recorded_threads(before: dict[str, Any]) -> int | None:
-    number = before.get("threads")
+def _recorded_threads(environment: dict[str, Any]) -> int | None:
+    number = environment.get("threads")
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         return None
     if number > processors():
@@ -106,7 +104,8 @@ def processors() -> int:
 def measured_threads(problem: Any, stack: int) -> int:
     """One thread or all, whichever computes the gradients of a stack of models faster."""
     most = torch.get_num_threads()
-    if most == 1 or problem.device.type != "cpu" or problem.gradient_paths is None:
+    paths = problem.gradient_paths
+    if most == 1 or problem.device.type != "cpu" or paths is None:
         return most
     n = max(1, min(stack, STACK // problem.d))
     x, batch = problem.example(n)
@@ -116,12 +115,5 @@ def measured_threads(problem: Any, stack: int) -> int:
             problem.gradients(x[None], batch)
 
     ways = {str(number): lambda number=number: gradients(number) for number in (1, most)}
-    about = (
-        problem.model,
-        n,
-        problem.data.x.shape[1:],
-        problem.batch_size,
-        problem.dtype,
-        problem.gradient_paths.chosen,
-    )
+    about = (problem.model, n, problem.data.x.shape[1:], problem.batch_size, problem.dtype, paths.chosen)
     return int(autotune(ways, problem.device, "threads", *about, margin=THREADS_MARGIN))

@@ -1,7 +1,5 @@
 """The points of a sweep: grids and ranges from text, the same number of points for every algorithm."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import zlib
@@ -13,7 +11,7 @@ import numpy as np
 from .. import checks
 from ..registry import algorithms
 from ..runs.toml import literal
-from .config import Experiment, hyper
+from .config import Experiment, hyper_params
 from .overrides import owner_of
 
 Point = dict[str, Any]  # name -> value; "prox.gamma" is gamma in the table prox
@@ -27,13 +25,7 @@ class Range:
     high: float
 
 
-@dataclass(frozen=True)
-class GridAxis:
-    """The values of one hyper-parameter of one algorithm."""
-
-    label: str
-    name: str
-    values: list[Any] | Range
+Axes = dict[str, list[Any] | Range]  # values by hyper-parameter, or by label
 
 
 def points(experiment: Experiment, grids: list[str], budget: int | None, draw: int = 0) -> dict[str, list[Point]]:
@@ -42,19 +34,15 @@ def points(experiment: Experiment, grids: list[str], budget: int | None, draw: i
     A grid is "LABEL.NAME=VALUES"; LABEL * stands for all algorithms with this hyper-parameter. VALUES are separated by
     commas: 0.1,0.2 are values, x0.5,x1,x2 multiples of the experiment's value, LOW..HIGH is a range to draw from.
     A grid of more than `budget` points is thinned at random.
-
-    >>> from fedda.experiments import find
-    >>> points(find("digits"), ["*.lr=x0.5,x1"], None)["fedavg"]
-    [{'lr': 0.32}, {'lr': 0.64}]
     """
     complete = experiment.completed()
-    axes: dict[str, list[GridAxis]] = {}
+    axes: dict[str, Axes] = {}
     for text in grids:
-        for axis in _axes(complete, text):
-            others = axes.setdefault(axis.label, [])
-            if any(axis.name == other.name for other in others):
-                raise ValueError(f"--grid: {axis.label}.{axis.name} is given twice")
-            others.append(axis)
+        name, by_label = _parse(complete, text)
+        for label, values in by_label.items():
+            if name in axes.setdefault(label, {}):
+                raise ValueError(f"--grid: {label}.{name} is given twice")
+            axes[label][name] = values
     if not axes:
         raise ValueError('--grid must be given, such as --grid "fedavg.lr=0.01,0.1"')
     chosen = {label: _points(axes[label], label, budget, draw) for label in complete.algorithms if label in axes}
@@ -70,11 +58,7 @@ def points(experiment: Experiment, grids: list[str], budget: int | None, draw: i
 
 
 def apply_point(params: dict[str, Any], point: Point) -> dict[str, Any]:
-    """The hyper-parameters of an algorithm with the values of a point.
-
-    >>> apply_point({"lr": 1.0, "prox": {"kind": "l1", "gamma": 0.1}}, {"prox.gamma": 0.2})
-    {'lr': 1.0, 'prox': {'kind': 'l1', 'gamma': 0.2}}
-    """
+    """The hyper-parameters of an algorithm with the values of a point."""
     full = dict(params)
     for name, value in point.items():
         first, _, rest = name.partition(".")
@@ -82,7 +66,8 @@ def apply_point(params: dict[str, Any], point: Point) -> dict[str, Any]:
     return full
 
 
-def _axes(experiment: Experiment, text: str) -> list[GridAxis]:
+def _parse(experiment: Experiment, text: str) -> tuple[str, Axes]:
+    """The hyper-parameter of a grid, and its values for each label."""
     path, equals, values = text.partition("=")
     label = owner_of(path, ("*", *experiment.algorithms))
     name = path[len(label) + 1 :] if label else ""
@@ -92,9 +77,9 @@ def _axes(experiment: Experiment, text: str) -> list[GridAxis]:
     tables = {own: params for own, params in experiment.algorithms.items() if label in ("*", own)}
     bases = {own: value for own, params in tables.items() if (value := _value(params, name)) is not MISSING}
     if not bases:
-        names = {other for params in tables.values() for other in hyper(params)}
+        names = {other for params in tables.values() for other in hyper_params(params)}
         raise ValueError(f"--grid: {label} has no hyper-parameter {name!r}; {checks.nearest(name, names)}")
-    return [GridAxis(own, name, _values(own, name, values, base)) for own, base in bases.items()]
+    return name, {own: _values(own, name, values, base) for own, base in bases.items()}
 
 
 MISSING = object()
@@ -103,7 +88,7 @@ MISSING = object()
 def _value(params: dict[str, Any], name: str) -> Any:
     """The experiment's value of a hyper-parameter; None for a default that is computed later."""
     first, _, rest = name.partition(".")
-    given = hyper(params)
+    given = hyper_params(params)
     if rest:
         return _value(given[first], rest) if isinstance(given.get(first), dict) else MISSING
     known = algorithms.find(params["name"]).defaults if "name" in params else given
@@ -137,7 +122,7 @@ def _values(label: str, name: str, text: str, base: Any) -> list[Any] | Range:
         return Range(low, high)
     values = [number(part) if part.startswith("x") else _literal(part, name) for part in parts]
     if not values or len({repr(value) for value in values}) < len(values):
-        raise ValueError(f"{owner} must be distinct values by comma, got {text!r}")
+        raise ValueError(f"{owner} must be distinct values, separated by commas, got {text!r}")
     return values
 
 
@@ -148,23 +133,22 @@ def _literal(part: str, name: str) -> Any:
     return float(value) if fraction and isinstance(value, int) else value
 
 
-def _points(axes: list[GridAxis], label: str, budget: int | None, draw: int) -> list[Point]:
+def _points(axes: Axes, label: str, budget: int | None, draw: int) -> list[Point]:
     random = np.random.default_rng([draw, zlib.crc32(label.encode())])
-    listed = {axis.name: axis.values for axis in axes if not isinstance(axis.values, Range)}
+    listed = {name: values for name, values in axes.items() if not isinstance(values, Range)}
     grid = [dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())]
-    ranges = {axis.name: axis.values for axis in axes if isinstance(axis.values, Range)}
+    ranges = {name: values for name, values in axes.items() if isinstance(values, Range)}
     if not ranges:
         if budget is not None and len(grid) > budget:
             grid = [grid[i] for i in sorted(random.choice(len(grid), budget, replace=False))]
         return grid
     if budget is None:
-        raise ValueError(
-            f"--grid: {label}.{next(iter(ranges))} is a range to draw from: give the number of points with --budget"
-        )
+        name = next(iter(ranges))
+        raise ValueError(f"--grid: {label}.{name} is a range to draw from: give the number of points with --budget")
     drawn = []
     for _ in range(budget):
         point = grid[random.integers(len(grid))] | {
             name: float(np.exp(random.uniform(np.log(r.low), np.log(r.high)))) for name, r in ranges.items()
         }
-        drawn.append({axis.name: point[axis.name] for axis in axes})
+        drawn.append({name: point[name] for name in axes})
     return drawn

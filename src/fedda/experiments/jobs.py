@@ -1,7 +1,5 @@
 """Run programs one after the other into a run folder: rows, checkpoints, failures, signals."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading
@@ -15,16 +13,17 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from .. import checks
 from ..engines import SINGLE_PROCESS, SingleProcess
 from ..processes import Stopped
 from ..run import Diverged, Run
 from ..runs.folder import Folder
 from ..runs.names import CONFIG, METRICS, OUT_OF_MEMORY, TIMINGS
-from .config import Experiment, one_line
+from .config import Experiment
 from .ranks import Pulse
 
 
-class Progress(Protocol):
+class Watcher(Protocol):
     """A watcher of a run: a live display, plain lines, or nothing."""
 
     def begin(self, label: str, done: int, rounds: int) -> None: ...
@@ -43,24 +42,24 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Work:
-    """How the jobs of an experiment are run."""
+class JobRunner:
+    """Runs the jobs of an experiment one after the other, into its folder."""
 
     experiment: Experiment
     folder: Folder
-    watch: Progress
+    watch: Watcher
     save_seconds: float
     world: SingleProcess = SINGLE_PROCESS  # every rank does the same work; the first one writes
 
-    def try_out(self, jobs: Sequence[Job], look: Callable[[Job, Run], None] = lambda job, run: None) -> None:
-        """Start every job once: a mistake in the last one is found before anything is written."""
+    def try_out(self, jobs: Sequence[Job], inspect: Callable[[Job, Run], None] = lambda job, run: None) -> None:
+        """Start and `inspect` every job once, so that a mistake in the last one is noticed before a file is written."""
+        # With several ranks an error is not ignored: the others would continue without this one.
+        ignore = ignore_out_of_memory if self.world.size == 1 else nullcontext
         for job in jobs:
-            with (
-                suppressed_memory() if self.world.size == 1 else nullcontext()
-            ):  # the other ranks would continue without this one
-                look(job, job.start(None))
+            with ignore():
+                inspect(job, job.start(None))
 
-    def do(self, jobs: Sequence[Job], resume: bool, files: dict[str, str]) -> None:
+    def run(self, jobs: Sequence[Job], resume: bool, files: dict[str, str]) -> None:
         """Run all jobs from their checkpoints; a new folder begins with `files`."""
         try:
             with stop_signals() as stop:
@@ -70,41 +69,42 @@ class Work:
                 else:
                     self.folder.create(files)
                 self.world.mark()
-                lasts = {job.label: self.experiment.rounds for job in jobs}
+                last_rounds = {job.label: self.experiment.rounds for job in jobs}
                 for job in jobs:
                     state, facts = load_checkpoint(self.folder, job.label, self.world)
                     # There may be more memory now; an algorithm that diverged would diverge again.
                     if "failure" not in facts or facts["failure"].startswith(OUT_OF_MEMORY):
-                        lasts[job.label] = self._one(job, state, facts.get("seconds", 0.0), stop)
+                        last_rounds[job.label] = self._run_job(job, state, facts.get("seconds", 0.0), stop)
                 if resume:
                     assert self.experiment.every is not None
-                    self.folder.tidy(lasts, self.experiment.every)
+                    self.folder.tidy(last_rounds, self.experiment.every)
         finally:
             self.folder.release()
 
-    def _one(self, job: Job, state: dict[str, Tensor] | None, seconds: float, stop: list[int]) -> int:
+    def _run_job(self, job: Job, state: dict[str, Tensor] | None, seconds: float, stop: list[int]) -> int:
         """Run one job to its last round, and return that round; a failure is noted."""
         last = self.experiment.rounds
         self.watch.begin(job.label, 0 if state is None else int(state["round"]), self.experiment.rounds)
         try:
             run = job.start(state if state is not None and "server.x" in state else None)
-            last = run.last(self.experiment.rounds)
+            last = run.last_round(self.experiment.rounds)
             try:
                 for spent, stopped in self._rounds(job, run, last, seconds, stop):
                     seconds = spent
                     self._save(job.label, run, seconds=seconds)
                     if stopped:
                         raise Stopped(stop[0], "saved")
-                early = run.stopped(last, self.experiment.rounds)
-                self.watch.end(job.label, f"done: {early}" if early else "done")
+                reason = run.stop_reason(last, self.experiment.rounds)
+                self.watch.end(job.label, f"done: {reason}" if reason else "done")
                 return last
             except Diverged as why:
                 failure = str(why)
                 self._save(job.label, run, seconds=seconds, failure=failure)
         except (MemoryError, RuntimeError) as why:
-            if not no_memory(why) or self.world.size > 1:  # the other ranks are in the middle of a round
+            if not is_out_of_memory(why) or self.world.size > 1:  # the other ranks are in the middle of a round
                 raise
-            failure = f"{OUT_OF_MEMORY} ({one_line(why)}): take a smaller cohort, fewer seeds, or another device"
+            reason = checks.one_line(why, 300)
+            failure = f"{OUT_OF_MEMORY} ({reason}): take a smaller cohort, fewer seeds, or another device"
             # Half a round is not a state to resume from: the last checkpoint stays.
             self.folder.fail(job.label, failure, to_bytes({"round": torch.tensor(0)}))
         self.watch.end(job.label, f"failed: {failure}")
@@ -177,7 +177,7 @@ def to_bytes(state: dict[str, Tensor]) -> bytes:
     return save(distinct)
 
 
-def no_memory(why: BaseException) -> bool:
+def is_out_of_memory(why: BaseException) -> bool:
     """Whether memory ran out; on a CPU torch raises an ordinary RuntimeError."""
     if isinstance(why, MemoryError | torch.OutOfMemoryError):
         return True
@@ -185,11 +185,11 @@ def no_memory(why: BaseException) -> bool:
 
 
 @contextmanager
-def suppressed_memory() -> Iterator[None]:
+def ignore_out_of_memory() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as why:
-        if not no_memory(why):
+        if not is_out_of_memory(why):
             raise
 
 
@@ -204,13 +204,13 @@ def stop_signals() -> Iterator[list[int]]:
     # Signals that the caller ignores (nohup, a background job) or that Python did not set stay as they are.
     usual = {s: handler for s, handler in usual.items() if handler not in (signal.SIG_IGN, None)}
 
-    def back() -> None:
+    def restore() -> None:
         for s, handler in usual.items():
             signal.signal(s, handler)
 
     def note(number: int, frame: Any) -> None:
         seen.append(number)
-        back()
+        restore()
 
     for s in usual:
         signal.signal(s, note)
@@ -219,4 +219,4 @@ def stop_signals() -> Iterator[list[int]]:
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT, "at once") from None
     finally:
-        back()
+        restore()

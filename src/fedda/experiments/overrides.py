@@ -1,7 +1,5 @@
 """Command-line options that replace values of an experiment, and the check that a folder holds the same experiment."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,14 +7,14 @@ from typing import Any
 
 from .. import checks, presets
 from ..problems import options_of
-from ..registry import algorithms as known
+from ..registry import algorithms as registered
 from ..registry import models, partitions
 from ..runs.names import CONFIG
 from ..runs.toml import literal
 from .config import Experiment, checked, read
 
 
-def choose(
+def override(
     experiment: Experiment,
     rounds: int | None = None,
     algorithms: str | None = None,
@@ -29,9 +27,9 @@ def choose(
     or single settings ("problem.batch=32", "fedavg.lr=0.1"); checked like a file.
 
     >>> from fedda.experiments import find
-    >>> list(choose(find("digits"), 5, "fedavg", "0,1").algorithms)
+    >>> list(override(find("digits"), 5, "fedavg", "0,1").algorithms)
     ['fedavg']
-    >>> choose(find("digits"), settings=["problem.batch=32"]).problem.batch
+    >>> override(find("digits"), settings=["problem.batch=32"]).problem.batch
     32
     """
     table = experiment.model_dump()
@@ -42,16 +40,16 @@ def choose(
         try:
             table["seeds"] = [int(seed) for seed in seeds.split(",")]
         except ValueError:
-            raise ValueError(f"--seeds must be whole numbers by comma, such as 0,1,2, got {seeds!r}") from None
+            raise ValueError(f"--seeds must be whole numbers separated by commas, as in 0,1,2, got {seeds!r}") from None
     if algorithms is not None:
-        table["algorithms"] = _chosen(experiment, algorithms)
+        table["algorithms"] = _select_algorithms(experiment, algorithms)
     if preset is not None:
         table["setting"] = _apply_preset(table["algorithms"], preset)
     before = copy.deepcopy(table)
     if data is not None:
         table["problem"]["data"] = data
     for text in settings:
-        _set(table, text)
+        _apply_setting(table, text)
     _drop_options(table["problem"], before["problem"])
     # With one value changed the setting is no longer the paper's.
     changed = any((table.get(key) or None) != before[key] for key in ("problem", "algorithms", "aggregation"))
@@ -87,11 +85,11 @@ def owner_of(path: str, labels: Iterable[str]) -> str | None:
     return max((label for label in labels if path.startswith(f"{label}.")), key=len, default=None)
 
 
-def _chosen(experiment: Experiment, algorithms: str) -> dict[str, Any]:
+def _select_algorithms(experiment: Experiment, algorithms: str) -> dict[str, Any]:
     chosen = {}
     for label in filter(None, map(str.strip, algorithms.split(","))):
-        if label not in experiment.algorithms and label not in known.entries:
-            nearest = checks.nearest(label, {*experiment.algorithms, *known.entries})
+        if label not in experiment.algorithms and label not in registered.entries:
+            nearest = checks.nearest(label, {*experiment.algorithms, *registered.entries})
             raise ValueError(f"--algorithms: unknown {label!r}; {nearest}")
         chosen[label] = dict(experiment.algorithms.get(label, {}))
     if not chosen:
@@ -99,22 +97,22 @@ def _chosen(experiment: Experiment, algorithms: str) -> dict[str, Any]:
     return chosen
 
 
-def _set(table: dict[str, Any], text: str) -> None:
-    """Apply KEY=VALUE with a TOML value; what is not TOML is a text, and an empty value removes the key."""
+def _apply_setting(table: dict[str, Any], text: str) -> None:
+    """Apply KEY=VALUE. A value that is not TOML is a text; an empty value removes the key."""
     path, equals, value = text.partition("=")
     owner = owner_of(path, ("problem", *table["algorithms"]))
     target = table if owner is None else table["problem"] if owner == "problem" else table["algorithms"][owner]
     key = path if owner is None else path[len(owner) + 1 :]
     if not equals or not key or (owner is None and (key in ("problem", "algorithms") or key not in table)):
-        known = ("a key of the file", "problem.NAME", *(f"{label}.NAME" for label in table["algorithms"]))
-        raise ValueError(f"--set must be KEY=VALUE with KEY {', '.join(known)}, got {text!r}")
+        keys = ("a key of the file", "problem.NAME", *(f"{label}.NAME" for label in table["algorithms"]))
+        raise ValueError(f"--set must be KEY=VALUE with KEY {', '.join(keys)}, got {text!r}")
     if not value.strip():
         target.pop(key, None)
         return
     target[key] = literal(value)
 
 
-def resumed(wanted: Experiment, folder: Path, rounds: int | None) -> Experiment:
+def saved_experiment(wanted: Experiment, folder: Path, rounds: int | None) -> Experiment:
     """The experiment in the folder, which must equal the wanted one except that `rounds` may be larger."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder}: holds no run to resume; leave out --resume to start one")

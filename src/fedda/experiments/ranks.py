@@ -1,18 +1,27 @@
-"""The ranks of a run: the first one reads and writes the folder, and all decide together."""
+"""The ranks of a run: the first one reads and writes the folder, all decide together, and they share the clients of a
+round or the replicas (seeds, points of a grid)."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..core import Algorithm, Problem
 from ..engines import SINGLE_PROCESS, SingleProcess
+from ..run import Run
 from ..runs.folder import Folder
 
+REPLICATED = ("counts.", "round")  # names of tensors that all replicas share
 BEAT = 1.0  # seconds between two messages about stopping and saving
+REPLICATED = ("counts.", "round")  # names of tensors that all replicas share
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,8 @@ class Ranks:
     world: SingleProcess = SINGLE_PROCESS
     shard: str = "clients"
 
-    def engine(self, name: str) -> str:
+    def engine_name(self, name: str) -> str:
+        """The name of the engine that these ranks use if the user gave `name`."""
         if self.world.size == 1 or self.shard == "replicas":
             return name
         if name not in ("auto", "vectorised", "distributed"):
@@ -43,7 +53,7 @@ class ReadOnlyFolder(Folder):
     def append(self, name: str, rows: list[dict[str, Any]]) -> None: ...
     def save(self, label: str, round: int, content: bytes, **facts: Any) -> None: ...
     def fail(self, label: str, failure: str, empty: bytes) -> None: ...
-    def tidy(self, lasts: dict[str, int], every: int) -> None: ...
+    def tidy(self, last_rounds: dict[str, int], every: int) -> None: ...
     def note_failures(self) -> None: ...
 
 
@@ -71,3 +81,53 @@ class Pulse:
         stops, saves, rounds = self.world.sum([wishes])[0].tolist()
         self.round, self.next, self.began = round, round + int(rounds), now
         return stops > 0, saves > 0
+
+
+class ShardedRun(Run):
+    """Runs the replicas of this rank, without messages in a round; rows and state are those of all replicas."""
+
+    def __init__(
+        self, world: SingleProcess, algorithm: Algorithm, problem: Problem, cohort: int | None, seeds: Sequence[int],
+        state: dict[str, Tensor] | None = None, **options: Any,
+    ):  # fmt: skip
+        if len(seeds) < world.size:
+            raise ValueError(f"{world.size} ranks cannot share {len(seeds)} replicas: use fewer, or --shard clients")
+        self.replica_world = world  # `self.world`, which shares clients, is this process alone
+        mine = world.mine(len(seeds))
+        if state is not None:
+            state = {k: v if k.startswith(REPLICATED) else v[mine] for k, v in state.items()}
+        algorithm = cut(algorithm, mine, len(seeds))
+        super().__init__(algorithm, problem, cohort, list(seeds[mine]), state=state, **options)
+
+    def raise_if_diverged(self) -> None:
+        """Nothing here: replicas of other ranks may be alive. `evaluate` asks all ranks."""
+
+    def evaluate(self, detail: bool = False) -> list[dict[str, Any]]:
+        (alive,) = self.replica_world.sum([(~self.ended).sum().cpu()])
+        if not bool(alive):
+            super().raise_if_diverged()
+        parts = self.replica_world.collect(json.dumps(super().evaluate(detail)).encode())
+        return [row for part in parts for row in json.loads(part)]
+
+    @property
+    def absurd(self) -> Tensor:
+        parts = self.replica_world.collect(json.dumps(super().absurd.tolist()).encode())
+        return torch.tensor([one for part in parts for one in json.loads(part)])
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            name: value if name.startswith(REPLICATED) else self.replica_world.gather(value, 0)
+            for name, value in super().state().items()
+        }
+
+
+def cut(thing: Any, mine: slice, replicas: int) -> Any:
+    """An algorithm for some of the replicas: slices tensors [replicas, 1, 1] among its (nested) hyper-parameters."""
+    if isinstance(thing, Tensor):
+        return thing[mine] if thing.dim() == 3 and thing.shape[0] == replicas else thing
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        old = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
+        new = {name: cut(value, mine, replicas) for name, value in old.items()}
+        if any(new[name] is not old[name] for name in old):
+            return dataclasses.replace(thing, **new)
+    return thing

@@ -1,7 +1,5 @@
 """From an experiment to a run folder: every algorithm in turn, all seeds as replicas of one program."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shlex
@@ -22,11 +20,10 @@ from ..problems.gradients.tuning import threads
 from ..run import Diverged, Run
 from ..runs.folder import Folder
 from ..runs.names import CONFIG, ENVIRONMENT
-from .config import Experiment, owned
+from .config import Experiment, errors_named
 from .execution import agree_on_execution
-from .jobs import Job, Progress, Work
-from .ranks import SINGLE, Ranks, folder_of
-from .spread import Spread
+from .jobs import Job, JobRunner, Watcher
+from .ranks import SINGLE, Ranks, ShardedRun, folder_of
 
 
 @dataclass(frozen=True)
@@ -52,23 +49,23 @@ class RunOptions:
         return folder
 
 
-def run(experiment: Experiment, out: Path, watch: Progress, **options: Any) -> Folder:
+def run(experiment: Experiment, out: Path, watch: Watcher, **options: Any) -> Folder:
     """Run every algorithm of the experiment into the folder `out`; the options are those of `RunOptions`.
 
-    A mistake in the experiment is found before anything is written, and raises a ValueError.
+    A mistake in the experiment raises a ValueError before a file is written.
     """
-    how = RunOptions(**options)
-    folder = how.folder(out)
+    run_options = RunOptions(**options)
+    folder = run_options.folder(out)
     experiment = experiment.completed()
-    program = Program(experiment, folder, how, replicas=len(experiment.seeds))
+    program = Program(experiment, folder, run_options, replicas=len(experiment.seeds))
 
     def start(label: str, state: dict[str, Tensor] | None) -> Run:
-        with owned(experiment.name):
+        with errors_named(experiment.name):
             algorithm = experiment.build(label)
-        return program.start(label, algorithm, experiment.seeds, state, how.force)
+        return program.start(label, algorithm, experiment.seeds, state, run_options.force)
 
     jobs = [Job(label, partial(start, label)) for label in experiment.algorithms]
-    program.run(jobs, watch, {CONFIG: experiment.toml()}, try_out=not how.resume)
+    program.run(jobs, watch, {CONFIG: experiment.toml()}, try_out=not run_options.resume)
     return folder
 
 
@@ -76,15 +73,15 @@ class Program:
     """An experiment with its problem, its engine and its folder: what a run and a sweep have in common."""
 
     def __init__(
-        self, experiment: Experiment, folder: Folder, options: RunOptions, replicas: int, validation: bool = False
+        self, experiment: Experiment, folder: Folder, options: RunOptions, replicas: int, tuning: bool = False
     ):
         self.experiment, self.folder, self.options, self.ranks = experiment, folder, options, options.ranks
         self.problem = options.problem
         if self.problem is None:
-            self.problem = built(experiment, options.device, validation, self.ranks)
-        self.engine = self.ranks.engine(options.engine)
+            self.problem = build_problem(experiment, options.device, tuning, self.ranks)
+        self.engine_name = self.ranks.engine_name(options.engine)
         self.execution = agree_on_execution(
-            self.ranks.world, self.problem, self.engine, experiment.cohort or self.problem.clients, replicas,
+            self.ranks.world, self.problem, self.engine_name, experiment.cohort or self.problem.clients, replicas,
             options.threads, options.precision, folder.path if options.resume else None,
         )  # fmt: skip
 
@@ -93,12 +90,12 @@ class Program:
     ) -> Run:
         """A run at its start or at its checkpoint; an error names the label."""
         experiment, world = self.experiment, self.ranks.world
-        kind = partial(Spread, world) if self.ranks.shard == "replicas" and world.size > 1 else Run
+        make_run = partial(ShardedRun, world) if self.ranks.shard == "replicas" and world.size > 1 else Run
         try:
-            return kind(
+            return make_run(
                 algorithm, self.problem, experiment.cohort, seeds, weights=experiment.weights,
-                aggregation=experiment.wrappers(), budget=experiment.spending(), state=state,
-                engine=self.execution.engine(self.engine), force=force,
+                aggregation=experiment.wrappers(), budget=experiment.privacy_budget(), state=state,
+                engine=self.execution.engine(self.engine_name), force=force,
             )  # fmt: skip
         except (ValueError, Diverged) as why:
             raise ValueError(f"{experiment.name}: {label}: {why}") from None
@@ -108,18 +105,19 @@ class Program:
             raise ValueError(f"{experiment.name}: {label}: the checkpoint, of another version, has no {why}") from None
 
     def run(
-        self, jobs: Sequence[Job], watch: Progress, files: dict[str, str], try_out: bool = True,
-        look: Callable[[Job, Run], None] = lambda job, run: None,
+        self, jobs: Sequence[Job], watch: Watcher, files: dict[str, str], try_out: bool = True,
+        inspect: Callable[[Job, Run], None] = lambda job, run: None,
     ) -> None:  # fmt: skip
-        """Run the jobs into the folder, which begins with these files and `environment.json`."""
-        work = Work(self.experiment, self.folder, watch, self.options.save_seconds, self.ranks.world)
+        """Run the jobs into the folder, which begins with these files and `environment.json`. With `try_out` every job
+        is started once before, and `inspect` may refuse it."""
+        runner = JobRunner(self.experiment, self.folder, watch, self.options.save_seconds, self.ranks.world)
         with threads(self.execution.threads):
             if try_out:
-                work.try_out(jobs, look)
-            work.do(jobs, self.options.resume, files | {ENVIRONMENT: self.environment()})
+                runner.try_out(jobs, inspect)
+            runner.run(jobs, self.options.resume, files | {ENVIRONMENT: self.environment()})
 
     def environment(self) -> str:
-        """What a reader needs to repeat the run, as JSON."""
+        """The versions, the machine and the command, with which the run can be repeated, as JSON."""
         device = self.problem.device
         cpu = f"cpu, {self.execution.threads} threads"
         facts = {
@@ -130,7 +128,7 @@ class Program:
             "numpy": np.__version__,
             "system": platform.platform(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
-            "engine": self.engine,
+            "engine": self.engine_name,
             "processes": self.ranks.world.size,
             **{key: value for key, value in asdict(self.execution).items() if value is not None},
             "clients": self.problem.clients,
@@ -140,10 +138,10 @@ class Program:
         return json.dumps(facts, indent=1) + "\n"
 
 
-def built(experiment: Experiment, device: str | None, validation: bool = False, ranks: Ranks = SINGLE) -> Any:
-    """The experiment's problem, on its device."""
-    with owned(experiment.name):
-        problem: Any = experiment.problem.build(validation)
+def build_problem(experiment: Experiment, device: str | None, tuning: bool = False, ranks: Ranks = SINGLE) -> Any:
+    """The experiment's problem, on its device; for `tuning` it has no test set (`ProblemTable.build`)."""
+    with errors_named(experiment.name):
+        problem: Any = experiment.problem.build(tuning)
     everyone = experiment.cohort in (None, problem.clients)
     if ranks.world.size > 1 and ranks.shard == "clients" and everyone and problem.clients >= ranks.world.size:
         problem = problem.only(ranks.world.mine(problem.clients))  # a rank always has the same clients

@@ -1,7 +1,5 @@
 """A search for hyper-parameters: the points of a grid are replicas of one program, judged on a validation split."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -22,9 +20,9 @@ from ..runs.folder import Folder
 from ..runs.names import BEST, CONFIG, METRICS, OUT_OF_MEMORY, SWEEP, SWEEP_CONFIG
 from ..runs.reading import read_rows
 from ..runs.toml import dumps
-from .config import Experiment, hyper, owned
+from .config import Experiment, errors_named, hyper_params
 from .grid import Point, apply_point, points
-from .jobs import Job, Progress
+from .jobs import Job, Watcher
 from .runner import Program, RunOptions
 
 METRIC_DIRECTIONS = {
@@ -68,26 +66,26 @@ class Stack:
     numbers: list[int]  # indices of the points among those of the algorithm
 
 
-def search(sweep: Sweep, out: Path, watch: Progress, **options: Any) -> dict[str, Any]:
+def search(sweep: Sweep, out: Path, watch: Watcher, **options: Any) -> dict[str, Any]:
     """Run the sweep into the folder `out`: sweep.json has the value of every point, best.toml the winners.
 
     The options are those of `RunOptions`; the result is the content of sweep.json.
     """
-    how = RunOptions(**options)
-    folder = how.folder(out)
+    run_options = RunOptions(**options)
+    folder = run_options.folder(out)
     whole = sweep.experiment.completed()
     chosen = points(whole, sweep.grids, sweep.budget, sweep.draw)
     experiment = whole.model_copy(update={"algorithms": {label: whole.algorithms[label] for label in chosen}})
     files = {CONFIG: experiment.toml(), SWEEP_CONFIG: sweep.toml()}
-    if how.resume and not how.ranks.world.rank:
+    if run_options.resume and not run_options.ranks.world.rank:
         _refuse_other(folder, files)
     stacks, seeds = list(stack_points(chosen)), experiment.seeds
     replicas = max(len(stack.points) for stack in stacks) * len(seeds)
-    program = Program(experiment, folder, how, replicas, validation=True)
+    program = Program(experiment, folder, run_options, replicas, tuning=True)
     absurd: dict[str, set[int]] = {}  # key of a stack -> points whose first step size a run would refuse
 
     def start(stack: Stack, state: dict[str, Tensor] | None) -> Run:
-        with owned(f"{experiment.name}: {stack.label}"):
+        with errors_named(f"{experiment.name}: {stack.label}"):
             algorithm = stacked(experiment.algorithms[stack.label], stack.points, len(seeds))
         # Forced: absurd points are refused one by one, below, because the others are good.
         run = program.start(stack.label, algorithm, seeds * len(stack.points), state, force=True)
@@ -105,8 +103,8 @@ def search(sweep: Sweep, out: Path, watch: Progress, **options: Any) -> dict[str
             raise ValueError(f"--metric: {job.label} has no {sweep.metric!r} on this problem")
 
     jobs = [Job(stack.key, partial(start, stack), partial(row, stack)) for stack in stacks]
-    program.run(jobs, watch, files, look=refuse_metric)
-    if how.ranks.world.rank:
+    program.run(jobs, watch, files, inspect=refuse_metric)
+    if run_options.ranks.world.rank:
         return {}
     results = judge_points(sweep, experiment, stacks, folder.path, {} if sweep.force else absurd, folder.failures)
     folder.write(SWEEP, json.dumps(results, indent=1) + "\n")
@@ -134,18 +132,14 @@ def stacked(params: dict[str, Any], points: list[Point], seeds: int) -> Any:
         floats = isinstance(value, float)
         stack[name] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1) if floats else value
     for point in points:  # a mistake is reported for the point, not for a tensor
-        make(params["name"], **apply_point(hyper(params), point))
-    return make(params["name"], **apply_point(hyper(params), stack))
+        make(params["name"], **apply_point(hyper_params(params), point))
+    return make(params["name"], **apply_point(hyper_params(params), stack))
 
 
 def judge_points(
-    sweep: Sweep,
-    experiment: Experiment,
-    stacks: list[Stack],
-    path: Path,
-    absurd: dict[str, set[int]],
+    sweep: Sweep, experiment: Experiment, stacks: list[Stack], path: Path, absurd: dict[str, set[int]],
     failures: dict[str, str],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The value of every point: the metric's mean over the last 5 % of the rounds, then over the seeds."""
     rows: dict[tuple[str, int], dict[int, list[dict[str, Any]]]] = {}
     for row in read_rows(path / METRICS):
@@ -189,7 +183,7 @@ def winners(sweep: Sweep, experiment: Experiment, results: dict[str, Any]) -> st
     for label, table in results["algorithms"].items():
         for point in table["points"]:
             if point["best"]:
-                params = apply_point(hyper(experiment.algorithms[label]), point["values"])
+                params = apply_point(hyper_params(experiment.algorithms[label]), point["values"])
                 names = [name.partition(".")[0] for name in point["values"]]
                 best[label] = {name: params[name] for name in names}
     budget = results["budget"]
@@ -198,11 +192,9 @@ def winners(sweep: Sweep, experiment: Experiment, results: dict[str, Any]) -> st
 
 
 def _refuse_other(folder: Folder, files: dict[str, str]) -> None:
+    path = folder.path
     if not folder.holds_run:
-        raise ValueError(f"{folder.path}: holds no sweep to resume; leave out --resume to start one")
+        raise ValueError(f"{path}: holds no sweep to resume; leave out --resume to start one")
     for name, text in files.items():
-        file = folder.path / name
-        if not file.exists() or file.read_text() != text:
-            raise ValueError(
-                f"{folder.path}: was started with another {name}; repeat the options, or give another --out"
-            )
+        if not (path / name).exists() or (path / name).read_text() != text:
+            raise ValueError(f"{path}: was started with another {name}; repeat the options, or give another --out")

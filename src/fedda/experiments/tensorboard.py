@@ -6,13 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .jobs import Progress
+from .jobs import Watcher
 
 
 class TensorBoard:
     """Passes everything on to `watch`, and writes every evaluated row below `folder`."""
 
-    def __init__(self, watch: Progress, folder: Path):
+    def __init__(self, watch: Watcher, folder: Path):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:

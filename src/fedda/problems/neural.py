@@ -270,7 +270,7 @@ class Neural(Problem):
         return gradients.view(x.shape)
 
     def bytes_per_client(self) -> int:
-        """The memory of one client with two points: vectors, batch and saved activations, found by one forward pass."""
+        """The memory of one client with two points: vectors, batch and saved activations, from one forward pass."""
         if not self._client_bytes:
             saved: list[int] = []
 

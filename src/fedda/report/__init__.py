@@ -18,16 +18,7 @@ __all__ = ["RecordedRun", "Report", "compare", "csv", "is_sweep", "latex", "summ
 
 
 def write(run: Place) -> Path:
-    r"""Write `report.html` and its figures into the folder of a run or of a sweep, and return the path of the page.
-
-    >>> import json, tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "config.toml").write_text("[algorithms.fedavg]\nlr = 0.1\n")
-    >>> row = {"algorithm": "fedavg", "seed": 0, "round": 0, "train_loss": 2.5}
-    >>> _ = (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    >>> write(folder).name
-    'report.html'
-    """
+    """Write `report.html` and its figures into the folder of a run or of a sweep, and return the path of the page."""
     if not isinstance(run, RecordedRun) and is_sweep(run):
         return write_sweep(run)
     return Report.of([run]).write()

@@ -32,11 +32,7 @@ _LATEX = {
 
 
 def csv_text(shown: Picture) -> str:
-    """Every point of every curve, one per line; a missing value is empty.
-
-    >>> csv_text(Picture([""], [], [], []))
-    'algorithm,metric,round,gradients,bytes,seconds,mean,std,seeds\\n'
-    """
+    """Every point of every curve, one per line; a missing value is empty."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(HEADS)
@@ -50,28 +46,14 @@ def csv_text(shown: Picture) -> str:
 
 
 def latex_text(table: Table) -> str:
-    r"""The final values as a booktabs table, the best of each column bold.
-
-    >>> print(latex_text(Table(["Train loss"], [("", [])], [""])))
-    % needs \usepackage{booktabs} and \usepackage[T1]{fontenc}
-    \begin{tabular}{lr}
-    \toprule
-    Algorithm & Train loss \\
-    \midrule
-    \bottomrule
-    \end{tabular}
-    <BLANKLINE>
-    """
-    width = 1 + len(table.heads)
-    lines = [
-        r"% needs \usepackage{booktabs} and \usepackage[T1]{fontenc}",
-        rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
-    ]
+    """The final values as a booktabs table, the best of each column bold."""
+    columns = len(table.heads)
+    lines = [r"% needs \usepackage{booktabs} and \usepackage[T1]{fontenc}", rf"\begin{{tabular}}{{l{'r' * columns}}}"]
     lines += [r"\toprule", " & ".join(escape(head) for head in ("Algorithm", *table.heads)) + r" \\"]
     for title, group in table.groups:
         lines.append(r"\midrule")
         if title:
-            lines.append(rf"\multicolumn{{{width}}}{{l}}{{\emph{{{escape(title)}}}}} \\")
+            lines.append(rf"\multicolumn{{{1 + columns}}}{{l}}{{\emph{{{escape(title)}}}}} \\")
         for line in group:
             cells = [rf"\textbf{{{_cell(text)}}}" if best else _cell(text) for text, best in line.cells]
             lines.append(" & ".join([escape(line.series.label), *cells]) + r" \\")
@@ -79,11 +61,6 @@ def latex_text(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    r"""A text with LaTeX's special characters escaped.
-
-    >>> escape("50 % of $x_1$")
-    '50 \\% of \\$x\\_1\\$'
-    """
     return "".join(_LATEX.get(c, c if c.isprintable() else " ") for c in text)
 
 

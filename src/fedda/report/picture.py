@@ -47,11 +47,7 @@ class Picture:
 
     @property
     def lines(self) -> list[list[str]]:
-        """The metrics of a row by line: the paper's four panels, then the others.
-
-        >>> Picture([""], [*PAPER, "density"], [], []).lines[1]
-        ['density']
-        """
+        """The metrics of a row by line: the paper's four panels, then the others."""
         first = [m for m in self.metrics if m in PAPER]
         rest = [m for m in self.metrics if m not in PAPER]
         return [line for line in (first, rest) if line] if len(self.metrics) > 4 else [self.metrics]
@@ -74,11 +70,6 @@ def picture(runs: Sequence[RecordedRun], names: Sequence[str] = ("",)) -> Pictur
 
     `group` in an algorithm's table names its row; a method looks the same in all rows. If several runs have the same
     algorithms, the colour is the algorithm's and the dashes are the run's.
-
-    >>> tables = {"a (5)": {"name": "a", "group": "I = 5"}, "a (9)": {"name": "a", "group": "I = 9"}}
-    >>> shown = picture([RecordedRun(config={"algorithms": tables}, labels=list(tables))])
-    >>> shown.rows, [series.colour for series in shown.series]
-    (['I = 5', 'I = 9'], ['#0072b2', '#0072b2'])
     """
     marks = [mark for i, run in enumerate(runs) for mark in _marks(i, run)]
     keys = list(dict.fromkeys(mark.key for mark in marks))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -39,11 +38,7 @@ RC: dict[Any, Any] = {
 
 
 def draw(shown: Picture, axis: Axis, kind: str = "png", dpi: int = 160) -> bytes:
-    """Draw the panels of `shown` against `axis` as PNG or SVG; the same numbers give the same bytes.
-
-    >>> draw(Picture([""], ["train_loss"], [], []), Axis("round", "Rounds", "round", 1))[1:4]
-    b'PNG'
-    """
+    """Draw the panels of `shown` against `axis` as PNG or SVG; the same numbers give the same bytes."""
     rows = shown.rows[:ROWS]
     # All groups of one line of metrics are adjacent, so that a column compares them.
     lines = [(i, title, metrics) for metrics in shown.lines for i, title in enumerate(rows)]
@@ -52,7 +47,6 @@ def draw(shown: Picture, axis: Axis, kind: str = "png", dpi: int = 160) -> bytes
     with rc_context(RC):
         # Without pyplot: a library must not change the user's figures or backend.
         figure = Figure(dpi=dpi, layout="constrained")
-        FigureCanvasAgg(figure)
         under = _legend(figure, shown, columns)
         height = (2.9 if len(lines) == 1 else 2.45 * len(lines)) + 0.21 * under + 0.25
         figure.set_size_inches(max(4.4, 3.2 * columns), height)
@@ -72,20 +66,13 @@ def draw(shown: Picture, axis: Axis, kind: str = "png", dpi: int = 160) -> bytes
                 literal(name, title)
         file = io.BytesIO()
         figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
-    return file.getvalue() if kind != "svg" else re.sub(rb' d="[^"]*"', _short, file.getvalue())
-
-
-def _short(path: re.Match[bytes]) -> bytes:
-    # Hundredths of a point halve the length of a path and look the same.
-    return re.sub(rb"(\.\d\d)\d+", rb"\1", path[0])
+    if kind == "svg":  # hundredths of a point halve the length of a path and look the same
+        return re.sub(rb' d="[^"]*"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]), file.getvalue())
+    return file.getvalue()
 
 
 def band(shown: Picture) -> str:
-    """A note on the lines and the bands.
-
-    >>> band(Picture([""], [], [], []))
-    'one seed'
-    """
+    """A note on the lines and the bands."""
     seeds = {int(n) for series in shown.series for curve in series.curves.values() for n in curve.seeds} or {1}
     if max(seeds) == 1:
         return "one seed"
@@ -94,12 +81,7 @@ def band(shown: Picture) -> str:
 
 
 def lost(curve: Curve) -> int | None:
-    """The index of the last point before a seed diverged; None if none did.
-
-    >>> x = np.arange(3.0)
-    >>> lost(Curve(x, x, x, x, mean=np.array([1.0, 2.0, math.nan]), std=x, seeds=x))
-    1
-    """
+    """The index of the last point before a seed diverged; None if none did."""
     finite = np.flatnonzero(np.isfinite(curve.mean))
     return int(finite[-1]) if finite.size and finite[-1] < curve.mean.size - 1 else None
 
@@ -110,11 +92,6 @@ def limits(curves: Sequence[Curve], shown: Metric) -> tuple[float, float, bool]:
     The axis ends at ten times the highest start: a curve that diverges leaves the panel and does not flatten the
     others. For an accuracy the first tenth of the points is ignored: all curves rise from chance, and their differences
     need the room.
-
-    >>> x = np.arange(3.0)
-    >>> curve = Curve(x, x, x, x, mean=np.array([1.0, 0.1, 0.001]), std=x * math.nan, seeds=x)
-    >>> limits([curve], metric("train_loss"))[2]
-    True
     """
     if shown.percent and shown.better == "higher":
         curves = [after(curve, 0.1) for curve in curves]
@@ -216,12 +193,6 @@ def _legend(figure: Figure, shown: Picture, columns: int) -> int:
 
 
 def literal(text: Text, content: str) -> None:
-    """Set a text in which `$` is a dollar sign.
-
-    >>> label = Text()
-    >>> literal(label, "$x_1$")
-    >>> label.get_text(), label.get_parse_math()
-    ('$x_1$', False)
-    """
+    """Set a text in which `$` is a dollar sign."""
     text.set_parse_math(False)
     text.set_text(content)

@@ -16,11 +16,7 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2.5), (1.5, 2), (7, 2, 1.5, 2),
 
 
 def pen(index: int) -> tuple[str, tuple[float, ...]]:
-    """The colour and the dash pattern of the curve with this index.
-
-    >>> pen(1)
-    ('#d55e00', (6, 2.5))
-    """
+    """The colour and the dash pattern of the curve with this index."""
     return COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)]
 
 
@@ -74,11 +70,7 @@ _AXES = (
 
 
 def axes(curves: Iterable[Curve]) -> list[Axis]:
-    """The x axes for which these curves have values, each in a unit that keeps the ticks short.
-
-    >>> [axis.key for axis in axes([])]
-    ['round']
-    """
+    """The x axes for which these curves have values, each in a unit that keeps the ticks short."""
     shown, curves = [], list(curves)
     for axis, units in _AXES:
         values = np.concatenate([np.zeros(1), *(getattr(curve, axis.key) for curve in curves)])

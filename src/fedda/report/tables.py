@@ -41,14 +41,7 @@ class Table:
 
 
 def table(shown: Picture, runs: Sequence[RecordedRun], names: Sequence[str] = ("",)) -> Table:
-    """The final values of every algorithm of `shown`; the best of each group is marked.
-
-    >>> from .picture import picture
-    >>> run = RecordedRun(labels=["fedavg"], metrics=["train_loss"])
-    >>> one = table(picture([run]), [run])
-    >>> one.heads, one.groups[0][1][0].cells
-    (['Train loss'], [('–', False)])
-    """
+    """The final values of every algorithm of `shown`; the best of each group is marked."""
     finals = [{final["label"]: final for final in summary(run)} for run in runs]
     keys = [*shown.metrics, *(["best_test_accuracy"] if "test_accuracy" in shown.metrics else [])]
     groups = []

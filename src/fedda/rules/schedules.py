@@ -1,4 +1,4 @@
-"""Step sizes eta_t as functions of the global step t (a 0-d tensor that is never reset)."""
+"""Step sizes eta_t as functions of the global step t ([..., 1, 1], counted from the start of the run)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..checks import check
 
-Schedule = Callable[[Tensor], Any]  # t -> eta_t: a float, a 0-d tensor, or [replicas, 1, 1]
+Schedule = Callable[[Tensor], Any]  # t -> eta_t: a float, or a tensor that broadcasts with [..., 1, 1]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Constant:
     lr: float
 
     def __post_init__(self) -> None:
-        refuse("Constant", lr=self.lr)
+        check_on_host("Constant", lr=self.lr)
 
     def __call__(self, t: Tensor) -> Any:
         return self.lr
@@ -43,20 +43,20 @@ class CubeRoot:
     w: float
 
     def __post_init__(self) -> None:
-        refuse("CubeRoot", lr=self.lr, w=self.w)
+        check_on_host("CubeRoot", lr=self.lr, w=self.w)
 
     def __call__(self, t: Tensor) -> Any:
         return self.lr / (self.w + t) ** (1 / 3)
 
 
-def refuse(owner: str, **values: Any) -> None:
-    """Check the numbers, but not those on a device: algorithms make schedules in their rounds, and a look at such a
-    number would wait for the device, which no graph allows. The algorithm has checked them when it was made."""
-    check(owner, **{word: value for word, value in values.items() if not getattr(value, "is_cuda", False)})
+def check_on_host(owner: str, **values: Any) -> None:
+    """Check the numbers, except tensors on a GPU. Algorithms make schedules inside their rounds, and there a CUDA graph
+    forbids the host to read a number of the GPU. The algorithm checked these numbers when it was made."""
+    check(owner, **{name: value for name, value in values.items() if not getattr(value, "is_cuda", False)})
 
 
 def cube_root(lr: Any, w: Any) -> Schedule:
-    """lr / (w + t)^(1/3) from numbers, or `lr` itself where it is a schedule."""
+    """lr / (w + t)^(1/3) from numbers, or `lr` itself if it is a schedule."""
     return lr if callable(lr) else CubeRoot(lr, w)
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..files import json_lines, named, open_folder, taken, unfinished, write_whole
+from ..files import errors_of_file, json_lines, open_folder, try_lock, unfinished, write_whole
 from .names import CHECKPOINTS, CONFIG, FAILURES, FILES, PATTERNS, ROWS, STATE
 from .reading import read_lines
 
@@ -81,7 +81,7 @@ class Folder:
     def lock(self) -> None:
         """Keep other runs out until `release` or the end of this process; on Windows there is no lock."""
         handle = open_folder(self.checkpoints)
-        if handle is not None and not taken(handle):
+        if handle is not None and not try_lock(handle):
             os.close(handle)
             raise ValueError(f"{self.path}: another run is writing into it; wait for it, or give another --out")
         self.handle, self.locked = handle, True
@@ -122,16 +122,16 @@ class Folder:
         self.note_failures()
 
     def append(self, name: str, rows: list[dict[str, Any]]) -> None:
-        with named(self.path / name), open(self.path / name, "ab") as file:
+        with errors_of_file(self.path / name), open(self.path / name, "ab") as file:
             file.write(json_lines(rows))
 
     def save(self, label: str, round: int, content: bytes, **facts: Any) -> None:
         """Replace the checkpoint of one algorithm: its tensors as safetensors, and facts about it."""
         old = self.state["algorithms"].get(label, {}).get("file")
         number = list(self.state["algorithms"]).index(label) if old else len(self.state["algorithms"])
-        # The text is for people; the number distinguishes the labels.
-        slug = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")[:40]
-        file = f"{number:02d}-{slug}-{round}.safetensors"
+        # The letters are for people; the number distinguishes the labels.
+        letters = re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")[:40]
+        file = f"{number:02d}-{letters}-{round}.safetensors"
         self.write(f"{CHECKPOINTS}/{file}", content)
         self.state["algorithms"][label] = {"file": file, "crc32": zlib.crc32(content), **facts}
         self.commit()
@@ -170,15 +170,14 @@ class Folder:
         elif not path.exists() or path.read_text() != text:
             self.write(path.name, text)
 
-    def tidy(self, lasts: dict[str, int], every: int) -> None:
-        """Give the rows the order and the rounds of an uninterrupted run; `lasts` maps the labels, in order, to their
-        last rounds."""
-        labels = list(lasts)
+    def tidy(self, last_rounds: dict[str, int], every: int) -> None:
+        """Give the rows the order and the rounds of an uninterrupted run; `last_rounds` has the labels in order."""
+        labels = list(last_rounds)
         lengths = dict(self.state["rows"])
         for name in ROWS:
             lines = read_lines(self.path / name)
             keys = [(labels.index(row["algorithm"]), row["round"]) for _, _, row in lines]
-            due = [i for i, (k, r) in enumerate(keys) if r % every == 0 or r == lasts[labels[k]]]
+            due = [i for i, (k, r) in enumerate(keys) if r % every == 0 or r == last_rounds[labels[k]]]
             # After a failure for lack of memory an algorithm resumed, and wrote some rows again: the later ones count.
             last = {(keys[i], lines[i][2].get("seed"), lines[i][2].get("point")): i for i in due}
             keep = sorted(last.values(), key=lambda i: (keys[i], i))

@@ -12,9 +12,9 @@ REPORT = "report.html"
 CHECKPOINTS = "checkpoint"
 STATE = f"{CHECKPOINTS}/state.json"  # which checkpoint and which rows are valid: a checkpoint counts from this write on
 
-SWEEP_CONFIG = "sweep.toml"  # a sweep: the grid that was asked for,
-SWEEP = "sweep.json"  # the value of every point,
-BEST = "best.toml"  # and the winners, as a preset file
+SWEEP_CONFIG = "sweep.toml"  # the grid, the budget and the metric of a sweep
+SWEEP = "sweep.json"  # the value of every point of a sweep
+BEST = "best.toml"  # the best points of a sweep, as a preset file
 
 ROWS = (METRICS, TIMINGS)
 FILES = (CONFIG, ENVIRONMENT, FAILURES, CLAIMS, REPORT, SWEEP_CONFIG, SWEEP, BEST, *ROWS, STATE)

@@ -95,42 +95,42 @@ def read_sweep(folder: str | Path) -> SweepResults:
         content = json.loads(path.read_bytes())
     except ValueError:
         raise ValueError(f"{path}: not valid JSON; run `fedda sweep` again") from None
-    table = _as(dict, content, f"{path}: it")
+    table = expect(dict, content, f"{path}: it")
     better = table.get("better")
     if better not in ("higher", "lower"):
         raise ValueError(f"{path}: better must be 'higher' or 'lower', got {better!r}")
-    algorithms = _as(dict, table.get("algorithms"), f"{path}: algorithms")
+    algorithms = expect(dict, table.get("algorithms"), f"{path}: algorithms")
     return SweepResults(
         folder=Path(folder),
-        metric=_as(str, table.get("metric"), f"{path}: metric"),
+        metric=expect(str, table.get("metric"), f"{path}: metric"),
         better=better,
-        rounds=_optional(int, table.get("rounds"), f"{path}: rounds"),
-        seeds=_as(list, table.get("seeds", []), f"{path}: seeds"),
-        budget=_optional(int, table.get("budget"), f"{path}: budget"),
+        rounds=optional(int, table.get("rounds"), f"{path}: rounds"),
+        seeds=expect(list, table.get("seeds", []), f"{path}: seeds"),
+        budget=optional(int, table.get("budget"), f"{path}: budget"),
         algorithms=[_swept(label, value, better, f"{path}: {label}") for label, value in algorithms.items()],
     )
 
 
 def _swept(label: str, value: Any, better: Better, where: str) -> Swept:
-    table = _as(dict, value, where)
-    params = [_as(str, name, f"{where}: a name") for name in _as(list, table.get("words"), f"{where}: words")]
-    points = _as(list, table.get("points"), f"{where}: points")
+    table = expect(dict, value, where)
+    params = [expect(str, name, f"{where}: a name") for name in expect(list, table.get("words"), f"{where}: words")]
+    points = expect(list, table.get("points"), f"{where}: points")
     return Swept(label, params, [_point(p, params, f"{where}: points[{i}]") for i, p in enumerate(points)], better)
 
 
 def _point(value: Any, params: list[str], where: str) -> Point:
-    table = _as(dict, value, where)
-    values = _as(dict, table.get("values"), f"{where}: values")
+    table = expect(dict, value, where)
+    values = expect(dict, table.get("values"), f"{where}: values")
     for name in params:
         if name not in values:
-            raise ValueError(f"{where}: values has no {name!r}, one of the words")
+            raise ValueError(f"{where}: values has no {name!r}, which is among the words")
     return Point(
         # A list (a schedule) or a table (a prox) is shown as text.
         values={name: v if isinstance(v := values[name], Value) else json.dumps(v) for name in params},
         value=_number(table.get("value"), f"{where}: value"),
         std=_number(table.get("std"), f"{where}: std"),
-        seeds=_optional(int, table.get("seeds"), f"{where}: seeds") or 0,
-        note=_optional(str, table.get("note"), f"{where}: note") or "",
+        seeds=optional(int, table.get("seeds"), f"{where}: seeds") or 0,
+        note=optional(str, table.get("note"), f"{where}: note") or "",
         best=table.get("best") is True,
         gradients=_number(table.get("gradients"), f"{where}: gradients"),
     )
@@ -144,12 +144,14 @@ def _number(value: Any, where: str) -> float:
     return float(value) if math.isfinite(value) else math.nan
 
 
-def _as(kind: type, value: Any, where: str) -> Any:
+def expect(kind: type, value: Any, where: str) -> Any:
+    """A value from a JSON file, if it is of this kind."""
     if not isinstance(value, kind):
         names = {dict: "an object", list: "a list", str: "a text", int: "a whole number"}
         raise ValueError(f"{where} must be {names[kind]}, got {value!r:.80}")
     return value
 
 
-def _optional(kind: type, value: Any, where: str) -> Any:
-    return None if value is None else _as(kind, value, where)
+def optional(kind: type, value: Any, where: str) -> Any:
+    """The same, or None."""
+    return None if value is None else expect(kind, value, where)

@@ -42,7 +42,7 @@ def dumps(table: dict[str, Any]) -> str:
 
 
 def literal(text: str) -> Any:
-    """A single TOML value; what is not one is a text.
+    """The value of a TOML text; any other text stands for itself.
 
     >>> literal("0.1"), literal("[1, 2]"), literal("zero")
     (0.1, [1, 2], 'zero')

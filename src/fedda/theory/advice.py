@@ -1,7 +1,5 @@
 """lr, w and c for a task, from its estimated constants; the distance of a choice from the theory; and a trial."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,13 +69,6 @@ def advise(
     curvature of f in the metric H_0 (at most lambda L / rho) for lr, and assumption 5's L of mini-batches for c.
 
     Theorem 1 uses the L of assumption 5 and rho = min H_0; K is the number of clients per round.
-
-    >>> import fedda
-    >>> problem = fedda.Quadratic(A=[[0.5, 2.0], [0.5, 2.0]], b=[[0.0, 1.0], [1.0, 0.0]], noise=0.1)
-    >>> algorithm = fedda.make("fedda-mvr", lr=0.1, w=8.0, eps=0.5)
-    >>> advice = advise(algorithm, problem, rounds=100)
-    >>> round(advice.L_H, 2), round(advice.proposed.stable, 2), round(advice.literal.stable * 48 * 25, 2)
-    (4.0, 0.2, 1.0)
     """
     if type(algorithm) is not FedDA or not isinstance(algorithm.estimator, Mvr):
         raise ValueError("theory: Theorem 1 is about FedDA with the MVR estimator: use fedda-mvr or fedda-1-2")
@@ -125,12 +116,7 @@ def lowest(problem: Quadratic) -> float:
 
 
 def analysed(experiment: Experiment, label: str | None = None) -> str:
-    """The label of a FedDA with the MVR estimator in an experiment: the given one, or the first.
-
-    >>> from fedda.experiments import find
-    >>> analysed(find("digits"))
-    'fedda-mvr'
-    """
+    """The label of a FedDA with the MVR estimator in an experiment: the given one, or the first."""
     algorithms: dict[str, Any] = {name: experiment.build(name) for name in experiment.algorithms}
     known = [name for name, own in algorithms.items() if type(own) is FedDA and isinstance(own.estimator, Mvr)]
     if not known:

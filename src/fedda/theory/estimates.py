@@ -1,7 +1,5 @@
 """The constants of the theory, L, sigma and zeta, estimated at a point of a real problem."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,12 +83,6 @@ def hessian_vector(problem: Any, x: Tensor, batch: Any, v: Tensor) -> Tensor:
 
     By two backward passes if the problem has a differentiable objective or gradient, else by a central difference of
     gradients.
-
-    >>> import fedda
-    >>> problem = fedda.Quadratic(A=[[2.0, 5.0]], b=[[0.0, 0.0]])
-    >>> one = torch.ones(2, dtype=torch.float64)
-    >>> hessian_vector(problem, one, problem.everything(0), one)
-    tensor([2., 5.], dtype=torch.float64)
     """
     with torch.enable_grad():
         at = x.detach().clone().requires_grad_()

@@ -1,7 +1,5 @@
 """Everything that `fedda theory` measures, in one object for the verdicts and the pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Labels are those of the paper's LaTeX source. Lemma A9 is false as stated; both of its sides are here as well.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +32,9 @@ def spread(v: Tensor) -> Tensor:
 def a0(trace: Trace) -> dict[str, Tensor]:
     """Lemma A0: primal steps are bounded by dual ones, for every i and k.
 
-        1  lambda <nu, d> >= rho |d|^2  and  lambda |nu| >= rho |d|     on every client
-        2  the same for nubar and d~                                    along the virtual point
-        3  lambda |z - zbar| >= rho |X - x~|
-
-    >>> import fedda
-    >>> problem = fedda.Quadratic(A=[[1.0], [3.0]], b=[[0.0], [2.0]])
-    >>> algorithm = fedda.make("fedda-mvr", lr=0.2, w=8.0, eps=1.0, prox=fedda.prox.Box(-0.5, 0.5))
-    >>> slacks = [slack for trace in traces(algorithm, problem, rounds=5) for slack in a0(trace).values()]
-    >>> min(float(slack.min()) for slack in slacks) > -1e-12
-    True
+    1  lambda <nu, d> >= rho |d|^2  and  lambda |nu| >= rho |d|     on every client
+    2  the same for nubar and d~                                    along the virtual point
+    3  lambda |z - zbar| >= rho |X - x~|
     """
     _sets_only(trace)
     lam, rho = trace.scale, trace.rho[..., 0]
@@ -141,10 +132,8 @@ def least(trace: Trace, problem: Any, L: float) -> dict[str, float]:
 
 def _sets_only(trace: Trace) -> None:
     if bool((trace.algorithm.prox.value(trace.xt) != 0).any()):
-        name = type(trace.algorithm.prox).__name__
-        raise ValueError(
-            f"theory: the lemmas are about constraint sets, {name} is a penalty; use a set, such as L1Ball"
-        )
+        psi = type(trace.algorithm.prox).__name__
+        raise ValueError(f"theory: the lemmas are about constraint sets, {psi} is a penalty; use a set, such as L1Ball")
 
 
 @dataclass(frozen=True)
@@ -158,20 +147,12 @@ class Consensus:
 
 
 def consensus(rounds: int = 60, steps: int = 10, clients: int = 8, d: int = 8) -> Consensus:
-    """FedDA-MVR in a box, on clients with different Hessians and without noise: both lemmas hold path by path.
-
-    >>> distances = consensus(rounds=5, steps=4)
-    >>> bool((distances.duals <= distances.duals_bound + 1e-15).all())
-    True
-    >>> bool((distances.estimates[1:] <= distances.estimates_bound).all())
-    True
-    """
+    """FedDA-MVR in a box, on clients with different Hessians and without noise: both lemmas hold path by path."""
     generator = torch.Generator().manual_seed(0)
     A = 0.1 + 0.9 * torch.rand(clients, d, generator=generator, dtype=torch.float64)
     problem = Synthetic(A, torch.randn(clients, d, generator=generator, dtype=torch.float64))
-    algorithm: Any = make(
-        "fedda-mvr", lr=0.05, w=100.0, eps=0.3, steps=steps, prox={"kind": "box", "lower": -1.0, "upper": 1.0}
-    )
+    box = {"kind": "box", "lower": -1.0, "upper": 1.0}
+    algorithm: Any = make("fedda-mvr", lr=0.05, w=100.0, eps=0.3, steps=steps, prox=box)
     rows: list[list[np.ndarray]] = []
     for trace in traces(algorithm, problem, rounds):
         nu, z = spread(trace.NU), spread(trace.Z)

@@ -1,7 +1,5 @@
 """Table 1 of the paper as data: as printed, and as we read it (docs/errata.md, 1 and 10)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

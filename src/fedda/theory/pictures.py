@@ -1,7 +1,5 @@
 """The pictures of `fedda theory`, as PNG and SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, ScalarFormatter
 
@@ -17,9 +14,7 @@ from ..report.plots import RC
 from ..report.style import COLOURS, DASHES
 from .findings import Findings
 
-GREY = "#8a8a8a"
-GUIDE: dict[str, Any] = {"color": GREY, "linestyle": (0, (4, 2)), "linewidth": 1.0}
-Draw = Callable[[Findings, list[Axes]], str]
+GUIDE: dict[str, Any] = {"color": "#8a8a8a", "linestyle": (0, (4, 2)), "linewidth": 1.0}
 
 
 def decay(results: Findings, axes: list[Axes]) -> str:
@@ -119,7 +114,7 @@ def averaging(results: Findings, axes: list[Axes]) -> str:
     return "Dual and primal averaging, without a constraint and with one"
 
 
-PICTURES: dict[str, tuple[Draw, int]] = {
+PICTURES: dict[str, tuple[Callable[[Findings, list[Axes]], str], int]] = {
     "decay": (decay, 1), "speedup": (speedup, 1), "consensus": (consensus, 2), "smoothness": (smoothness, 2),
     "moments": (moments, 2), "averaging": (averaging, 2),
 }  # fmt: skip
@@ -129,12 +124,11 @@ def draw(results: Findings, folder: Path) -> list[Path]:
     """Write every picture into the folder, as PNG and SVG."""
     written = []
     for name, (fill, columns) in PICTURES.items():
-        # No dates and random names in SVG: the same numbers give the same file.
-        with rc_context({**RC, "svg.hashsalt": "fedda"}):
+        with rc_context(RC):
             figure = Figure(figsize=(4.7 if columns == 1 else 8.6, 3.4), dpi=120, layout="constrained")
-            FigureCanvasAgg(figure)  # no pyplot: a library must not touch the user's figures or backend
             title = fill(results, list(figure.subplots(1, columns, squeeze=False)[0]))
             figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+            # Without dates the same numbers give the same file.
             for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
                 path = folder / f"{name}.{kind}"
                 figure.savefig(path, format=kind, metadata=metadata)

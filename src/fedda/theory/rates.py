@@ -1,7 +1,5 @@
 """How G_t falls with the steps T and the clients K (C29), and the steps and rounds to a stationary point (C30)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from .. import checks
 from .synthetic import Synthetic, centred, spectrum
-from .theorem import Practical, local_steps, rounds_of, steps_to
+from .theorem import Practical, rounds_of, steps_to
 from .trace import measure, traces
 
 DECADES = 1.3  # the last part of the curve, to which the slope is fitted
@@ -63,10 +61,6 @@ def decay(
     d = 20, A = linspace(0.1, 1) for all clients (or `hessians` [K, d]), b_k ~ N(0, I) centred, sigma = 1 in each
     coordinate, x_0 = 1, H = 1. Numbers of clients and seeds run as replicas of one program. `estimator` makes
     another estimator from c.
-
-    >>> curve = decay(K=(1, 2), T=200, seeds=2)
-    >>> curve.mean.shape, bool((curve.mean[..., -1] < curve.mean[..., 0]).all())
-    ((2, 2, 39), True)
     """
     checks.count("decay", "T", T)
     most = max(K)
@@ -99,17 +93,11 @@ class Complexity:
 
     steps: float  # of T, at which the bound falls to eps
     rounds: float  # of E = T / I with the corollary's I
-    least_steps: float  # the smallest I among those points: all of them have local steps
     measured: float  # of T on the quadratics, mean over the numbers of clients
 
 
 def complexity(curve: Decay, K: int = 10) -> Complexity:
-    """Fit the powers: of the bound, for eps so small that I > 1 and logarithms matter little, and of the curve.
-
-    >>> powers = complexity(decay(K=(1, 4), T=2000, seeds=1))
-    >>> round(powers.steps, 1), round(powers.rounds, 2), powers.least_steps > 1
-    (1.5, 1.28, True)
-    """
+    """Fit the powers: of the bound, for eps so small that I > 1 and logarithms matter little, and of the curve."""
     eps = np.geomspace(1e-12, 1e-8, 9)
     T = np.array([steps_to(e, K) for e in eps])
     E = np.array([rounds_of(t, K) for t in T])
@@ -118,7 +106,7 @@ def complexity(curve: Decay, K: int = 10) -> Complexity:
     for i, G in enumerate(curve.mean.mean(axis=1)):
         levels = np.geomspace(0.99 * G[late][0], 1.01 * G[-1], 8)  # that the last decade of steps passes through
         measured.append(power(levels, np.array([curve.first_below(level)[i] for level in levels])))
-    return Complexity(power(eps, T), power(eps, E), min(local_steps(t, K) for t in T), float(np.mean(measured)))
+    return Complexity(power(eps, T), power(eps, E), float(np.mean(measured)))
 
 
 def power(eps: np.ndarray, amount: np.ndarray) -> float:

@@ -1,7 +1,5 @@
 """An engine around another one that records a round: what was sent, which gradients were taken, and the replies."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, NamedTuple

@@ -9,8 +9,6 @@ So the bias of FedDA's falls with K and that of the average does not. The VARIAN
 well: it is a mean of K independent squares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,13 +53,7 @@ class Averaging:
 def averaging(
     prox: Prox, rounds: int = 300, seeds: Sequence[int] = (0, 1, 2), clients: int = 10, d: int = 8
 ) -> Averaging:
-    """FedDA-MVR with both ways of averaging: clients with different Hessians, a diagonal adaptive H, noise 0.3.
-
-    >>> bool(averaging(SETS["no constraint"], rounds=20).difference.max() < 1e-12)
-    True
-    >>> bool(averaging(SETS["box"], rounds=20).difference.max() > 1e-3)
-    True
-    """
+    """FedDA-MVR with both ways of averaging: clients with different Hessians, a diagonal adaptive H, noise 0.3."""
     generator = torch.Generator().manual_seed(0)
     A = 0.1 + 1.4 * torch.rand(clients, d, generator=generator, dtype=torch.float64)
     problem = Quadratic(A, torch.randn(clients, d, generator=generator, dtype=torch.float64), noise=0.3)
@@ -120,15 +112,7 @@ class Smoothness:
 
 
 def smoothness(algorithm: FedDA, problem: Any, rounds: int, seeds: Sequence[int], **options: Any) -> Smoothness:
-    """Run a FedDA twice, with H from z and from the last estimate (in the same units), and keep log h of every round.
-
-    >>> import fedda
-    >>> problem = fedda.Quadratic(A=[[1.0, 2.0]], b=[[5.0, 5.0]], noise=1.0)
-    >>> algorithm = fedda.make("fedda-2-1", lr=1e-6, eps=0.1, beta=0.9, momentum=0.0)
-    >>> H = smoothness(algorithm, problem, 40, [0, 1])
-    >>> H.path["z"].shape, bool((H.change("z") < H.change("nu")).all())
-    (torch.Size([41, 2, 2]), True)
-    """
+    """Run a FedDA with H from z and again from the last estimate (in the same units); keep log h of every round."""
     paths = {}
     for source in INPUTS:
         run = Run(replace(algorithm, v_input=source), problem, seed=list(seeds), **options)
@@ -179,10 +163,6 @@ def moments(K: Sequence[int] = (2, 4, 8, 16, 32, 64), replicas: int = 500, d: in
     Clients share the Hessian linspace(0.1, 1), their minima are those of `equal_spread`, x = 1, sigma = 1 in each
     coordinate. Both methods run with alpha = 0.1 and the decay 0.999 from zero, and the weight of their sums is divided
     out: FedDA's is the square of the mean estimate, FAFED's the mean over clients and steps of the squares.
-
-    >>> second = moments(K=(2, 16), replicas=200)
-    >>> {method: [round(float(v), 1) for v in bias.mean(axis=0)] for method, bias in second.bias.items()}
-    {'FedDA': [0.1, 0.0], 'FAFED': [1.9, 2.0]}
     """
     if min(K) < 2:
         raise ValueError(f"moments: K must be at least 2, as one client has no spread, got {min(K)}")

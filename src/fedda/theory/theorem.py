@@ -1,8 +1,6 @@
 """Theorem 1 and its corollary: the parameters, the conditions of the proof, the bound; and a schedule of its form
 with constants that can be run."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 from typing import Any
@@ -114,9 +112,6 @@ class Theorem1:
     def bound(self, T: int, gap: float, sigma: float, zeta: float, b: float = 1, b1: float = 1) -> float:
         """The right side of Theorem 1, for the mean of G_t over T steps: `gap` = f(x_0) - f*, the first batch of
         size b, later ones of size b1.
-
-        >>> round(Theorem1(L=1.0, rho=1.0, K=4, I=1).bound(10**4, gap=0.0, sigma=1.0, zeta=0.0))
-        480
         """
         return sum(self.terms(T, gap, sigma, zeta, b, b1).values())
 

@@ -4,8 +4,6 @@ The points X are those of the recorded gradients. The estimates NU and the dual 
 the algorithm's own rules. A test checks that they end at the clients' replies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

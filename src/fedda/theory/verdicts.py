@@ -1,7 +1,5 @@
 """Verdicts on claims C26 to C30 from the measurements: the content of `theory.json`, which `fedda claims` reads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -28,14 +26,12 @@ def over(values: Any) -> Value:
     return Value(float(numbers.mean()), se, math.nan, len(numbers))
 
 
-def between(comparison: str, metric: str, values: Any, low: float, high: float) -> Detail:
+def between(text: str, metric: str, values: Any, low: float, high: float) -> Detail:
     """Whether all values lie in a gate. The difference is the smallest distance from its ends."""
     numbers = np.asarray(values, dtype=float)
     inside = float(np.minimum(numbers - low, high - numbers).min())
     verdict = SUPPORTED if inside >= 0 else NOT_SUPPORTED
-    return Detail(
-        comparison, metric, verdict, float(numbers.mean()), None, inside, over(numbers).se, None, len(numbers)
-    )
+    return Detail(text, metric, verdict, float(numbers.mean()), None, inside, over(numbers).se, None, len(numbers))
 
 
 def less(comparison: str, metric: str, ours: Any, theirs: Any) -> Detail:
@@ -63,16 +59,12 @@ def c26(results: Findings) -> dict[str, Any]:
         ends = ", ".join(f"{way} {pair.distance(way)[-1].mean():.3f}" for way in pair.path)
         distances = f" (from x*: {ends})" if name != "no constraint" else ""
         texts.append(f"{name}: at most {most.max():.2g} apart{distances}")
-    if results.ablation is not None:
-        dual, primal = results.ablation.values["dual"], results.ablation.values["primal"]
+    if (own := results.ablation) is not None:
+        dual, primal = own.values["dual"], own.values["primal"]
         parts.append(less("dual vs primal, L1 penalty", "nonzero", dual["nonzero"], primal["nonzero"]))
-        numbers = ", ".join(
-            f"{metric.replace('_', ' ')} {over(dual[metric]).mean:.3f} vs {over(primal[metric]).mean:.3f}"
-            for metric in dual
-        )
-        texts.append(
-            f"L1 penalty on {results.ablation.experiment} ({results.ablation.about}), dual vs primal: {numbers}"
-        )
+        means = [(metric.replace("_", " "), over(dual[metric]).mean, over(primal[metric]).mean) for metric in dual]
+        numbers = ", ".join(f"{metric} {a:.3f} vs {b:.3f}" for metric, a, b in means)
+        texts.append(f"L1 penalty on {own.experiment} ({own.about}), dual vs primal: {numbers}")
     rounds, seeds = next(iter(results.averaging.values())).difference.shape
     return judged(results, f"quadratics, {rounds} rounds, {seeds} seeds, {'; '.join(texts)}", parts)
 
@@ -98,9 +90,7 @@ def c28(results: Findings) -> dict[str, Any]:
             powers = own.exponents(values)
             excess = over(sign * (powers + LINEAR))
             parts.append(detail(comparison, f"power of K, {metric}", excess, float(powers.mean()), -LINEAR))
-    linear = [
-        speed_up(d, of) for d, of in zip(parts, (SUPPORTED, SUPPORTED, NOT_SUPPORTED, NOT_SUPPORTED), strict=True)
-    ]
+    linear = [speed_up(d, of) for d, of in zip(parts, (SUPPORTED,) * 2 + (NOT_SUPPORTED,) * 2, strict=True)]
     reason = (
         f"K = {own.K[0]} to {own.K[-1]}, {own.replicas} runs each, linear from K^-{LINEAR} on; error against the square"
         f" of the true gradient: FedDA {linear[0]}, FAFED {linear[2]}; variance: FedDA {linear[1]}, FAFED {linear[3]}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ...checks import one_line
-from ...recording import recorded
+from ...recording import record
 
 logger = logging.getLogger(__name__)
 Objective = Callable[..., Tensor]  # (x [d], inputs [b, ...], targets [b, ...]) -> loss []
@@ -47,7 +47,7 @@ class StackedGradient:
                 warnings.warn(f"{message}: {one_line(why)}", stacklevel=2)
             return self.loop
         try:
-            return simplify(recorded(self.vmapped, x, *data))
+            return simplify(record(self.vmapped, x, *data))
         except Exception as why:  # a module that cannot be recorded still runs under vmap, but more slowly
             logger.info("not recorded, so slower: %s", why)
             return self.vmapped
@@ -92,7 +92,7 @@ def _find_equal(node: torch.fx.Node, seen: dict[object, torch.fx.Node]) -> torch
     """An earlier node with the same result, or the node itself."""
     source = node.args[0] if node.args else None
     if isinstance(source, torch.fx.Node):
-        if node.target in RESHAPES and node.meta["kind"].shape == source.meta["kind"].shape:
+        if node.target in RESHAPES and node.meta["tensor"].shape == source.meta["tensor"].shape:
             return source
         if node.target is aten.mul.Scalar and node.args[1] == 1:
             return source
@@ -105,7 +105,7 @@ def _find_equal(node: torch.fx.Node, seen: dict[object, torch.fx.Node]) -> torch
 
 def _constant(node: torch.fx.Node, constants: dict[torch.fx.Node, Tensor]) -> Tensor | None:
     """The result of a node that does not depend on the inputs: shapes are fixed in a recording."""
-    like = node.meta.get("kind")
+    like = node.meta.get("tensor")
     if like is None:
         return None
     if node.target in FILLS:

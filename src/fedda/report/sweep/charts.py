@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup, escape
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -19,7 +18,7 @@ from ...runs.formats import plain, spread
 from ...runs.sweeps import Better, Point, Swept
 from ..plots import RC
 from ..style import COLOURS, metric
-from .grid import Map, SweepScale, charted, maps, scale, text
+from .grid import Map, SweepScale, charted, key, maps, scale, text
 
 COLUMNS = 3
 VIRIDIS = colormaps["viridis"]  # equal steps of brightness, so it is readable without colours
@@ -40,21 +39,13 @@ class ValueScale:
 
     @classmethod
     def of(cls, values: Iterable[float], name: str, better: Better) -> "ValueScale":
-        """The range of finite values of the metric `name`.
-
-        >>> ValueScale.of([0.5, math.nan, 0.9], "validation_accuracy", "higher").high
-        0.9
-        """
+        """The range of finite values of the metric `name`."""
         finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
         low, high = min(finite), max(finite)
         return cls(low, high, better == "lower" and low > 0 and high > 100 * low, metric(name).percent, better)
 
     def widened(self) -> "ValueScale":
-        """The same with room at both ends.
-
-        >>> ValueScale(1.0, 2.0, False, False, "lower").widened().low
-        0.9
-        """
+        """The same with room at both ends."""
         if self.log:
             margin = (self.high / self.low) ** 0.1
             return replace(self, low=self.low / margin, high=self.high * margin)
@@ -76,19 +67,11 @@ class ValueScale:
         return to_hex((red, green, blue)), "#111111" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.45 else "#ffffff"
 
     def text(self, value: float) -> str:
-        """A value in few characters.
-
-        >>> ValueScale(0.0, 1.0, False, True, "higher").text(0.9123)
-        '91.2'
-        """
+        """A value in few characters."""
         return f"{100 * value:.1f}" if self.percent else plain(value, 3)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Ticks as (value, text) from low to high.
-
-        >>> ValueScale(0.0, 1.0, False, True, "higher").ticks()[1]
-        (0.25, '25 %')
-        """
+        """Ticks as (value, text) from low to high."""
         if self.log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             values = [10.0**p for p in powers][:: max(1, len(powers) // 5)]
@@ -99,11 +82,7 @@ class ValueScale:
 
 
 def values_of(point: Point) -> str:
-    """The hyper-parameters of a point.
-
-    >>> values_of(Point({"lr": 0.1, "mu0": "zero"}, 0.5))
-    'lr = 0.1, mu0 = zero'
-    """
+    """The hyper-parameters of a point."""
     return ", ".join(f"{name} = {text(value)}" for name, value in point.values.items())
 
 
@@ -132,7 +111,6 @@ class SweepFigure:
         rows = math.ceil(count / self.columns)
         with rc_context(STYLE):
             self.figure = Figure(figsize=(4.4 * self.columns, 3.4 * rows + 0.3), dpi=160, layout="constrained")
-            FigureCanvasAgg(self.figure)
             self.figure.suptitle(swept.label, fontsize=11, fontweight="bold")
             panels = self.figure.subplots(rows, self.columns, squeeze=False).ravel().tolist()
             for panel in panels[len(params) + len(heat) :]:
@@ -190,7 +168,16 @@ class SweepFigure:
         for point in swept.points:
             if not point.ok:
                 at, gid = axis.position(point.values[axis.name]), self._mark("lost", point)
-                panel.plot([at], [edge], "x", color=COLOURS[1], transform=panel.get_xaxis_transform(), gid=gid)
+                panel.plot(
+                    [at],
+                    [edge],
+                    "x",
+                    color=COLOURS[1],
+                    markersize=8,
+                    markeredgewidth=2,
+                    transform=panel.get_xaxis_transform(),
+                    gid=gid,
+                )
         if axis.kind == "ordinal":
             panel.set_xlim(-0.5, len(axis.levels) - 0.5)
         panel.set(yscale="log" if values.log else "linear", ylim=(values.low, values.high))
@@ -204,20 +191,21 @@ class SweepFigure:
         values = ValueScale.of((p.value for p in self.swept.points), self.name, self.swept.better)
         across, down = shown.across.levels, shown.down.levels
         numbers_fit = len(across) <= 9 and len(down) <= 12
-        for i, row in enumerate(shown.cells):
-            for j, cell in enumerate(row):
-                corner = (j - 0.5, i - 0.5)
-                if cell.point is None:
-                    hatch = "////" if cell.tried else None
+        for i, below in enumerate(down):
+            for j, beside in enumerate(across):
+                corner, pair = (j - 0.5, i - 0.5), (key(below), key(beside))
+                point = shown.best.get(pair)
+                if point is None:
+                    hatch = "////" if pair in shown.best else None
                     empty = Rectangle(corner, 1, 1, facecolor="none", edgecolor="#999999", hatch=hatch, linewidth=0)
                     panel.add_patch(empty)
                     continue
-                chosen = cell.point is self.swept.best
-                fill, ink = values.colours(cell.point.value)
-                gid = self._mark("chosen" if chosen else "cell", cell.point)
+                chosen = point is self.swept.best
+                fill, ink = values.colours(point.value)
+                gid = self._mark("chosen" if chosen else "cell", point)
                 panel.add_patch(Rectangle(corner, 1, 1, facecolor=fill, edgecolor="white", linewidth=0.5, gid=gid))
                 if numbers_fit:
-                    number = ("★ " if chosen else "") + values.text(cell.point.value)
+                    number = ("★ " if chosen else "") + values.text(point.value)
                     panel.text(j, i, number, ha="center", va="center", color=ink, fontsize=8)
                 if chosen:
                     frame = Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, fill=False, edgecolor=COLOURS[1], linewidth=2)

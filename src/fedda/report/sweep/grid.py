@@ -34,11 +34,7 @@ class SweepScale:
         return math.log10(value) if self.kind == "log" else float(value)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Ticks as (position, text): the levels if there are few.
-
-        >>> SweepScale("lr", [0.01, 0.1], "log").ticks()
-        [(-2.0, '0.01'), (-1.0, '0.1')]
-        """
+        """Ticks as (position, text): the levels if there are few."""
         if len(self.levels) <= 8 or self.kind == "ordinal":
             step = math.ceil(len(self.levels) / 8)
             return [(self.position(level), text(level)) for level in self.levels[::step]]
@@ -51,20 +47,12 @@ class SweepScale:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A cell of a heat map: the best point over the other hyper-parameters, None if nothing was tried or all failed."""
-
-    point: Point | None
-    tried: bool
-
-
-@dataclass(frozen=True)
 class Map:
-    """A heat map: `cells[i][j]` belongs to the i-th level of `down` and the j-th of `across`."""
+    """A heat map: for each tried pair of values (down, across) the best point over the others, None if all failed."""
 
     across: SweepScale
     down: SweepScale
-    cells: list[list[Cell]]
+    best: dict[tuple[float | str, float | str], Point | None]
     rest: list[str]  # the hyper-parameters over which the best is taken
 
 
@@ -89,11 +77,7 @@ def key(value: Value) -> float | str:
 
 
 def scale(swept: Swept, name: str) -> SweepScale:
-    """The axis of a hyper-parameter: logarithmic if its values span a decade or more.
-
-    >>> scale(Swept("a", ["lr"], [Point({"lr": v}, 0.5) for v in (0.1, 0.01, 0.001)], "higher"), "lr").levels
-    [0.001, 0.01, 0.1]
-    """
+    """The axis of a hyper-parameter: logarithmic if its values span a decade or more."""
     values = [point.values[name] for point in swept.points]
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     if len(numbers) < len(values) or not numbers:
@@ -111,33 +95,19 @@ def scale(swept: Swept, name: str) -> SweepScale:
 
 
 def on_grid(swept: Swept) -> bool:
-    """Whether the points are a product grid; one that was thinned to half by a budget counts.
-
-    >>> points = [Point({"a": i, "b": j}, 0.5) for i in (1, 2) for j in (3, 4)]
-    >>> on_grid(Swept("x", ["a", "b"], points, "higher"))
-    True
-    """
+    """Whether the points are a product grid; one that was thinned to half by a budget counts."""
     cells = {tuple(key(point.values[name]) for name in swept.params) for point in swept.points}
     sizes = [len(scale(swept, name).levels) for name in swept.params]
     return bool(cells) and 2 * len(cells) >= math.prod(sizes)
 
 
 def charted(swept: Swept) -> list[str]:
-    """The hyper-parameters that are drawn against the metric: none if one heat map shows both.
-
-    >>> charted(Swept("a", ["lr"], [], "higher"))
-    ['lr']
-    """
+    """The hyper-parameters that are drawn against the metric: none if one heat map shows both."""
     return [] if len(swept.params) == 2 and maps(swept) else swept.params
 
 
 def maps(swept: Swept) -> list[Map]:
-    """A heat map per pair of hyper-parameters, best over the rest; none if the points are not on a grid.
-
-    >>> points = [Point({"a": i, "b": j}, i * j) for i in (1, 2) for j in (3, 4)]
-    >>> [[cell.point.value for cell in row] for row in maps(Swept("x", ["a", "b"], points, "higher"))[0].cells]
-    [[3, 6], [4, 8]]
-    """
+    """A heat map per pair of hyper-parameters, best over the rest; none if the points are not on a grid."""
     if len(swept.params) < 2 or not on_grid(swept):
         return []
     varied = [name for name in swept.params if len(scale(swept, name).levels) > 1]
@@ -146,24 +116,16 @@ def maps(swept: Swept) -> list[Map]:
 
 
 def _map(swept: Swept, across: str, down: str) -> Map:
-    x, y = scale(swept, across), scale(swept, down)
-    best: dict[tuple[float | str, float | str], Point] = {}
-    tried = set()
+    best: dict[tuple[float | str, float | str], Point | None] = {}
     for point in swept.ranked:
-        place = key(point.values[down]), key(point.values[across])
-        tried.add(place)
-        if point.ok:
-            best.setdefault(place, point)
-    cells = [[Cell(best.get((key(i), key(j))), (key(i), key(j)) in tried) for j in x.levels] for i in y.levels]
-    return Map(x, y, cells, [name for name in swept.params if name not in (across, down)])
+        pair = key(point.values[down]), key(point.values[across])
+        best[pair] = best.get(pair) or (point if point.ok else None)
+    rest = [name for name in swept.params if name not in (across, down)]
+    return Map(scale(swept, across), scale(swept, down), best, rest)
 
 
 def edges(swept: Swept) -> list[str]:
-    """The hyper-parameters whose best value is the smallest or the largest of a grid: a better one may lie outside.
-
-    >>> edges(Swept("a", ["lr"], [Point({"lr": v}, v, best=v == 3.0) for v in (1.0, 2.0, 3.0)], "higher"))
-    ['lr = 3 (the largest)']
-    """
+    """The hyper-parameters whose best value is the smallest or the largest of a grid: a better one may lie outside."""
     if swept.best is None or not on_grid(swept):
         return []
     listed = []

@@ -18,16 +18,7 @@ TOP = 10  # points in the table of an algorithm
 
 
 def write_sweep(sweep: str | Path | SweepResults) -> Path:
-    """Write `report.html` and a `sweep-LABEL.png` per algorithm into a sweep folder, and return the path of the page.
-
-    >>> import json, tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> table = {"words": ["lr"], "points": [{"values": {"lr": 0.1}, "value": 0.9, "best": True}]}
-    >>> data = {"metric": "validation_accuracy", "better": "higher", "algorithms": {"fedavg": table}}
-    >>> _ = (folder / "sweep.json").write_text(json.dumps(data))
-    >>> write_sweep(folder).name, sorted(path.name for path in folder.glob("*.png"))
-    ('report.html', ['sweep-fedavg.png'])
-    """
+    """Write `report.html` and a `sweep-LABEL.png` per algorithm into a sweep folder; return the path of the page."""
     sweep = sweep if isinstance(sweep, SweepResults) else read_sweep(sweep)
     folder = sweep.folder
     config = read_toml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
@@ -71,12 +62,7 @@ def describe(sweep: SweepResults) -> str:
 
 
 def chosen(swept: Swept, name: str) -> tuple[str, str]:
-    """Two texts: the chosen hyper-parameters, and the value they reached.
-
-    >>> from ...runs.sweeps import Point
-    >>> chosen(Swept("a", ["lr"], [Point({"lr": 0.1}, 0.9, 0.01, 2)], "higher"), "validation_accuracy")
-    ('lr = 0.1', '90.0 ± 1.0 %')
-    """
+    """Two texts: the chosen hyper-parameters, and the value they reached."""
     return (values_of(swept.best), reached(swept.best, name)) if swept.best else ("–", "no point has a value")
 
 

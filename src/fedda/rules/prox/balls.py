@@ -1,4 +1,4 @@
-"""Sets with one multiplier, found by Newton's method from the left: the L2 ball, the L1 ball and the simplex."""
+"""Sets with one multiplier, computed by Newton's method from the left: the L2 ball, the L1 ball and the simplex."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class Grouped(Prox):
             isinstance(ids, Tensor) and ids.dim() == 1 and bool((ids >= -1).all()) and bool((ids == ids.long()).all())
         )
         if not good or not bool((ids >= 0).any()):
-            words = "'layer', 'filter', 'feature', or a group number for every coordinate (-1: in none)"
-            raise ValueError(f"{owner}: groups must be {words}, got {checks.shown(self.groups)}")
+            allowed = "'layer', 'filter', 'feature', or a group number for every coordinate (-1: in none)"
+            raise ValueError(f"{owner}: groups must be {allowed}, got {checks.shown(self.groups)}")
         object.__setattr__(self, "groups", ids.long())
         object.__setattr__(self, "segments", Segments(self.groups))
         if self.weights is not None:
@@ -61,10 +61,10 @@ class Grouped(Prox):
     def _segments(self, x: Tensor) -> Segments:
         if self.segments is None:
             raise unbound(type(self).__name__, "groups", self.groups)
-        found: Segments = self.segments
-        if len(found.ids) != x.shape[-1]:
-            raise ValueError(f"{type(self).__name__}: groups has {len(found.ids)} entries, the model {x.shape[-1]}")
-        return found
+        segments: Segments = self.segments
+        if len(segments.ids) != x.shape[-1]:
+            raise ValueError(f"{type(self).__name__}: groups has {len(segments.ids)} entries, the model {x.shape[-1]}")
+        return segments
 
     def _weights(self, segments: Segments) -> Any:
         return segments.sizes.double().sqrt() if self.weights is None else self.weights

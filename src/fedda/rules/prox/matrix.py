@@ -45,11 +45,11 @@ class NuclearNorm(Prox):
     def bind(self, layout: Layout) -> Prox:
         if self.on is None:
             return self
-        found = matching("NuclearNorm", self.on, layout)
-        if len(found) > 1 or len(found[0].shape) < 2:
-            named = ", ".join(f"{span.name} {list(span.shape)}" for span in found)
+        spans = matching("NuclearNorm", self.on, layout)
+        if len(spans) > 1 or len(spans[0].shape) < 2:
+            named = ", ".join(f"{span.name} {list(span.shape)}" for span in spans)
             raise ValueError(f"NuclearNorm: on={self.on!r} must fit one parameter of 2 or more dimensions, got {named}")
-        (_, shape, part) = found[0]
+        (_, shape, part) = spans[0]
         return replace(self, on=None, shape=(shape[0], math.prod(shape[1:])), start=part.start)
 
     def _matrix(self, x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class ReplayedGradients:
         self.layers = [stage for stage in stages if isinstance(stage, LinearStage)]
         self.loss = loss
         self.fits = len(self.layers) + isinstance(stages[-1], Squeeze) == len(stages)
-        self.recordings: dict[tuple[object, ...], Recording] = {}
+        self.recordings: dict[tuple[object, ...], GradientReplay] = {}
 
     def __call__(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """The gradients as in `Chain.gradients`; None for stacks that are too large, not linear or not on a CPU."""
@@ -37,11 +37,11 @@ class ReplayedGradients:
         if shape not in self.recordings:
             if len(self.recordings) >= KEPT:
                 self.recordings.clear()
-            self.recordings[shape] = Recording(self.layers, self.loss, x, inputs, targets)
+            self.recordings[shape] = GradientReplay(self.layers, self.loss, x, inputs, targets)
         return self.recordings[shape](x, inputs, targets)
 
 
-class Recording:
+class GradientReplay:
     """The calls that compute gradients [g, d] at x [g, d] for inputs [n, batch, features], for one shape of each."""
 
     def __init__(self, layers: Sequence[LinearStage], loss: LossGradient, x: Tensor, inputs: Tensor, targets: Tensor):

@@ -1,4 +1,4 @@
-"""A wrapper around a Cohort that counts bytes and gradients."""
+"""The cohort that counts the bytes sent and the gradients computed."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ class Counting(CohortWrapper):
     idle: Any = 0  # gradients in `counts` of clients that were not active, so that none was computed; per replica
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
-        means = self.cohort.average(self._counted(task), *down)
-        self._sent(down, means)
+        means = self.cohort.average(self._count_gradients(task), *down)
+        self._count_bytes(down, means)
         return means
 
     def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:
-        replies, weights = self.cohort.replies(self._counted(task), *down)
-        self._sent(down, replies)
+        replies, weights = self.cohort.replies(self._count_gradients(task), *down)
+        self._count_bytes(down, replies)
         return replies, weights
 
-    def _counted(self, task: ClientTask) -> ClientTask:
+    def _count_gradients(self, task: ClientTask) -> ClientTask:
         @wraps(task)  # keeps its name and its mark
         def counted(client: Client, *down: Tensor) -> tuple[Tensor, ...]:
-            watched = CountedClient(client, self.counts)
-            replies = task(watched, *down)
-            self.idle = self.idle + watched.idle
+            counted_client = CountedClient(client, self.counts)
+            replies = task(counted_client, *down)
+            self.idle = self.idle + counted_client.idle
             return replies
 
         return counted
 
-    def _sent(self, down: Sequence[Tensor], up: Sequence[Tensor]) -> None:
+    def _count_bytes(self, down: Sequence[Tensor], up: Sequence[Tensor]) -> None:
         # A client keeps what it got in the round: a second exchange (Mime's) does not send the same tensor again.
         new = [tensor for tensor in down if not any(tensor is old for old in self.sent)]
         self.sent.extend(new)
