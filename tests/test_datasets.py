@@ -407,7 +407,7 @@ BAD = [
     ("folder", lambda f: (f / "pets" / "empty").mkdir(parents=True), "pets/empty: must hold images"),
     ("folder", lambda f: (f / "pets").mkdir(), "pets: must hold a folder of images for each class, two or more, got 0"),
     ("folder", lambda f: as_folder(write_folder(f)[1]), "cat/1.png: must be an image, got a folder"),
-    ("folder", lambda f: (f / "pets").write_text(""), "pets: must be a .npz file, or a folder"),
+    ("folder", lambda f: (f / "pets").write_text(""), "pets: must be a .npz, .csv or .parquet file, or a folder"),
 ]  # fmt: skip
 
 
@@ -449,7 +449,7 @@ def test_a_file_without_permission(place):
 
 def test_names(place):
     for name, line in (
-        ("cifar", "unknown data set 'cifar'; did you mean 'cifar10'? (or give a .npz file or a folder)"),
+        ("cifar", "unknown data set 'cifar'; did you mean 'cifar10'? (or give a .npz or .csv file, or a folder)"),
         ("xyzzy.npz", "xyzzy.npz: there is no such file or folder"),
         ("no/such", "no/such: there is no such file or folder"),
         ("cifar10", f"cifar10: {place}/cifar-10-batches-py/data_batch_1 (and 5 more) is absent; fetch it with: fedda data fetch cifar10"),
