@@ -241,13 +241,13 @@ def test_the_path_is_the_general_one_and_can_be_captured():
     assert problem.gradient_paths.kernels is None and list(problem.gradient_paths.paths) == ["traced", "loop"]
     assert problem.with_path("auto", "auto", 4).gradient_paths.chosen in ("traced", "loop")
     x, batch = problem.example(3)
-    graph = problem.gradient_paths.stacked.record(x, *problem.standardised(batch).tensors)
+    graph = problem.gradient_paths.stacked.record(x, *problem.standardised(batch))
     assert isinstance(graph, torch.fx.GraphModule)  # the recorder refuses a function that looks at a number
     calls = {node.target for node in graph.graph.nodes if node.op == "call_function"}
     shaped = {op for op in calls if hasattr(op, "tags") and torch.Tag.dynamic_output_shape in op.tags}
     assert not shaped
     truth = torch.stack([problem.gradient(x[i], problem.pick(batch, i)) for i in range(3)])
-    torch.testing.assert_close(graph(x, *problem.standardised(batch).tensors), truth, rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(graph(x, *problem.standardised(batch)), truth, rtol=1e-10, atol=1e-13)
 
 
 def test_synchronised_statistics_are_refused():

@@ -529,7 +529,7 @@ def test_a_part_of_a_problem_holds_its_clients_alone(mapped, number):
     for part, clients in zip(parts, (range(3), range(3, 7)), strict=True):
         for k in clients:
             ids, key = torch.tensor([k]), torch.tensor([77])
-            assert all(torch.equal(a, b) for a, b in zip(part.batch(ids, key).tensors, whole.batch(ids, key).tensors, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(part.batch(ids, key), whole.batch(ids, key), strict=True))
             assert torch.equal(part.everything(k).x, whole.everything(k).x)
         point, batch = part.example(5)
         assert len(point) == len(batch.y) == 5

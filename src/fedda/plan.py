@@ -79,7 +79,7 @@ def requirements(
     # In every exchange a row travels from its owner to its reader and back.
     sent = row * len(exchanges) * (away.sum(dim=-1) + away.sum(dim=-2))
     samples = (problem.data.x[0].nbytes + problem.data.y[0].nbytes) * float(problem.sizes.double().mean())
-    tested = sum(v.nbytes for part in problem.held_out.values() for v in part.tensors)
+    tested = sum(v.nbytes for part in problem.held_out.values() for v in part)
     computed = problem.bytes_per_client() * replicas
     chunk = torch.cuda.mem_get_info(problem.device)[0] // 4 if like.is_cuda else int(2e9)  # as in Vectorised
     for_draws = max(DOUBLE if clients // 4 < cohort < clients else 0, AT_START if start else 0)

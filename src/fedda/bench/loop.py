@@ -60,7 +60,7 @@ class LoopFedAvg:
         with torch.no_grad():
             for p, value in zip(self.parameters, self.server, strict=True):
                 p.copy_(value)
-        for x, y, _ in batches:
+        for x, y in batches:
             self.model.zero_grad()
             self.loss(self.model(x), y).backward()
             with torch.no_grad():

@@ -89,7 +89,7 @@ class Evaluation:
         # In a distributed run each process may have the samples of its clients only, but all have the test set.
         source = next((part for part in (problem.test, problem.validation) if part is not None), problem.data)
         spread = torch.linspace(0, len(source.y) - 1, 32, device=x.device).long()
-        inputs, targets = problem.standardised(problem.pick(source, spread)).tensors
+        inputs, targets = problem.standardised(problem.pick(source, spread))
         x = self.with_statistics(x)
         output = self.outputs(x[None], inputs)  # the same for both losses, so that only these can differ
         close = 1e-4 if x.dtype == torch.float32 else 1e-8
@@ -139,7 +139,7 @@ class Evaluation:
 
     def as_one_batch(self, x: Tensor, data: Batch, index: slice) -> dict[str, Tensor]:
         """The metrics of some samples as one batch, [replicas, 1]."""
-        inputs, targets = self.problem.standardised(self.problem.pick(data, index)).tensors
+        inputs, targets = self.problem.standardised(self.problem.pick(data, index))
         output = self.outputs(x, inputs)
         metrics = {"loss": torch.stack([self.problem.loss(one, targets) for one in output]).double()[:, None]}
         right = correct(output, targets)
@@ -168,7 +168,7 @@ class Evaluation:
         size = max(1, SAMPLES // len(x))
         for first in range(index.start, index.stop, size):
             part = slice(first, min(first + size, index.stop))
-            inputs, target = self.problem.standardised(self.problem.pick(data, part)).tensors
+            inputs, target = self.problem.standardised(self.problem.pick(data, part))
             outputs.append(self.outputs(x, inputs))
             targets.append(target)
             if first + size >= index.stop or sum(v.numel() for v in outputs) >= OUTPUTS:

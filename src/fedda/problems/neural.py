@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -28,20 +29,22 @@ Device = torch.device | str | None
 GATHER_BYTES = 8e6  # up to this size, several batches are gathered together
 
 
-class Batch(NamedTuple):
-    """Inputs and targets, with leading axes for replicas and clients. `key` decides the numbers of random layers."""
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs and targets, with leading axes for replicas and clients: `x, y = batch`.
+
+    If the model has random layers, a third tensor, `key`, decides their numbers.
+    """
 
     x: Tensor
     y: Tensor
     key: Tensor | None = None
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The arguments of the objective, after the parameters."""
-        return (self.x, self.y) if self.key is None else (self.x, self.y, self.key)
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.x, self.y) if self.key is None else (self.x, self.y, self.key))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        return Batch(*map(function, self.tensors))
+        return Batch(*map(function, self))
 
 
 class Scale(NamedTuple):
@@ -175,7 +178,7 @@ class Neural(Problem):
 
     def _keyed(self, batch: Batch, key: Tensor) -> Batch:
         # A negative counter: the samples of the batch have the counters 0, 1, ...
-        return batch._replace(key=rng.fold(key, -rng.LAYERS)) if self.random else batch
+        return replace(batch, key=rng.fold(key, -rng.LAYERS)) if self.random else batch
 
     def batches(self, ids: Tensor, keys: Tensor) -> Iterator[Batch]:
         """A batch for each of keys [draws, ..., c]. All are drawn together and, if small, gathered together."""
@@ -183,7 +186,7 @@ class Neural(Problem):
         if index.numel() * self.data.x[0].nbytes > GATHER_BYTES:
             return (self._trained_on(self.pick(self.data, one), key) for one, key in zip(index, keys, strict=True))
         together = self._trained_on(self.pick(self.data, index), keys)
-        return map(Batch, *together.tensors)
+        return map(Batch, *together)
 
     def draw(self, ids: Tensor, key: Tensor) -> Tensor:
         """The indices of the samples of batches, [..., c, batch]."""
@@ -228,7 +231,7 @@ class Neural(Problem):
 
     def standardised(self, batch: Batch) -> Batch:
         """Samples as the model gets them."""
-        return batch if self.scale is None else batch._replace(x=self.scale(batch.x))
+        return batch if self.scale is None else replace(batch, x=self.scale(batch.x))
 
     # -- gradients ----------------------------------------------------------------------------------------------
     def forward(self, x: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
@@ -254,12 +257,12 @@ class Neural(Problem):
         return self.loss(self.forward(x, inputs, key), targets)
 
     def batch_loss(self, x: Tensor, batch: Batch) -> Tensor:
-        return self.objective(x, *self.standardised(batch).tensors)
+        return self.objective(x, *self.standardised(batch))
 
     def gradient(self, x: Tensor, batch: Batch) -> Tensor:
         """The gradient [d] of one client, by autograd in full precision: the reference for all other paths."""
         with allow_tf32(False):
-            return gradient(self.objective, x, *self.standardised(batch).tensors)
+            return gradient(self.objective, x, *self.standardised(batch))
 
     def gradients(self, x: Tensor, batch: Batch) -> Tensor:
         """The gradients of a stack. x [points, ..., c, d] has one leading axis more than the batch: points share it."""
@@ -282,7 +285,7 @@ class Neural(Problem):
             if self.batch_norms.layers or self.random:  # these need a whole batch
                 batch = self.standardised(self.example(1)[1].map(lambda v: v[0]))
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-                self.objective(self.point().requires_grad_(), *batch.tensors)
+                self.objective(self.point().requires_grad_(), *batch)
             sizes = [v.numel() * v.element_size() for v in (batch.x, batch.y, self.point())]
             self._client_bytes = 4 * sum(saved) + 2 * sum(sizes[:2]) + 16 * sizes[2]
         return self._client_bytes

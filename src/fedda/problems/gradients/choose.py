@@ -109,7 +109,7 @@ class GradientPaths:
 
     def by_chain(self, x: Tensor, batch: Batch) -> Tensor:
         assert self.problem.chain is not None
-        return self.problem.chain.gradients(x, *self.problem.standardised(batch).tensors)
+        return self.problem.chain.gradients(x, *self.problem.standardised(batch))
 
     def by_vmap(self, x: Tensor, batch: Batch) -> Tensor:
         return self.stacked(x, *self.repeat(x, batch))
@@ -120,7 +120,7 @@ class GradientPaths:
     def repeat(self, x: Tensor, batch: Batch) -> list[Tensor]:
         """The standardised batches, once for each point."""
         points = len(x) // len(batch.x)
-        return [v.expand(points, *v.shape).flatten(0, 1) for v in self.problem.standardised(batch).tensors]
+        return [v.expand(points, *v.shape).flatten(0, 1) for v in self.problem.standardised(batch)]
 
 
 def by_channel(scale: Scale, channels: int) -> tuple[Tensor, Tensor] | None:
