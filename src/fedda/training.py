@@ -52,13 +52,17 @@ class Result:
     x: Tensor  # the model, [d], or [replicas, d] for several seeds
     history: History
     server: Any
-    state: dict[str, Tensor]  # for `train(..., state=...)`
     run: Run
 
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
         metrics = ", ".join(f"{k}={v:.4g}" for k, v in last.items() if k.startswith(("train_", "validation_", "test_")))
         return f"Result(round={last.get('round')}, parameters={self.x.shape[-1]:,}, {metrics})"
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the run needs to resume, for `train(..., state=...)`."""
+        return {name: value.clone() for name, value in self.run.state().items()}
 
     def model(self, seed: int | None = None) -> nn.Module:
         """The trained network as an nn.Module in eval mode. It takes samples as they were given to the problem: if the
@@ -106,7 +110,7 @@ def train(
     history = History(row | {"seconds": 0.0} for row in run.evaluate(detail))
     for seconds in timed(run, rounds, every):
         history.extend(row | {"seconds": seconds} for row in run.evaluate(detail))
-    return Result(run.server.x.squeeze(-2), history, run.server, {k: v.clone() for k, v in run.state().items()}, run)
+    return Result(run.server.x.squeeze(-2), history, run.server, run)
 
 
 def affordable(run: Run, rounds: int) -> int:
