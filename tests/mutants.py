@@ -184,7 +184,7 @@ MUTANTS = [
     ),
     Mutant(
         "evaluation-in-training-mode", "problems/neural.py",
-        "        if not self.batch_norms.layers:\n            return self.forward(point, inputs)\n",
+        "        if not (self.batch_norms.layers or self.random):\n            return self.forward(point, inputs)\n",
         "        return self.forward(point[: self.d], inputs)\n",
         "test_batchnorm.py -k 'in_eval_mode_with_them'",
     ),

@@ -667,7 +667,7 @@ def test_the_two_sides_apart_are_the_simulation(name, what):
     server, start = apart.server, plain.counts.bytes_up
     for tau in range(4):
         wire = Wire(apart.simulation.cohort(tau, 5), wrappers, apart.algorithm)
-        server = apart.algorithm.round(server, Aggregated(wire, wrappers, rng.fold(apart.key, tau + 1)))
+        server = apart.algorithm.round(server, Aggregated(wire, wrappers, rng.fold(apart.noise_key, tau + 1)))
         for a, b in zip(server, plain.step(), strict=True):
             close(a, b, 1e-12)
         assert wire.bytes == plain.counts.bytes_up - start

@@ -8,7 +8,7 @@ import torch
 
 import fedda
 from commands import Quiet
-from conftest import STABLE, close, digits, last, quadratic, stable
+from conftest import close, digits, example, last, quadratic, stable
 from fedda import rng
 from fedda.engines import Vectorised
 from fedda.experiments import find, run
@@ -112,7 +112,7 @@ def test_a_grid_of_rates_is_captured(name):
     """The points of a sweep are replicas, and their rates a tensor: a round must not look at it."""
     problem = digits(dtype=torch.float32).to("cuda")
     rates = torch.tensor([0.01, 0.02]).view(-1, 1, 1)
-    words = {word: value for word, value in STABLE[name].items() if word != "lr"}
+    words = {word: value for word, value in example(name).items() if word != "lr"}
     run = fedda.Run(fedda.make(name, lr=rates, **words), problem, cohort=4, seed=[0, 1])
     alone = fedda.Run(fedda.make(name, lr=0.02, **words), problem, cohort=4, seed=1)
     for _ in range(3):
