@@ -8,6 +8,7 @@ import torch
 
 import fedda
 from conftest import last, quadratic
+from fedda.rules import schedules
 from fedda.rules.estimators import Momentum, Mvr, Plain
 from fedda.rules.preconditioners import Diagonal, Fixed, Scalar
 from fedda.rules.prox import L1, Box, NonNegative, Prox, Unconstrained, prox
@@ -199,3 +200,27 @@ def test_custom_maps_take_part():
 def test_value():
     assert L1(0.5).value(torch.tensor([[1.0, -3.0]])).tolist() == [2.0]
     assert math.isclose(float(Box(0, 1).value(torch.ones(3))), 0)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedda-2-1", "fedcm", "stem"])
+def test_a_schedule_gets_the_length_of_the_run(name):
+    """Rates by hand: a cosine over all local steps is the same as a function of t."""
+    problem = fedda.Quadratic([[1.0, 0.5], [0.3, 2.0]], [[1.0, -1.0], [2.0, 0.5]], noise=0.1)
+    ends = [
+        fedda.train(fedda.make(name, lr=lr, steps=3), problem, rounds=4, every=4).x
+        for lr in (fedda.schedules.cosine(0.1), lambda t: 0.05 * (1 + torch.cos(torch.pi * (t / 12).clamp(0, 1))))
+    ]
+    torch.testing.assert_close(*ends, rtol=1e-13, atol=0)
+    with pytest.raises(ValueError, match="cosine: the length of the run is not known"):
+        fedda.Run(fedda.make(name, lr=fedda.schedules.cosine(0.1)), problem).step()
+
+
+def test_schedules_rise_and_fall_as_they_say():
+    t = torch.arange(0.0, 101.0, 10)
+    warm = schedules.linear(1.0, warmup=0.2, horizon=100)(t)
+    assert warm[:3].tolist() == pytest.approx([0.0, 0.5, 1.0]) and warm[-1] == 0 and bool((warm[2:].diff() < 0).all())
+    assert schedules.steps(1.0, at=(0.3,), by=0.5, horizon=100)(t).tolist() == [1.0] * 3 + [0.5] * 8
+    assert schedules.cosine(1.0, end=0.1, horizon=100)(t)[-1] == pytest.approx(0.1)
+    for bad in (lambda: schedules.cosine(0.0), lambda: schedules.cosine(1.0, warmup=1.0)):
+        with pytest.raises(ValueError, match="cosine: "):
+            bad()

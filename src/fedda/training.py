@@ -17,6 +17,7 @@ from .arguments import TrainOptions, check_options
 from .core import Algorithm, Problem
 from .problems.neural import Neural
 from .problems.trained import trained_model, trained_state
+from .rules.schedules import with_horizon
 from .run import Run
 
 
@@ -32,7 +33,7 @@ def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **options: Unpac
     """
     checks.check("rounds", rounds=rounds)
     check_options(options)
-    run = Run(algorithm, problem, **options)
+    run = Run(for_rounds(algorithm, rounds), problem, **options)
     return (run.step() for _ in range(affordable(run, rounds)))
 
 
@@ -105,12 +106,17 @@ def train(
     every = max(1, rounds // 100) if every is None else every
     checks.check("train", every=every)
     check_options(options)
-    run = Run(algorithm, problem, **options)
+    run = Run(for_rounds(algorithm, rounds), problem, **options)
     rounds = affordable(run, rounds)
     history = History(row | {"seconds": 0.0} for row in run.evaluate(detail))
     for seconds in timed(run, rounds, every):
         history.extend(row | {"seconds": seconds} for row in run.evaluate(detail))
     return Result(run.server.x.squeeze(-2), history, run.server, run)
+
+
+def for_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:
+    """The algorithm for a run of this length, on which its schedules may depend. `Run` refuses other objects."""
+    return with_horizon(algorithm, rounds * algorithm.steps) if isinstance(algorithm, Algorithm) else algorithm
 
 
 def affordable(run: Run, rounds: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +67,7 @@ def schedule(lr: Any) -> Schedule:
 
 
 @dataclass(frozen=True)
-class Decay:
+class RateDecay:
     """A rate that depends on how much of the run is over. `train` fills in `horizon`, the run's number of local steps.
 
     With `warmup`, a share of the run such as 0.05, the rate first rises from 0 in a straight line.
@@ -103,10 +104,10 @@ class Decay:
 
 
 @dataclass(frozen=True)
-class Cosine(Decay):
+class CosineDecay(RateDecay):
     """From `start` to `end` along half a cosine (Loshchilov, Hutter 2017).
 
-    >>> [round(float(Cosine(1.0, horizon=4)(torch.tensor(float(t)))), 3) for t in range(5)]
+    >>> [round(float(CosineDecay(1.0, horizon=4)(torch.tensor(float(t)))), 3) for t in range(5)]
     [1.0, 0.854, 0.5, 0.146, 0.0]
     """
 
@@ -118,10 +119,10 @@ class Cosine(Decay):
 
 
 @dataclass(frozen=True)
-class Linear(Decay):
+class LinearDecay(RateDecay):
     """From `start` to `end` in a straight line.
 
-    >>> [float(Linear(1.0, horizon=4)(torch.tensor(float(t)))) for t in range(5)]
+    >>> [float(LinearDecay(1.0, horizon=4)(torch.tensor(float(t)))) for t in range(5)]
     [1.0, 0.75, 0.5, 0.25, 0.0]
     """
 
@@ -132,10 +133,10 @@ class Linear(Decay):
 
 
 @dataclass(frozen=True)
-class Steps(Decay):
-    """Multiplied by `factor_each` at each of some shares of the run.
+class StepDecay(RateDecay):
+    """Multiplied by `by` at each of the shares `at` of the run.
 
-    >>> [round(float(Steps(1.0, horizon=4)(torch.tensor(float(t)))), 3) for t in range(4)]
+    >>> [round(float(StepDecay(1.0, horizon=4)(torch.tensor(float(t)))), 3) for t in range(4)]
     [1.0, 1.0, 0.1, 0.01]
     """
 
@@ -166,5 +167,21 @@ class InverseSqrt:
 
 
 KINDS: dict[str, Any] = {
-    "cosine": Cosine, "linear": Linear, "steps": Steps, "constant": Decay, "inverse_sqrt": InverseSqrt
+    "cosine": CosineDecay, "linear": LinearDecay, "steps": StepDecay, "constant": RateDecay, "inverse_sqrt": InverseSqrt
 }  # fmt: skip
+cosine, linear, steps, inverse_sqrt = CosineDecay, LinearDecay, StepDecay, InverseSqrt  # `fedda.schedules.cosine(0.1)`
+
+
+def with_horizon(thing: Any, horizon: int) -> Any:
+    """The algorithm with the length of the run, in local steps, filled into its schedules.
+
+    >>> with_horizon(cosine(0.1), 100).horizon
+    100
+    """
+    if isinstance(thing, RateDecay) and thing.horizon is None:
+        return dataclasses.replace(thing, horizon=horizon)
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        return thing
+    old = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
+    new = {name: with_horizon(value, horizon) for name, value in old.items()}
+    return dataclasses.replace(thing, **new) if any(new[name] is not old[name] for name in old) else thing
