@@ -347,9 +347,13 @@ def bind_to_problem(thing: A, like: Tensor, layout: Layout) -> A:
     if isinstance(thing, Tensor):
         dtype = like.dtype if thing.is_floating_point() else thing.dtype
         return cast(A, thing.to(device=like.device, dtype=dtype))
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        old = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
-        new = {name: bind_to_problem(value, like, layout) for name, value in old.items()}
-        if any(new[name] is not old[name] for name in old):
-            return dataclasses.replace(thing, **new)
-    return thing
+    return map_fields(thing, lambda value: bind_to_problem(value, like, layout))
+
+
+def map_fields(thing: A, function: Callable[[Any], Any]) -> A:
+    """A dataclass with its fields changed by a function; anything else, and what does not change, as it is."""
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        return thing
+    old = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
+    new = {name: function(value) for name, value in old.items()}
+    return dataclasses.replace(thing, **new) if any(new[name] is not old[name] for name in old) else thing

@@ -88,8 +88,12 @@ def uniform(key: Tensor) -> Tensor:
 
 def normal(key: Tensor) -> Tensor:
     """Standard normal float64 by Box and Muller (its log and cos may differ in the last bit between devices)."""
-    radius = torch.sqrt(-2.0 * torch.log(uniform(fold(key, 0))))
-    return radius * torch.cos(2.0 * math.pi * uniform(fold(key, 1)))
+    return box_muller(uniform(fold(key, 0)), uniform(fold(key, 1)))
+
+
+def box_muller(u: Tensor, v: Tensor) -> Tensor:
+    """A standard normal number from two uniform ones in (0, 1)."""
+    return torch.sqrt(-2.0 * torch.log(u)) * torch.cos(2.0 * math.pi * v)
 
 
 def permutation(key: Tensor, n: int) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from . import checks
 from .arguments import TrainOptions, check_options
-from .core import Algorithm, Problem
+from .core import Algorithm, Problem, map_fields
 from .problems.neural import Neural
 from .problems.trained import trained_model, trained_state
-from .rules.schedules import with_horizon
+from .rules.schedules import RateDecay
 from .run import Run
 
 
@@ -116,7 +116,16 @@ def train(
 
 def for_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:
     """The algorithm for a run of this length, on which its schedules may depend. `Run` refuses other objects."""
-    return with_horizon(algorithm, rounds * algorithm.steps) if isinstance(algorithm, Algorithm) else algorithm
+    if not isinstance(algorithm, Algorithm):
+        return algorithm
+    horizon = rounds * algorithm.steps  # the local steps of the run
+
+    def bound(value: Any) -> Any:
+        if isinstance(value, RateDecay) and value.horizon is None:
+            return replace(value, horizon=horizon)
+        return map_fields(value, bound)
+
+    return map_fields(algorithm, bound)
 
 
 def affordable(run: Run, rounds: int) -> int:

@@ -106,8 +106,7 @@ def typed(column: Array) -> Array:
 def targets(path: Path, name: str, y: Array) -> tuple[Array, tuple[str, ...] | None]:
     """Numbers with a decimal point as float32; anything else as classes 0, 1, ... with their names."""
     if y.dtype.kind == "f":
-        if not np.isfinite(y).all():
-            raise BadFile(path, f"{name} must be finite numbers, row {np.flatnonzero(~np.isfinite(y))[0] + 1} is not")
+        check_finite(path, name, y)
         return y.astype(np.float32), None
     values, number = np.unique(y, return_inverse=True)
     if len(values) > min(MOST_CLASSES, max(MOST_VALUES, len(y) // 10)):
@@ -116,6 +115,11 @@ def targets(path: Path, name: str, y: Array) -> tuple[Array, tuple[str, ...] | N
             f"{name} has {len(values)} different values in {len(y)} rows; for regression write decimal points",
         )
     return number.astype(np.int64), tuple(map(str, values))
+
+
+def check_finite(path: Path, name: str, column: Array) -> None:
+    if not np.isfinite(column).all():
+        raise BadFile(path, f"{name} must be finite numbers, row {np.flatnonzero(~np.isfinite(column))[0] + 1} is not")
 
 
 def features(path: Path, columns: Mapping[str, Array]) -> Array:
@@ -130,10 +134,7 @@ def features(path: Path, columns: Mapping[str, Array]) -> Array:
                 )
             parts.append((column[:, None] == values).astype(np.float64))
         elif column.dtype.kind in "buif":
-            if not np.isfinite(column).all():
-                raise BadFile(
-                    path, f"{name} must be finite numbers, row {np.flatnonzero(~np.isfinite(column))[0] + 1} is not"
-                )
+            check_finite(path, name, column)
             parts.append(column.astype(np.float64)[:, None])
         else:
             raise BadFile(path, f"the column {name!r} must be numbers or text, got {column.dtype}")

@@ -24,7 +24,7 @@ from ..aggregation import Budget, Wrapper
 from ..core import Algorithm
 from ..data import find_dataset
 from ..problems import Neural, load, options_of
-from ..problems.loading import CLIENTS, names_owners
+from ..problems.loading import CLIENTS, names_owners, partition_of
 from ..registry import algorithms, make, models, partitions, with_preset
 from ..runs.toml import dumps, loads, read_toml
 
@@ -50,8 +50,7 @@ class ProblemTable(BaseModel):
 
     @model_validator(mode="after")
     def _owners_of_a_table(self) -> ProblemTable:
-        if self.client is not None and self.partition == "iid":
-            self.partition = "by_client"
+        self.partition = partition_of(self.partition, self.client)
         return self
 
     @model_serializer(mode="wrap")

@@ -3,7 +3,6 @@ round or the replicas (seeds, points of a grid)."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Problem
+from ..core import Algorithm, Problem, map_fields
 from ..engines import SINGLE_PROCESS, SingleProcess
 from ..run import Run
 from ..runs.folder import Folder
@@ -125,9 +124,4 @@ def cut(thing: Any, mine: slice, replicas: int) -> Any:
     """An algorithm for some of the replicas: slices tensors [replicas, 1, 1] among its (nested) hyper-parameters."""
     if isinstance(thing, Tensor):
         return thing[mine] if thing.dim() == 3 and thing.shape[0] == replicas else thing
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        old = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
-        new = {name: cut(value, mine, replicas) for name, value in old.items()}
-        if any(new[name] is not old[name] for name in old):
-            return dataclasses.replace(thing, **new)
-    return thing
+    return map_fields(thing, lambda value: cut(value, mine, replicas))

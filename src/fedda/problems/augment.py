@@ -8,8 +8,7 @@ Any function of this form can be given to `fedda.problem(augment=...)`. Samples 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -109,8 +108,7 @@ class AddNoise:
         number("noise", "std", self.std, POSITIVE)
 
     def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
-        radius, angle = uniform(*x.shape[1:]), uniform(*x.shape[1:])
-        noise = self.std * torch.sqrt(-2 * torch.log(radius)) * torch.cos(2 * torch.pi * angle)
+        noise = self.std * rng.box_muller(uniform(*x.shape[1:]), uniform(*x.shape[1:]))
         if x.is_floating_point():
             return x + noise.to(x.dtype)
         return (x + noise).round().clamp(0, 255).to(x.dtype)
@@ -120,7 +118,7 @@ class AddNoise:
 class Compose:
     """One augmentation after the other."""
 
-    parts: tuple[Any, ...] = field(default=())
+    parts: tuple[Augmentation, ...]
 
     def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
         for part in self.parts:
@@ -128,29 +126,12 @@ class Compose:
         return x
 
 
-def flip() -> Flip:
-    """Mirror images left to right, with probability 1/2."""
-    return Flip()
-
-
-def crop(pad: int = 4) -> Crop:
-    """Shift images by up to `pad` pixels in each direction."""
-    return Crop(pad)
+flip, crop, cutout, noise = Flip, Crop, Cutout, AddNoise  # `fedda.augment.crop(4)`
 
 
 def crop_flip(pad: int = 4) -> Compose:
     """The usual augmentation for small images: `crop(pad)`, then `flip()`."""
     return Compose((Crop(pad), Flip()))
-
-
-def cutout(size: int = 8) -> Cutout:
-    """Set a random square of images to 0."""
-    return Cutout(size)
-
-
-def noise(std: float = 0.1) -> AddNoise:
-    """Add normal noise to samples."""
-    return AddNoise(std)
 
 
 def compose(*parts: Augmentation) -> Compose:

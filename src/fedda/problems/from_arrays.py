@@ -96,7 +96,8 @@ def problem(
     if has_random_layers(norms.training, first.x):
         neural.random = True
         neural._rebuild_caches()
-    neural.example(1)  # an augmentation that does not fit is refused here
+    if augment is not None:
+        neural.example(1)  # one that does not fit is refused here
     return neural
 
 
@@ -115,12 +116,11 @@ def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch) -> None:
 def has_random_layers(model: nn.Module, x: Tensor) -> bool:
     """Whether a forward pass draws random numbers; one that depends on more than parameters and inputs is refused."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    draws, outputs = [], []
+    outputs = []
     for _ in range(2):
         probe, random = copy.deepcopy(model), CounterRandom(torch.zeros((), dtype=torch.int64, device=x.device))
         with torch.no_grad(), random:
             outputs.append(probe(x))
-        draws.append(random.calls)
     changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
     if changed:
         raise ValueError(
@@ -132,7 +132,7 @@ def has_random_layers(model: nn.Module, x: Tensor) -> bool:
             "problem: two forward passes on the same input differ: the model draws random numbers outside of PyTorch, "
             "so a run could not be repeated; use dropout, torch.rand or torch.randn"
         )
-    return draws[0] > 0
+    return random.calls > 0
 
 
 def check_share(owner: str, share: Any) -> float:

@@ -57,10 +57,8 @@ def load(
     2410
     """
     check("load", batch=batch)
-    if client is not None and partition == "iid":
-        partition = "by_client"
-    module = model if isinstance(model, nn.Module) else None
-    if (loss is None) != (module is None):
+    partition = partition_of(partition, client)
+    if (loss is None) == isinstance(model, nn.Module):
         raise ValueError("load: a module needs its loss, model=module and loss=function; a model by name has its own")
     by_name = None if isinstance(model, nn.Module) else models.find(model)
     sharing = partitions.find(partition)
@@ -94,9 +92,8 @@ def load(
         data = data._replace(x_test=data.x_test[tested], y_test=data.y_test[tested])
 
     def build(seed: int) -> tuple[nn.Module, Loss]:
-        if module is not None and loss is not None:
-            return module, loss
-        assert by_name is not None
+        if by_name is None:
+            return model, loss  # type: ignore[return-value]
         # PyTorch's initialisation, from a random stream of the run's seed; the user's generator is not touched
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.key(seed, rng.MODEL)))
@@ -125,10 +122,15 @@ def load(
         batch=batch,
         test=(np.array(data.x_test), np.array(data.y_test)),  # copies: arrays of a file are read-only
         validation=validated,
-        init=None if module is not None else lambda s: flatten(build(s)[0]),
+        init=None if by_name is None else lambda s: flatten(build(s)[0]),
         scale=scale,
         augment=augment,
     ).to(device, dtype)
+
+
+def partition_of(partition: str, client: str | None) -> str:
+    """The partition; with a column of clients, theirs."""
+    return "by_client" if client is not None and partition == "iid" else partition
 
 
 def names_owners(partition: str) -> bool:

@@ -68,8 +68,7 @@ class CounterRandom(TorchFunctionMode):
         return rng.uniform(self.keys(shape)).to(dtype)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        radius, angle = (rng.uniform(self.keys(shape)) for _ in range(2))
-        return (torch.sqrt(-2.0 * torch.log(radius)) * torch.cos(2.0 * math.pi * angle)).to(dtype)
+        return rng.box_muller(*(rng.uniform(self.keys(shape)) for _ in range(2))).to(dtype)
 
     def kept(self, shape: Sequence[int], p: float) -> Tensor:
         """True with probability 1 - p."""

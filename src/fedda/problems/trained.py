@@ -6,7 +6,7 @@ import copy
 
 from torch import Tensor, nn
 
-from .neural import Neural, unflatten
+from .neural import Neural, Scale, unflatten
 
 
 class Standardised(nn.Module):
@@ -27,7 +27,7 @@ class Standardised(nn.Module):
         self.register_buffer("std", std.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.model((x.to(self.mean.dtype) - self.mean) / self.std)
+        out: Tensor = self.model(Scale(self.mean, self.std)(x))
         return out
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -170,18 +169,3 @@ KINDS: dict[str, Any] = {
     "cosine": CosineDecay, "linear": LinearDecay, "steps": StepDecay, "constant": RateDecay, "inverse_sqrt": InverseSqrt
 }  # fmt: skip
 cosine, linear, steps, inverse_sqrt = CosineDecay, LinearDecay, StepDecay, InverseSqrt  # `fedda.schedules.cosine(0.1)`
-
-
-def with_horizon(thing: Any, horizon: int) -> Any:
-    """The algorithm with the length of the run, in local steps, filled into its schedules.
-
-    >>> with_horizon(cosine(0.1), 100).horizon
-    100
-    """
-    if isinstance(thing, RateDecay) and thing.horizon is None:
-        return dataclasses.replace(thing, horizon=horizon)
-    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
-        return thing
-    old = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
-    new = {name: with_horizon(value, horizon) for name, value in old.items()}
-    return dataclasses.replace(thing, **new) if any(new[name] is not old[name] for name in old) else thing
