@@ -8,8 +8,6 @@ Each bug replaces one text in one file of a copy of `src`. The tests then run on
 fails. A bug that no test catches is MISSED: write the test. `test_mutants.py` checks that the list fits the source.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

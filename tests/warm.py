@@ -11,8 +11,6 @@ threads later. What it starts is forked there.
     python warm.py MODULE ... -- PROGRAM WORD ...  imports them and runs a program that starts others, once
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import json

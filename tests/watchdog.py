@@ -8,8 +8,6 @@ A worker of pytest-xdist has a watchdog of its own. If the first process is kill
 theirs end what they have started. Where there is no /proc, nothing is watched.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The arguments of `Run`, `rounds` and `train`, and their checks: each error is one line."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from numbers import Integral

@@ -3,8 +3,6 @@
 A hyper-parameter's name means the same in every algorithm, so its bounds are in one table, `BOUNDS`.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Compiles Triton kernels in parallel, before their first launch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Files: written atomically, locked by one process at a time, rows as lines of JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The tables of `fedda list` and of the documentation: registered names, hyper-parameters, and measured costs."""
 
-from __future__ import annotations
-
 from inspect import Parameter
 from typing import NamedTuple
 

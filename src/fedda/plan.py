@@ -4,8 +4,6 @@ Bytes and shards follow from the algorithm's messages and from the cohorts that 
 rounds that run here, in one process, with as many clients as a process would have. The exchange takes extra time.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

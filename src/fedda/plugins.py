@@ -7,8 +7,6 @@ A plugin is a file, a module, or an entry point of an installed package:
     study = "mypackage.commands:app"    # a typer.Typer in a module: it becomes the command `fedda study`
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

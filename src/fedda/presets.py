@@ -1,7 +1,5 @@
 """Presets: tuned hyper-parameters by name (`presets.toml`) or from a TOML file, as a sweep writes it."""
 
-from __future__ import annotations
-
 import tomllib
 from functools import cache
 from importlib import resources

@@ -1,7 +1,5 @@
 """Facts about this process that need no torch: whether torchrun started it, and the errors with which it may end."""
 
-from __future__ import annotations
-
 import os
 import signal
 

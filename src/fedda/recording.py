@@ -4,8 +4,6 @@ It does what PyTorch's make_fx does, for functions that read no number of a tens
 PyTorch's compiler takes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import getitem

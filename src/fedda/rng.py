@@ -5,8 +5,6 @@ a resumed run sees what the uninterrupted one saw. A *key* is an int64 tensor; `
 and a counter. The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), one call per fold.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The state of a run: an algorithm on a problem, and how one round advances it. `rows.py` reports on it."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

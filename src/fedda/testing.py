@@ -6,8 +6,6 @@
 >>> check_prox(fedda.prox.L1(0.3))
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence

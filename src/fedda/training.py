@@ -1,8 +1,6 @@
 """A run from start to end. The loop is a generator: logging, checkpoints and early stopping are ordinary code in the
 `for` that consumes it."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Replies of bounded length."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping, Sequence

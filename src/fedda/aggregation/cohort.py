@@ -7,8 +7,6 @@ rule: a reply is a moved copy of the model if, with all gradients zero, it moves
 `fedda.testing.check_algorithm` finds these replies by moving the model, and compares them with the task's mark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

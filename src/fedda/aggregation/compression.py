@@ -1,7 +1,5 @@
 """Compressed replies with error feedback: a client adds what it did not send to its next reply."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

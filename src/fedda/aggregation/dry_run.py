@@ -1,7 +1,5 @@
 """A dry run of an algorithm, its start and one round, on one client whose gradients are zero: it shows all messages."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ The noisy sum lies on a grid that does not depend on the data. Plain floating-po
 the last bits (Mironov 2012); a multiple of the grid's width has none. docs/aggregation.md says which attacks remain.
 """
 
-from __future__ import annotations
-
 import math
 import os
 

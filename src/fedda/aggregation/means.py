@@ -1,7 +1,5 @@
 """Mean, median and trimmed mean over clients of replies [..., c, m] with weights [..., c, 1]."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

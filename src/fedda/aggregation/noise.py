@@ -1,7 +1,5 @@
 """Differential privacy of each client's data: the Gaussian mechanism on the mean of replies of bounded length."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

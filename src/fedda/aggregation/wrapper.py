@@ -1,7 +1,5 @@
 """Wrappers: what is done to the replies of clients before they are averaged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """FAFED (Wu, Huang, Hu, Huang: Faster Adaptive Federated Learning, AAAI 2023)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

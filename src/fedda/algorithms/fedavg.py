@@ -1,8 +1,6 @@
 """FedAvg (McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep Networks from
 Decentralized Data, AISTATS 2017)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """FedCM (Xu, Wang, Wang, Yao: FedCM: Federated Learning with Client-level Momentum, 2021)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

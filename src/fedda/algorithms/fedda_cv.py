@@ -1,8 +1,6 @@
 """FedDA with control variates: FedDA (Li, Huang, Huang, arXiv 2302.06103) whose clients correct their gradients as
 those of SCAFFOLD do (Karimireddy et al., ICML 2020). The combination is ours; neither paper has it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 

@@ -1,7 +1,5 @@
 """FedDualAvg (Yuan, Zaheer, Reddi: Federated Composite Optimization, ICML 2021)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -1,8 +1,6 @@
 """FedGLOMO and FedLOMO (Das, Acharya, Hashemi, Sanghavi, Dhillon, Topcu: Faster Non-Convex Federated Learning via
 Global and Local Momentum, UAI 2022)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -2,8 +2,6 @@
 Optimization, ICLR 2021) and FedAMS (Wang, Lin, Chen: Communication-Efficient Adaptive Federated Learning,
 ICML 2022)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 

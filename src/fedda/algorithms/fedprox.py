@@ -1,8 +1,6 @@
 """FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks,
 MLSys 2020)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Local-AMSGrad (Chen, Li, Li: Toward Communication Efficient Adaptive Gradient Method, FODS 2020)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 

@@ -1,8 +1,6 @@
 """Mime and MimeLite (Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh: Breaking the Centralized Barrier for
 Cross-Device Federated Learning, NeurIPS 2021; first as Mime, 2020)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 

@@ -1,7 +1,5 @@
 """Mime-MVR and MimeLite-MVR: Mime (Karimireddy et al. 2021) with STORM's estimator, a baseline of the FedDA paper."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 

@@ -5,8 +5,6 @@ of a round the point before it can be read in two ways. With `old_point="own"` i
 itself, from before the average. With `old_point="server"` it is the average x that the server sends.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 """STEM (Khanduri, Sharma, Yang, Hong, Liu, Rajawat, Varshney: STEM: A Stochastic Two-Sided Momentum Algorithm Achieving
 Near-Optimal Sample and Communication Complexities for Federated Learning, NeurIPS 2021)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple

@@ -1,7 +1,5 @@
 """`fedda list` and `fedda report`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

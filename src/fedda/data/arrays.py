@@ -1,7 +1,5 @@
 """From raw arrays to a `Dataset`, with checks of layouts, labels and lengths; errors name the file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

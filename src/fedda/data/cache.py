@@ -4,8 +4,6 @@ A folder `parsed/NAME-FINGERPRINT/` is written under a temporary name and then r
 fingerprint changes with the source files and with the readers. Without write access nothing is cached.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ MedMNIST (Yang et al. 2023): the two-dimensional sets with one label per sample,
 sample and is not supported.
 """
 
-from __future__ import annotations
-
 from . import cifar, femnist, idx
 from .from_files import Download, FileDataset, add
 from .npz import npz_reader

@@ -1,7 +1,5 @@
 """Downloads of data sets from their official sources, with checksums; only `fedda data fetch` runs this."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """FEMNIST in the JSON files of LEAF: `femnist/data/{train,test}/*.json`."""
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Sequence

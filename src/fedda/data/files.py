@@ -1,7 +1,5 @@
 """The data folder, and one-line errors for files that cannot be used."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Images in a folder per class: FOLDER/CLASS/*.png, or FOLDER/train/CLASS and FOLDER/test/CLASS."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

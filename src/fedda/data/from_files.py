@@ -1,7 +1,5 @@
 """Data sets from files: by name from the data folder, or by the path of a .npz file or of a folder of images."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which samples are held out for testing or validation: fixed random choices, the same on every machine."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

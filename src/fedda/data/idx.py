@@ -1,7 +1,5 @@
 """MNIST's format, idx: a big-endian header with the shape, then the bytes; plain or gzipped."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

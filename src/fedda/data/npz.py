@@ -1,7 +1,5 @@
 """Data sets in .npz files: with the arrays `x`, `y`, ... or with those of MedMNIST (`train_images`, ...)."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 from collections.abc import Callable, Sequence

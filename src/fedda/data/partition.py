@@ -1,7 +1,5 @@
 """Partitions: from labels y to the client of each sample, -1 for a sample that no client gets."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A picture of a data set and its partition: samples of each class, and how many of them each client has."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from typing import Any

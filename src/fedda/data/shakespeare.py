@@ -1,7 +1,5 @@
 """Shakespeare's plays as a next-character task: every speaking role is a client. The text comes with the package."""
 
-from __future__ import annotations
-
 import gzip
 from importlib import resources
 

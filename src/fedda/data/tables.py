@@ -4,8 +4,6 @@ Columns of numbers are features; the model gets them standardised. A column of t
 values (1 or 0). The target is a number with a decimal point (regression) or a class: text or a whole number.
 """
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 from collections.abc import Mapping

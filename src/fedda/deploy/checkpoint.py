@@ -10,8 +10,6 @@
 Rows and reports reveal something about single sites, so all files have mode 0600.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict, dataclass

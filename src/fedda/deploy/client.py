@@ -1,7 +1,5 @@
 """The client's side: a site with its own samples. It runs marked tasks of known algorithms and nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The server's side: clients over a Grid as an engine, so a run over a network is a run like any other."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

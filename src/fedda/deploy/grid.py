@@ -1,7 +1,5 @@
 """A Grid whose nodes live in this process: the same apps, for tests and for debugging."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A new Flower app: files to fill in, scripts that start everything, and a README."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import fields

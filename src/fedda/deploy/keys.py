@@ -1,7 +1,5 @@
 """Keys of a federation: a CA, the server's certificate, and a key for each node, in Flower's formats."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from datetime import UTC, datetime, timedelta

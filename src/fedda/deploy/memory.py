@@ -4,8 +4,6 @@ Flower gives a run that is submitted again a fresh state, so the memory would be
 `memory = "FOLDER"` in its node configuration a node keeps it on its own disk, in a file with the name of the run.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

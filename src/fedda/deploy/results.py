@@ -1,7 +1,5 @@
 """The model that a federation has trained: as a module, or as a file that can be published."""
 
-from __future__ import annotations
-
 import copy
 import io
 import math

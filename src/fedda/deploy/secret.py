@@ -4,8 +4,6 @@ A site gets one number for its batches. It is a keyed BLAKE2b hash, so it reveal
 site or another round, nor about the cohort.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import struct

@@ -1,7 +1,5 @@
 """A Flower app in one process, for debugging: the same ServerApp and ClientApp, no Ray, no network."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import traceback

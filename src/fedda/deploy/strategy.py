@@ -1,7 +1,5 @@
 """For an existing Flower app: a Strategy that replaces Flower's own."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings

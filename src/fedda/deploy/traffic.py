@@ -1,7 +1,5 @@
 """The messages of an algorithm, known in advance: both sides refuse anything else."""
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from typing import Any

@@ -1,8 +1,6 @@
 """Tensors and fields in Flower's records. What is read is checked first, byte by byte. Nothing is unpickled, and a
 message that differs from what is expected is refused."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any

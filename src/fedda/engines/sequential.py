@@ -1,7 +1,5 @@
 """One client at a time, in plain PyTorch. Every faster engine is tested against this one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

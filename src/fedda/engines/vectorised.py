@@ -1,7 +1,5 @@
 """All clients of the cohort at once, as [clients, d] or [replicas, clients, d], in chunks that fit in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

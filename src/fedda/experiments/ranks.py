@@ -1,8 +1,6 @@
 """The ranks of a run: the first one reads and writes the folder, all decide together, and they share the clients of a
 round or the replicas (seeds, points of a grid)."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ a function `uniform`, which gives a fresh number in (0, 1) for each sample: `uni
 Any function of this form can be given to `fedda.problem(augment=...)`. Samples for evaluation stay as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

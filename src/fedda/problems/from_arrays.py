@@ -1,7 +1,5 @@
 """A federated problem from a user's model, loss and arrays, with checks that they fit together."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A problem from the names of a data set, a partition and a model."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models for data of a given shape and number of classes, each with its loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

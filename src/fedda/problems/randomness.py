@@ -5,8 +5,6 @@ three things: the key (which stands for seed, round, client and draw), the numbe
 and the position in the tensor. Under `vmap` the key is batched, so each client of a stack gets its own numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache

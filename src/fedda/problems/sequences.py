@@ -1,7 +1,5 @@
 """Models for sequences of tokens: each position predicts the next token."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from ..checks import count

@@ -1,7 +1,5 @@
 """The way out: a trained model as an ordinary nn.Module, with its standardisation inside."""
 
-from __future__ import annotations
-
 import copy
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Second moments v of a sequence of gradients g, as in adaptive optimisers."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 KINDS = ("adam", "yogi", "adagrad")

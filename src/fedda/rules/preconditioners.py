@@ -4,8 +4,6 @@
 s = z / eta, the round's sum of gradient estimates up to sign.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 

@@ -1,7 +1,5 @@
 """Step sizes eta_t as functions of the global step t ([..., 1, 1], counted from the start of the run)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Final values: means over the last 5 % of the rounds (verdicts, sweeps), and the last row (the report)."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from typing import Any

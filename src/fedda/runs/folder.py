@@ -4,8 +4,6 @@
 that moment. A run killed at any moment resumes from it; rows written later are cut off first.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Write TOML, which the standard library only reads, and read a file or a single value of it."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

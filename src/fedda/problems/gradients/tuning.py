@@ -1,7 +1,5 @@
 """The fastest of several ways to do the same thing, measured once on this machine and kept in the data folder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The gradients of a stack of clients in one call, by vmap over the gradient of one client."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sets with one multiplier, computed by Newton's method from the left: the L2 ball, the L1 ball and the simplex."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

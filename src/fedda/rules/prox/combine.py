@@ -1,7 +1,5 @@
 """Maps made of maps: sums of separable ones, and shifts to a centre."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Penalties on the norms of groups of coordinates: a whole filter or input feature is zero, or is not."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Separable constraints: an interval for every coordinate, the same in every diagonal metric."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Which entries of the flat vector belong to which parameter: masks and groups by the names and shapes of a model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """One linear constraint: the half-space and the hyperplane."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Penalties on a parameter as a matrix."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any

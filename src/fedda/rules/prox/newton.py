@@ -1,7 +1,5 @@
 """Newton's method on one unknown for each row, from the left of the root, and the blocks of rows that it runs on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sums and maxima over groups of coordinates by gathering alone: the same bits every time, on every device."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

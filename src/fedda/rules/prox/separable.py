@@ -1,7 +1,5 @@
 """Separable maps: penalties gamma1 |x| + gamma2 x^2 / 2 and intervals. Every coordinate is solved separately."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 

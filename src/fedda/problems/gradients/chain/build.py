@@ -3,8 +3,6 @@
 The types must match exactly, every parameter must be trained and used once, and there must be no hooks.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ Images are [g, height, width, batch, channels]: a pixel is a contiguous slab of 
 Bias and ReLU come after the pool, where there are fewer pixels: both are monotone, so the maximum is the same.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

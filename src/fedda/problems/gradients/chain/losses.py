@@ -1,7 +1,5 @@
 """The gradients of known losses (means over the batch) with respect to the outputs of a stack of models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

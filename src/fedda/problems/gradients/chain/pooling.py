@@ -1,7 +1,5 @@
 """Max-pooling over slabs: each position of the window is one tensor, so a pool is a few operations on large tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

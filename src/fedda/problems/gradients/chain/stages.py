@@ -1,7 +1,5 @@
 """The stages of a chain of layers, forward and backward for a stack of models: linear maps, ReLU, flattening."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ both gradients are 16 matrix products each. The last row of B^T has the opposite
 In a constant image the four outputs are equal to the bit, so ties are the same as in a direct sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Backward kernels: the loss, the gradients of activations, and those of weights (see tiles.py)."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

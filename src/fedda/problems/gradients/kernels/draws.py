@@ -1,7 +1,5 @@
 """The random draws of batches (`fedda.rng`) in one kernel: the same bits with one launch."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

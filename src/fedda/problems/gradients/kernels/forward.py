@@ -1,7 +1,5 @@
 """Forward kernels: patches for the first layer, weights in order, convolutions with relu and pool (see tiles.py)."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

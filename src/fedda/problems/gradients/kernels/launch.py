@@ -1,7 +1,5 @@
 """How kernels are launched: sizes of blocks, number of shares, streams."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial

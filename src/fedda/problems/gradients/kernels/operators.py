@@ -1,7 +1,5 @@
 """The kernels as operators of PyTorch, so that a recorded or captured round includes them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

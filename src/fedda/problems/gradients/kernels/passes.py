@@ -1,7 +1,5 @@
 """One forward and backward pass over a stack of networks: the sequence of kernels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A description of convolutional networks for the kernels."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ the stack is a group. Activations are [PARTS, groups * batch, height, width, cha
 a product are pixels in the order of their windows: four neighbours are one window, and are pooled by one thread.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
