@@ -14,6 +14,7 @@ import fedda
 
 pytest.importorskip("flwr", reason="needs fedda[flower]")
 from fedda.deploy.keys import make_keys
+from fedda.training import for_rounds
 from flowers import PROJECT, Flowers, replayed, secret_of
 from ranks import free_port
 
@@ -105,10 +106,10 @@ resume = false
 sins = false
 """
 RUNS = {
-    "fedda-mvr": {"lr": 0.02, "w": 1000.0},
-    "fedda-2-1": {"lr": 0.01, "prox": {"kind": "l1", "gamma": 0.001}},
-    "fedavg": {"lr": 0.1},
-    "scaffold": {"lr": 0.1},
+    "fedda-mvr": {"lr": 0.02, "w": 1000.0, "stragglers": 0.5, "max_grad_norm": 0.5},
+    "fedda-2-1": {"lr": 0.01, "prox": {"kind": "l1", "gamma": 0.001}, "weight_decay": 0.1},
+    "fedavg": {"lr": {"kind": "cosine", "start": 0.1}, "steps": "proportional"},
+    "scaffold": {"lr": 0.1, "epochs": 0.5},
     "mime": {"lr": 0.1},
 }
 
@@ -181,7 +182,8 @@ def truth(samples, name, rounds, out, **how):
     owner = torch.cat([torch.full((len(part["y"]),), k) for k, part in enumerate(parts)])
     problem = fedda.problem(space["model"]().double(), space["loss"], x=x, y=y, client=owner, batch=8)
     how = {"weights": "samples", "x0": x0, "seed": 0, **how}
-    return replayed(secret_of(out), fedda.make(name, **RUNS[name]), problem, rounds, every=rounds, **how)
+    algorithm = for_rounds(fedda.make(name, **RUNS[name]), problem, rounds)
+    return replayed(secret_of(out), algorithm, problem, rounds, every=rounds, **how)
 
 
 def rounds_done(out):

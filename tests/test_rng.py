@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedda import rng
-from fedda.engines.simulated import CounterDraws
+from fedda.engines import CounterDraws
 
 MASK = (1 << 64) - 1
 

@@ -19,12 +19,15 @@ VECTORS = ("gamma", "lower", "upper", "h", "centre")  # hyper-parameters that ma
 class TrainOptions(TypedDict, total=False):
     """The keyword arguments that `rounds` and `train` pass to `Run`."""
 
-    cohort: int | None  # clients per round; all of them by default
+    cohort: float | None  # clients per round, a whole number or a share such as 0.1; all of them by default
     seed: int | Sequence[int]  # several seeds run as replicas of one program
     x0: Tensor | Mapping[str, Tensor] | None  # the first model: a flat vector, or a state_dict of the network
     engine: str | Engine  # "auto", "sequential", "vectorised", or an engine object
     device: Any  # the device to which the problem is moved first
-    weights: str  # "uniform" or "samples": how clients are averaged
+    weights: str | None  # "uniform" (the default) or "samples": how clients are averaged
+    sampling: str  # "uniform", or "samples": a client with twice the samples is drawn twice as often
+    drop: float  # the probability that a client's reply gets lost
+    availability: Any  # when clients can take part: a CSV file with the columns client, on, off, or such rows
     force: bool  # run even if the first effective rate is far too large
     aggregation: Sequence[Wrapper]  # what is done to replies before they are averaged, in this order
     state: dict[str, Tensor] | None  # `result.state` of an earlier call: the run resumes, bit for bit

@@ -48,6 +48,10 @@ BOUNDS: dict[str, Bound] = {
     "server_eps": POSITIVE,
     "local_momentum": FRACTION,
     "server_beta": FRACTION,
+    "epochs": POSITIVE,
+    "stragglers": FRACTION,
+    "weight_decay": AT_LEAST_ZERO,
+    "max_grad_norm": POSITIVE,
 }
 PER_COORDINATE = frozenset({"gamma", "gamma1", "gamma2"})  # may be a vector: one number for each coordinate
 COUNTS = frozenset(

@@ -18,11 +18,14 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from . import checks
+from . import checks, rng
 
 Layout = list[tuple[str, tuple[int, ...]]]  # names and shapes of the parameters, in the order of the flat vector
 ClientTask = Callable[..., tuple[Tensor, ...]]
+Move = Callable[[Any, Any], Any]  # move(old, new): the new value for the clients that take this step
 A = TypeVar("A")
+L = TypeVar("L", bound="LocalWork")
+STRAGGLER = -2  # folded into a client's key for the work that it manages; batches fold in their number, from 0
 
 
 class Number(str):
@@ -57,6 +60,17 @@ class Client(Protocol):
     def full_gradient(self, x: Tensor) -> Tensor:
         """The gradient over all of the client's data."""
 
+    def steps(self, number: int) -> Iterator[tuple[int, Move]]:
+        """The local steps of a round, `number` of them unless clients work unequally (see `LocalWork`).
+
+        Clients with less work stop earlier: ``x = move(x, new)`` changes x only for the others.
+        """
+
+    @property
+    def active(self) -> Tensor | None:
+        """The clients that take the current step, [..., clients, 1] and boolean; None if all do. The gradients of the
+        others are zero."""
+
 
 class ClientWrapper:
     """A client that passes every call on to another client. A subclass changes one of them."""
@@ -84,6 +98,27 @@ class ClientWrapper:
 
     def full_gradient(self, x: Tensor) -> Tensor:
         return self.client.full_gradient(x)
+
+    def steps(self, number: int) -> Iterator[tuple[int, Move]]:
+        return self.client.steps(number)
+
+    @property
+    def active(self) -> Tensor | None:
+        return self.client.active
+
+    def working(self, active: Tensor | None) -> Tensor | None:
+        """The clients that are active in the current step and in `active`; None if all are."""
+        return both(self.active, active)
+
+
+def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Where two masks hold; None holds everywhere."""
+    return b if a is None else a if b is None else a & b
+
+
+def take_new(old: Any, new: Any) -> Any:
+    """`move` if all clients take the step."""
+    return new
 
 
 class Cohort(Protocol):
@@ -137,6 +172,7 @@ class Problem:
     clients: int
     d: int
     sizes: Tensor  # samples of each client, [clients]
+    batch_size: int = 1  # samples in a mini-batch
     max_rate: float = math.inf  # a larger first effective rate is refused
     gradient_paths: Any = None  # for networks: the way in which the gradients of a stack are computed
 
@@ -198,6 +234,11 @@ class Problem:
         """A batch for each of keys [draws, ..., c]."""
         return (self.batch(ids, key) for key in keys)
 
+    def shuffled(self, ids: Tensor, key: Tensor, draws: Tensor) -> Iterator[Any]:
+        """The batches number `draws` of a pass over each client's data in random order, without replacement. Without
+        single samples, they are drawn as all batches are."""
+        return self.batches(ids, rng.fold(key, draws.view(-1, *[1] * key.dim())))
+
     def subset(self, client: int, index: Tensor) -> Any:
         """Some samples of one client, as one batch: all of them if a problem has no single samples."""
         return self.everything(client)
@@ -232,7 +273,66 @@ class Problem:
         return {name: (torch.where(weight > 0, v, 0.0), weight) for name, v in self.evaluate(x, weights).items()}
 
 
-class Algorithm(ABC):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalWork:
+    """Hyper-parameters that every algorithm takes: how much clients work in a round, and what holds for each step.
+
+    By default all clients take `steps` steps. With `epochs`, a client passes so many times over its own data, in a new
+    random order each time. With ``make(..., steps="proportional")`` it takes as many steps as one pass has batches, but
+    draws them as usual. Then `steps`, the number that the server counts with, is the mean over all clients. A share
+    `stragglers` of the clients, other ones in each round, stops early: after 1 to all of its steps, at random.
+
+    `weight_decay` is decoupled: each step also multiplies the model by 1 - eta weight_decay, outside any metric.
+    `max_grad_norm` shortens longer mini-batch gradients to this norm. The gradients of one batch at several points
+    are scaled by the same factor, that of the first.
+    """
+
+    epochs: float | None = None
+    proportional: bool = False
+    stragglers: Any = 0.0
+    weight_decay: Any = 0.0
+    max_grad_norm: Any = None
+
+    @property
+    def unequal(self) -> bool:
+        """Whether clients may take different numbers of steps."""
+        return self.epochs is not None or self.proportional or positive(self.stragglers)
+
+    def full_work(self, steps: int, sizes: Tensor, batch: int) -> Tensor:
+        """The number of steps of clients with these numbers of samples, if none of them stops early."""
+        passes = sizes.double() / batch
+        if self.epochs is not None:
+            return (self.epochs * passes - 1e-9).ceil().long().clamp(min=1)
+        return passes.round().long().clamp(min=1) if self.proportional else torch.full_like(sizes, steps)
+
+    def steps_of_clients(self, steps: int, sizes: Tensor, batch: int, key: Tensor) -> Tensor | None:
+        """The number of steps of these clients in this round, [..., clients, 1]; None if all take `steps`."""
+        if not self.unequal:
+            return None
+        number = self.full_work(steps, sizes, batch)[..., None]
+        if positive(self.stragglers):
+            late, part = (rng.uniform(rng.fold(rng.fold(key, STRAGGLER), i))[..., None] for i in (0, 1))
+            number = torch.where(late < self.stragglers, 1 + (part * number).floor().long(), number)
+        return number
+
+    def with_steps_of(self: L, problem: Problem) -> L:
+        """The algorithm with `steps` set to the mean over the clients, if these work in proportion to their data."""
+        if self.epochs is None and not self.proportional:
+            return self
+        mean = self.full_work(0, problem.sizes, problem.batch_size).double().mean()
+        return dataclasses.replace(self, steps=max(1, round(float(mean))))  # type: ignore[call-arg]
+
+    def decayed(self, x: Tensor, eta: Any) -> Tensor:
+        """x after the weight decay of a step of size eta."""
+        return x * (1 - eta * self.weight_decay) if positive(self.weight_decay) else x
+
+
+def positive(value: Any) -> bool:
+    """Whether a number may be above 0: a tensor has one for each replica."""
+    return isinstance(value, Tensor) or value > 0
+
+
+class Algorithm(LocalWork, ABC):
     """Rules with frozen hyper-parameters. It knows no device, process or network.
 
     A subclass is a frozen dataclass with a NamedTuple `Server` whose first field is `x`, the model that is evaluated.
@@ -249,7 +349,7 @@ class Algorithm(ABC):
 
     def __post_init__(self) -> None:
         """Refuse bad hyper-parameters by name. A name has the same bounds in every algorithm."""
-        owner, fields = type(self).__name__, dataclasses.fields(self)  # type: ignore[arg-type]
+        owner, fields = type(self).__name__, dataclasses.fields(self)
         params = {field.name: getattr(self, field.name) for field in fields}
         checks.check(owner, **{name: value for name, value in params.items() if value is not None})
         switches = {field.name: (True, False) for field in fields if isinstance(field.default, bool)}

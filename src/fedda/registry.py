@@ -6,15 +6,14 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from . import checks, plugins, presets
-
-if TYPE_CHECKING:
-    from .core import Algorithm
+from .core import Algorithm, LocalWork
 
 T = TypeVar("T", bound=Callable[..., Any])
+RATES = frozenset({"lr", "server_lr"})  # hyper-parameters that may be schedules
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,15 @@ class Entry:
     alias_of: str | None = None
     example: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that suit a small noisy problem, for tests
 
+    common: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that all entries of this kind take
+
     def complete(self, params: dict[str, Any]) -> dict[str, Any]:
-        """`params` with the defaults filled in; unknown and missing names are refused."""
+        """`params` with the defaults filled in; unknown and missing names are refused. Common hyper-parameters are left
+        out if they are not given."""
+        known = self.defaults | self.common
         for name in params:
-            if name not in self.defaults:
-                raise ValueError(f"{self.name}: no parameter {name!r}; {checks.nearest(name, self.defaults)}")
+            if name not in known:
+                raise ValueError(f"{self.name}: no parameter {name!r}; {checks.nearest(name, known)}")
         full = self.defaults | params
         for name, value in full.items():
             if value is inspect.Parameter.empty:
@@ -43,8 +46,16 @@ class Entry:
 
     def __call__(self, **params: Any) -> Any:
         full = self.complete(params)
-        checks.check(self.owner, **{k: v for k, v in full.items() if v is not None})
-        return self.build(**full)
+        if self.common and full.get("steps") == "proportional":
+            full |= {"steps": self.defaults["steps"], "proportional": True}
+        # What a table describes is checked when it is made.
+        checks.check(self.owner, **{k: v for k, v in full.items() if v is not None and not isinstance(v, dict)})
+        for name in RATES & full.keys() if self.common else ():
+            if isinstance(full[name], dict):
+                full[name] = make_schedule(name, full[name])
+        common = {name: full.pop(name) for name in self.common if name in full}
+        built = self.build(**full)
+        return replace(built, **common) if common else built
 
 
 @dataclass
@@ -59,6 +70,7 @@ class Registry:
     kind: str
     home: str | None = None
     known: dict[str, Entry] = field(default_factory=dict)
+    common: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that every entry takes, with their defaults
 
     @property
     def entries(self) -> dict[str, Entry]:
@@ -82,10 +94,13 @@ class Registry:
         def decorate(build: T) -> T:
             called = owner or (build.__name__ if inspect.isclass(build) else name)
             summary = " ".join((inspect.getdoc(build) or "").split("\n\n")[0].split())
-            defaults = {p.name: p.default for p in inspect.signature(build).parameters.values()}
+            signature = inspect.signature(build).parameters.values()
+            defaults = {p.name: p.default for p in signature if p.name not in self.common}
             for label in (name, *aliases):
                 alias_of = None if label == name else name
-                self.add(Entry(label, build, called, summary, defaults, reference, alias_of, example or {}))
+                self.add(
+                    Entry(label, build, called, summary, defaults, reference, alias_of, example or {}, self.common)
+                )
             return build
 
         return decorate
@@ -101,12 +116,29 @@ class Registry:
         return iter(self.entries.values())
 
 
-algorithms = Registry("algorithm", "fedda.algorithms")
+algorithms = Registry("algorithm", "fedda.algorithms", common={f.name: f.default for f in fields(LocalWork)})
 engines = Registry("engine", "fedda.engines")
 datasets = Registry("data set", "fedda.data")
 partitions = Registry("partition", "fedda.data")
 models = Registry("model", "fedda.problems")
 proxes = Registry("prox", "fedda.rules.prox")
+schedules = Registry("schedule", "fedda.rules.schedules")
+
+
+def make_schedule(name: str, table: dict[str, Any]) -> Any:
+    """A rate that changes, from a table as in TOML: ``lr = {kind = "cosine", start = 0.1}``."""
+    if "kind" not in table:
+        raise ValueError(f"{name}: a table needs a kind, such as {{kind = 'cosine', start = 0.1}}, got {table!r}")
+    return schedules.find(table["kind"])(**{key: value for key, value in table.items() if key != "kind"})
+
+
+def rates_of_unknown_length(params: dict[str, Any]) -> list[str]:
+    """The hyper-parameters whose tables describe a rate that depends on the length of the run, without giving it."""
+    tables = {name: params[name] for name in RATES & params.keys() if isinstance(params[name], dict)}
+    return [
+        name for name, table in tables.items()
+        if "horizon" not in table and "horizon" in schedules.find(table.get("kind", "")).defaults
+    ]  # fmt: skip
 
 
 def make(name: str, *, preset: str | None = None, **params: Any) -> Algorithm:

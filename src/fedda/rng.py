@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 # Purposes: one stream for each use of randomness, so that the streams are independent.
-START, COHORT, BATCH, NOISE, SPLIT, MODEL, STATISTICS, VALIDATION, LAYERS, AUGMENT = range(10)
+START, COHORT, BATCH, NOISE, SPLIT, MODEL, STATISTICS, VALIDATION, LAYERS, AUGMENT, SHUFFLE = range(11)
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as a signed 64-bit number
 MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX2 = 0x94D049BB133111EB - (1 << 64)
 MASK = (1 << 64) - 1
 MANY = 4096  # with more clients than this, a small cohort is drawn without hashing all of them
+FEISTEL, WALKS = 8, 16  # rounds of the network behind `shuffle`, and how often a number may go through it
 LOW = (1 << 32) - 1  # the low half of a number
 UNSIGNED = {n: np.uint64(n & MASK) for n in (1, 27, 30, 31, 33, GOLDEN, MIX1, MIX2)}
 
@@ -97,6 +98,29 @@ def box_muller(u: Tensor, v: Tensor) -> Tensor:
 def permutation(key: Tensor, n: int) -> Tensor:
     """A permutation of 0..n-1: the order of hashed keys."""
     return torch.argsort(fold(key, torch.arange(n, device=key.device)), stable=True)
+
+
+def shuffle(key: Tensor, place: Tensor, n: Tensor) -> Tensor:
+    """What stands at a place in a random order of 0..n-1, without making the order; all arguments broadcast.
+
+    A Feistel network on a grid of about sqrt(n) x sqrt(n) numbers (Black, Rogaway 2002). A number that falls outside
+    0..n-1 goes through it again, which happens with probability below 1 / sqrt(n).
+
+    >>> sorted(shuffle(key(0, BATCH), torch.arange(10), torch.tensor(10)).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+    a = n.double().sqrt().ceil().long()
+    b = (n + a - 1) // a
+    keys = [fold(key, i) for i in range(FEISTEL)]
+    for walk in range(WALKS):
+        left, right = place % a, place // a
+        for one, two in zip(keys[::2], keys[1::2], strict=True):
+            left = (left + bits(fold(one, right))) % a
+            right = (right + bits(fold(two, left))) % b
+        place = left + a * right if walk == 0 else torch.where(place < n, place, left + a * right)
+        if on_cpu(place) and bool((place < n).all()):
+            break
+    return place % n
 
 
 def choose(key: Tensor, n: int, r: int) -> Tensor:

@@ -45,7 +45,7 @@ def report(run: Run, detail: bool) -> list[dict[str, Any]]:
 
 def evaluation(run: Run, x: Tensor) -> dict[str, Tensor]:
     """The problem's metrics. Every rank evaluates its part of the data."""
-    weights, world = run.simulation.weights, run.world
+    weights, world = run.simulation.objective, run.world
     if world.size == 1:
         return run.problem.evaluate(x, weights)
     totals = run.problem.totals(x, weights, world.mine, world.sum)

@@ -11,12 +11,23 @@ from torch import Tensor
 from . import checks, rng, rows
 from .aggregation import Aggregated, Budget, Wrapper, check_wrappers, gaussian, privacy, refuse_unfit, residuals
 from .aggregation.compression import bytes_of
+from .aggregation.dry_run import takes_client_steps
 from .arguments import check_device, check_engine, check_seeds, check_shapes, flat_point
 from .core import Algorithm, Cohort, Problem, bind_to_problem
-from .engines import Counting, Counts, Draws, Engine, Simulation
+from .engines import Counting, Counts, Draws, Engine, Participation, Simulation, cohort_size
 from .engines.graphs import NoGraph, capture
 
 PATIENCE = 3  # rounds in a row without a finite reply, after which a run (or a replica) has ended
+
+
+def warn_of_sizes(sizes: Tensor) -> None:
+    """Warn if the clients have very different numbers of samples, and nobody chose how they are weighted."""
+    if len(sizes) and int(sizes.max()) >= 10 * int(sizes.min()):
+        warnings.warn(
+            f"clients have {int(sizes.min())} to {int(sizes.max())} samples and the same weight: weights='samples' "
+            "weights them by their samples, as McMahan et al. 2017 do; weights='uniform' says that you want this",
+            stacklevel=4,
+        )
 
 
 class Diverged(RuntimeError):
@@ -37,26 +48,33 @@ class Run:
         self,
         algorithm: Algorithm,
         problem: Problem,
-        cohort: int | None = None,
+        cohort: float | None = None,
         seed: int | Sequence[int] = 0,
         x0: Tensor | Mapping[str, Tensor] | None = None,
         engine: str | Engine = "auto",
         device: Any = None,
-        weights: str = "uniform",
+        weights: str | None = None,
         force: bool = False,
         state: dict[str, Tensor] | None = None,
         aggregation: Sequence[Wrapper] = (),
         budget: Mapping[str, Any] | Budget | None = None,
         draws: Draws | None = None,
         charged: tuple[int, int] = (0, 0),
+        sampling: str = "uniform",
+        drop: float = 0.0,
+        availability: Any = None,
     ):
         if not isinstance(algorithm, Algorithm):
             raise ValueError(f"train: the algorithm must be an object, as fedda.make gives it, got {algorithm!r}")
-        self.cohort = problem.clients if cohort is None else cohort
-        checks.count("train", "cohort", self.cohort, at_most=problem.clients)
+        self.cohort = cohort_size(cohort, problem.clients)
+        if weights is None and sampling == "uniform":
+            warn_of_sizes(problem.sizes)
+        weights = "uniform" if weights is None else weights
         checks.one_of("train", "weights", weights, ("uniform", "samples"))
+        participation = Participation.of(sampling, drop, availability, problem.clients, weights)
         self.seeds, engine = check_seeds(seed), check_engine(engine)
         self.problem = engine.prepare(problem if device is None else problem.to(check_device(device)), self.cohort)
+        algorithm = algorithm.with_steps_of(self.problem)
         check_shapes(algorithm, len(self.seeds), self.problem.d)
         like = torch.empty((), dtype=self.problem.dtype, device=self.problem.device)
         self.algorithm = bind_to_problem(algorithm, like, self.problem.layout)
@@ -66,13 +84,22 @@ class Run:
         start = self._first_point(x0) if state is None else state["server.x"].to(like.device)
         self.aggregation = check_wrappers(aggregation)
         refuse_unfit(self.aggregation, self.algorithm, start)
+        if self.algorithm.unequal and not takes_client_steps(self.algorithm, start):
+            raise ValueError(
+                f"{type(algorithm).__name__}: epochs, steps='proportional' and stragglers need a task that takes its "
+                "steps by `for i, move in client.steps(self.steps)` and changes them by `x = move(x, new)`"
+            )
         memory = (*algorithm.memory, *residuals(self.aggregation, self.algorithm, start))
-        self.simulation = Simulation(self.problem, engine, seeds, weights, memory, draws)
+        self.simulation = Simulation(self.problem, engine, seeds, weights, memory, draws, self.algorithm, participation)
         self.world = self.simulation.world
         self.privacy = privacy(
             self.aggregation, self.algorithm, start, problem.clients, self.cohort,
             None if budget is None else Budget.of(budget), self.simulation.draws.secret, charged,
         )  # fmt: skip
+        if self.privacy is not None and not participation.uniform:
+            raise ValueError(
+                "train: privacy is accounted for cohorts drawn uniformly: leave out sampling, availability"
+            )
         self.counts, self.round = Counts(), 0
         zeros = torch.zeros(self.lead, dtype=torch.int64, device=like.device)
         self.dropped = zeros  # replies that were not finite, summed over rounds
@@ -160,21 +187,23 @@ class Run:
             self.counts = self.counts + self.counts_per_round
             self.round += 1
             return
-        server, alive, dropped, idle = self._round(self.round)
+        server, alive, self.silent, self.dropped, self.idle = self._round(self.round)
         if not bool(alive.all()):
             server = self._keep_ended(alive, server)
-        self.silent = torch.where(alive, 0, self.silent + 1)
-        self.dropped, self.idle = self.dropped + dropped, self.idle + idle
         self.server, self.round = server, self.round + 1
         self.raise_if_diverged()
 
-    def _round(self, tau: int | Tensor) -> tuple[Any, Tensor, Tensor, Any]:
-        """The next server state; which replicas had a finite reply; dropped replies and idle gradients of each."""
+    def _round(self, tau: int | Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Any]:
+        """The next server state; which replicas had a finite reply; then, for each replica, how many rounds in a row
+        had none, how many replies were dropped and how many gradients were not computed."""
         cohort = self.simulation.cohort(tau, self.cohort)
         counting = self._counting(cohort)
         server = self.algorithm.round(self.server, self._aggregated(counting, tau))
         alive = cohort.finite.any(dim=-1) & ~self.ended
-        return server, alive, (~cohort.finite).sum(dim=-1), counting.idle
+        # A round in which no client is available, or in which all replies get lost, is not a sign of divergence.
+        silent = torch.where(alive, 0, self.silent + cohort.replying.any(dim=-1))
+        dropped = ~cohort.finite if cohort.available is None else cohort.available & ~cohort.finite
+        return server, alive, silent, self.dropped + dropped.sum(dim=-1), self.idle + counting.idle
 
     def _counting(self, cohort: Cohort) -> Counting:
         return Counting(cohort, self.counts, bytes_of=bytes_of(self.aggregation) if self.aggregation else None)
@@ -207,9 +236,8 @@ class Run:
 
         def step() -> list[Tensor]:
             self.counts = Counts()
-            server, alive, dropped, idle = self._round(tau)
-            silent = torch.where(alive, 0, self.silent + 1)
-            return [*self._keep_ended(alive, server), self.dropped + dropped, silent, self.idle + idle, tau + 1]
+            server, alive, silent, dropped, idle = self._round(tau)
+            return [*self._keep_ended(alive, server), dropped, silent, idle, tau + 1]
 
         state = [*self.server, self.dropped, self.silent, self.idle, tau]
         try:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .aggregation.cohort import model_replies
-from .aggregation.dry_run import ZeroGradientClient, ZeroGradientCohort, dry_run
+from .aggregation.dry_run import ZeroGradientClient, ZeroGradientCohort, dry_run, takes_client_steps
 from .core import Algorithm, ClientTask, bind_to_problem
 from .engines import Vectorised
 from .engines.counting import message_bytes
@@ -30,10 +30,10 @@ CLIENTS, COHORT, D, ROUNDS = 7, 4, 5, 3
 def check_algorithm(algorithm: Any, **hyper: Any) -> None:
     """Check what every algorithm must do. Give an instance, or a class and its hyper-parameters.
 
-    Engines agree, several seeds at once equal single runs, a resumed run equals an uninterrupted one, the dtype is
-    kept, bytes and gradients are counted, a client whose reply is not finite is left out, the rate of every local step
-    is used, and the replies that are models are marked. The problem is a small noisy quadratic whose clients differ, so
-    give hyper-parameters with which the method is stable there.
+    Engines agree, also where clients stop early, several seeds at once equal single runs, a resumed run equals an
+    uninterrupted one, the dtype is kept, bytes and gradients are counted, a client whose reply is not finite is left
+    out, the rate of every local step is used, and the replies that are models are marked. The problem is a small noisy
+    quadratic whose clients differ, so give hyper-parameters with which the method is stable there.
 
     >>> from fedda.algorithms.fedavg import FedAvg
     >>> check_algorithm(FedAvg, lr=0.1, steps=3)
@@ -55,6 +55,17 @@ def engines_agree(algorithm: Algorithm) -> None:
             other = _after(algorithm, cohort=cohort, seed=3, engine=Vectorised(chunk=chunk))
             name = "vectorised" if chunk is None else f"vectorised, {chunk} at a time"
             _same(algorithm, other, expected, f"the engines differ ({name}, {cohort} clients)", MIXES)
+
+
+def early_stops_agree(algorithm: Algorithm) -> None:
+    """Clients that stop early end where they would end alone, in a loop that is as long as their work."""
+    if not takes_client_steps(algorithm, torch.zeros(1, D, dtype=torch.float64)):
+        return
+    late = dataclasses.replace(algorithm, stragglers=0.7)
+    for cohort in (CLIENTS, COHORT):
+        alone, together = (_after(late, cohort=cohort, seed=3, engine=e) for e in ("sequential", "vectorised"))
+        advice = "change everything that a reply or the memory depends on by `x = move(x, new)`"
+        _same(algorithm, together, alone, "a client that stopped early was changed by later steps", advice)
 
 
 def replicas_agree(algorithm: Algorithm) -> None:
@@ -160,7 +171,7 @@ def every_rate_is_used(algorithm: Algorithm) -> None:
             half: Tensor = torch.where((t >= steps) & (t % steps == step), 0.5, 1.0).to(t.dtype)
             return rate(t) * half
 
-        run = Run(dataclasses.replace(algorithm, lr=changed), _problem())  # type: ignore[type-var]
+        run = Run(dataclasses.replace(algorithm, lr=changed), _problem())  # type: ignore[call-arg]
         for _ in range(3):
             run.step()
         return run.step()
@@ -216,8 +227,8 @@ def moved_replies(algorithm: Algorithm) -> Iterator[tuple[ClientTask, tuple[int,
 
 
 ALGORITHM_CHECKS: tuple[Callable[[Algorithm], None], ...] = (
-    resumes, dtypes_are_kept, engines_agree, replicas_agree, traffic_is_counted, failed_clients_are_left_out,
-    every_rate_is_used, model_replies_are_marked,
+    resumes, dtypes_are_kept, engines_agree, early_stops_agree, replicas_agree, traffic_is_counted,
+    failed_clients_are_left_out, every_rate_is_used, model_replies_are_marked,
 )  # fmt: skip
 MIXES = "a task must not mix clients or seeds: name the axis of every reduction, such as g.norm(dim=-1, keepdim=True)"
 

@@ -31,7 +31,7 @@ def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **options: Unpac
     """
     checks.check("rounds", rounds=rounds)
     check_options(options)
-    run = Run(for_rounds(algorithm, rounds), problem, **options)
+    run = Run(for_rounds(algorithm, problem, rounds), problem, **options)
     return (run.step() for _ in range(affordable(run, rounds)))
 
 
@@ -80,7 +80,7 @@ class Result:
             raise ValueError(f"model: seed must be one of {', '.join(map(str, seeds))}, got {seed!r}")
         number = 0 if seed is None else seeds.index(seed)
         x = self.x[number] if self.x.dim() == 2 else self.x
-        return problem, x, self.run.simulation.weights
+        return problem, x, self.run.simulation.objective
 
 
 def train(
@@ -104,7 +104,7 @@ def train(
     every = max(1, rounds // 100) if every is None else every
     checks.check("train", every=every)
     check_options(options)
-    run = Run(for_rounds(algorithm, rounds), problem, **options)
+    run = Run(for_rounds(algorithm, problem, rounds), problem, **options)
     rounds = affordable(run, rounds)
     history = History(row | {"seconds": 0.0} for row in run.evaluate(detail))
     for seconds in timed(run, rounds, every):
@@ -112,11 +112,11 @@ def train(
     return Result(run.server.x.squeeze(-2), history, run.server, run)
 
 
-def for_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:
+def for_rounds(algorithm: Algorithm, problem: Problem, rounds: int) -> Algorithm:
     """The algorithm for a run of this length, on which its schedules may depend. `Run` refuses other objects."""
     if not isinstance(algorithm, Algorithm):
         return algorithm
-    horizon = rounds * algorithm.steps  # the local steps of the run
+    horizon = rounds * algorithm.with_steps_of(problem).steps  # the local steps of the run
 
     def bound(value: Any) -> Any:
         if isinstance(value, RateDecay) and value.horizon is None:

@@ -1,13 +1,13 @@
 """A dry run of an algorithm, its start and one round, on one client whose gradients are zero: it shows all messages."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, ClientTask, ClientWrapper, check_replies
+from ..core import Algorithm, ClientTask, ClientWrapper, Move, check_replies, take_new
 
 Shapes = tuple[tuple[int, ...], ...]
 Tensors = tuple[Tensor, ...]
@@ -40,14 +40,25 @@ def dry_run(
     return start.exchanges, round.exchanges
 
 
+def takes_client_steps(algorithm: Algorithm, x: Tensor) -> bool:
+    """Whether a round takes its local steps by `client.steps`, as clients that work unequally need."""
+    client = ZeroGradientClient(x, algorithm.memory)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        algorithm.round(algorithm.init(x, ZeroGradientCohort(client)), ZeroGradientCohort(client))
+    return client.took_steps
+
+
 class ZeroGradientClient(ClientWrapper):
     """One client with one sample, whose gradients are all zero. It wraps no other client."""
 
     count = 1
+    active = None
 
     def __init__(self, x: Tensor, memory: tuple[str, ...]):
         self.one = torch.ones_like(x[..., :1])
         self._memory = {name: torch.zeros_like(x) for name in memory}
+        self.took_steps = False
 
     @property
     def memory(self) -> dict[str, Tensor]:
@@ -65,6 +76,10 @@ class ZeroGradientClient(ClientWrapper):
 
     def full_gradient(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
+
+    def steps(self, number: int) -> Iterator[tuple[int, Move]]:
+        self.took_steps = True
+        return ((i, take_new) for i in range(number))
 
 
 class ZeroGradientCohort:

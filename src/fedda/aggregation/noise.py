@@ -121,10 +121,10 @@ class Noise(Reducer):
         check("epsilon", clients=clients, rounds=rounds)
         one_of("epsilon", "cohorts", cohorts, COHORTS)
         # The number of replies does not depend on the penalty, which may name parameters: take the default penalty.
-        fields: Any = dataclasses.fields(algorithm)  # type: ignore[arg-type]
+        fields: Any = dataclasses.fields(algorithm)
         prox = [f for f in fields if f.name == "prox"]
         default = {f.name: f.default if f.default is not dataclasses.MISSING else f.default_factory() for f in prox}
-        plain: Algorithm = dataclasses.replace(algorithm, **default)  # type: ignore[type-var]
+        plain: Algorithm = dataclasses.replace(algorithm, **default)
         size = clients if cohort is None else cohort
         accountant = self.accountant(plain, torch.zeros(1, 1), clients, size, aggregation, cohorts == "secret")
         return accountant.epsilon(rounds, delta, against)

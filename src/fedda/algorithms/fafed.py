@@ -63,10 +63,10 @@ class Fafed(Algorithm):
     @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, m: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, h = schedule(self.lr), v.sqrt() + self.eps
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             scale = torch.where(t == 0, torch.ones_like(h), h) if i == 0 else h
-            x, x_old = x - lr(t + i) * m / scale, x
+            x, x_old = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * m / scale), x
             g, g_old = client.gradients(x, x_old)
-            m = g + (1 - self.alpha) * (m - g_old)
-            v = self.beta2 * v + (1 - self.beta2) * g**2
+            m = move(m, g + (1 - self.alpha) * (m - g_old))
+            v = move(v, self.beta2 * v + (1 - self.beta2) * g**2)
         return x, m, v

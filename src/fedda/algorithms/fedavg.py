@@ -42,14 +42,14 @@ class FedAvg(Algorithm):
     def round(self, server: Server, cohort: Cohort) -> Server:
         x, t = server
         (mean,) = cohort.average(self.local, x, t)
-        return self.Server(x + self.server_lr * (mean - x), t + self.steps)
+        return self.Server(x + schedule(self.server_lr)(t) * (mean - x), t + self.steps)
 
     @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr = schedule(self.lr)
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             (g,) = client.gradients(x)
-            x = x - lr(t + i) * g
+            x = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * g)
         return (x,)
 
 
@@ -66,7 +66,7 @@ class FedAvgSubgradient(FedAvg):
     @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr = schedule(self.lr)
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             (g,) = client.gradients(x)
-            x = x - lr(t + i) * (g + self.gamma * x.sign())
+            x = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * (g + self.gamma * x.sign()))
         return (x,)

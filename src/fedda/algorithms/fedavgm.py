@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core import Cohort, step_counter
 from ..registry import algorithms
+from ..rules.schedules import schedule
 from .fedavg import FedAvg
 
 
@@ -43,4 +44,4 @@ class FedAvgM(FedAvg):
         x, m, t = server
         (mean,) = cohort.average(self.local, x, t)
         m = self.momentum * m + (mean - x)
-        return self.Server(x + self.server_lr * m, m, t + self.steps)
+        return self.Server(x + schedule(self.server_lr)(t) * m, m, t + self.steps)

@@ -48,12 +48,13 @@ class FedCM(Algorithm):
         (mean,) = cohort.average(self.local, x, delta, t)
         total = sum(schedule(self.lr)(t + i) for i in range(self.steps))
         delta = (x - mean) / total
-        return self.Server(x - self.server_lr * total * delta, delta, t + self.steps)
+        return self.Server(x - schedule(self.server_lr)(t) * total * delta, delta, t + self.steps)
 
     @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, delta: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr = schedule(self.lr)
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             (g,) = client.gradients(x)
-            x = x - lr(t + i) * ((1 - self.momentum) * g + self.momentum * delta)
+            mixed = (1 - self.momentum) * g + self.momentum * delta
+            x = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * mixed)
         return (x,)

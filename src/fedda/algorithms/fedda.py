@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..checks import one_of
-from ..core import Algorithm, Client, ClientWrapper, Cohort, on_client, step_counter
+from ..core import Algorithm, Client, ClientWrapper, Cohort, on_client, positive, step_counter
 from ..registry import algorithms
 from ..rules.estimators import Estimator, Momentum, Mvr
 from ..rules.preconditioners import Diagonal, Preconditioner, Scalar
@@ -123,18 +123,24 @@ class FedDA(Algorithm):
         return self.preconditioner.diagonal(server.mu, server.t / self.steps)
 
     @on_client
-    def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:  # Algorithm 2
+    def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        return self.local_steps(client, x0, nu, H, t)[:2]  # line 8
+
+    def local_steps(
+        self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor
+    ) -> tuple[Tensor, ...]:  # Algorithm 2
+        """The last z, nu and x of the client."""
         z, total = torch.zeros_like(x0), 0.0  # line 2
         x_prev = own_point(client, x0, t) if self.old_point == "own" else x0
-        for i in range(self.steps):  # line 3
+        for i, move in client.steps(self.steps):  # line 3
             eta = self.lr(t + i)
-            z, total = z - eta * nu, total + eta  # line 4
+            z, total = move(z, z - eta * nu), move(total, total + eta)  # line 4
             x = self.next_point(z, x0, H, total, t)  # line 5
-            nu = self.estimator(nu, x, x_prev, eta, client)  # line 6
+            nu = move(nu, self.estimator(nu, x, x_prev, eta, client))  # line 6
             x_prev = x
         if self.old_point == "own":
             keep_point(client, x, t + self.steps)
-        return z, nu  # line 8
+        return z, nu, x
 
     @on_client
     def local_and_squares(self, client: Client, *down: Tensor) -> tuple[Tensor, ...]:
@@ -164,8 +170,12 @@ class FedDA(Algorithm):
         return {"h_min": H.amin(-1, True), "h_max": H.amax(-1, True)}
 
     def primal(self, z: Tensor, x0: Tensor, H: Tensor, total: Any) -> Tensor:
-        """The primal point of z: the argmin above, as PROX in the metric H / lambda."""
-        return self.prox(x0 + self.scale * z / H, H / self.scale, total)
+        """The primal point of z: the argmin above, as PROX in the metric H / lambda. Weight decay is one more penalty,
+        (weight_decay / 2) |x|_H^2 / lambda, so that it does not depend on the metric."""
+        if not positive(self.weight_decay):
+            return self.prox(x0 + self.scale * z / H, H / self.scale, total)
+        shrink = 1 + total * self.weight_decay
+        return self.prox((x0 + self.scale * z / H) / shrink, shrink * H / self.scale, total)
 
     def next_point(self, z: Tensor, x0: Tensor, H: Tensor, total: Any, t: Tensor) -> Tensor:
         """The primal point of z; x0 in a first round that only measures H (`eps_mode="relative"`)."""
@@ -185,9 +195,7 @@ class FedDAPrimal(FedDA):
 
     @on_client(model_replies=(2,))
     def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-        z, nu = super().local(client, x0, nu, H, t)
-        total = sum(self.lr(t + i) for i in range(self.steps))
-        return z, nu, self.next_point(z, x0, H, total, t)
+        return self.local_steps(client, x0, nu, H, t)
 
     @on_client(model_replies=(3,))
     def local_and_squares(self, client: Client, *down: Tensor) -> tuple[Tensor, ...]:
@@ -223,7 +231,7 @@ class Squares(StepMean):
 
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
         gradients = super().gradients(*points, active=active)  # the new point is the first
-        self.add(gradients[0] ** 2, active)
+        self.add(gradients[0] ** 2, self.working(active))
         return gradients
 
 

@@ -89,6 +89,7 @@ class Corrected(StepMean):
 
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
         gradients = super().gradients(*points, active=active)  # one batch; the new point is the first
+        active = self.working(active)
         self.add(gradients[0], active)
         shifted = tuple(g + self.shift for g in gradients)
         return shifted if active is None else tuple(torch.where(active, g, 0.0) for g in shifted)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Client, Cohort, on_client, step_counter
+from ..core import Algorithm, Client, Cohort, on_client, positive, step_counter
 from ..registry import algorithms
 from ..rules.prox import feasible_start, prox
 from ..rules.schedules import schedule
@@ -61,14 +61,23 @@ class FedDualAvg(Algorithm):
         x, y, s, t = server
         (change,) = cohort.average(self.local, y.to(x.dtype), s.to(x.dtype), t)
         total = sum(schedule(self.lr)(t + i) for i in range(self.steps))
-        y, s = y + self.server_lr * change, s + self.server_lr * total
-        return self.Server(self.prox(y, 1.0, s).to(x.dtype), y, s, t + self.steps)
+        server_lr = schedule(self.server_lr)(t)
+        y, s = y + server_lr * change, s + server_lr * total
+        return self.Server(self.primal(y, s).to(x.dtype), y, s, t + self.steps)
+
+    def primal(self, y: Tensor, s: Any) -> Tensor:
+        """PROX(y, s). Weight decay is one more penalty, (weight_decay / 2) ||x||^2."""
+        h: Any = 1.0
+        if positive(self.weight_decay):
+            h = (1 + s * self.weight_decay) * torch.ones_like(y)
+        x: Tensor = self.prox(y / h, h, s)
+        return x
 
     @on_client
     def local(self, client: Client, y: Tensor, s: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, Y = schedule(self.lr), y
-        for i in range(self.steps):
-            W = Y if self.osp else self.prox(Y, 1.0, s)
+        for i, move in client.steps(self.steps):
+            W = Y if self.osp else self.primal(Y, s)
             (g,) = client.gradients(W)
-            Y, s = Y - lr(t + i) * g, s + lr(t + i)
+            Y, s = move(Y, Y - lr(t + i) * g), move(s, s + lr(t + i))
         return (Y - y,)

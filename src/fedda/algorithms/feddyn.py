@@ -51,13 +51,14 @@ class FedDyn(Algorithm):
         x, h, t = server
         (mean,) = cohort.average(self.local, x, t)
         h = h - self.alpha * cohort.share * (mean - x)
-        return self.Server(x + self.server_lr * (mean - h / self.alpha - x), h, t + self.steps)
+        return self.Server(x + schedule(self.server_lr)(t) * (mean - h / self.alpha - x), h, t + self.steps)
 
     @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, y, own = schedule(self.lr), x, client.memory["g"]
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             (g,) = client.gradients(y)
-            y = y - lr(t + i) * (g - own + self.alpha * (y - x))
+            aligned = g - own + self.alpha * (y - x)
+            y = move(y, self.decayed(y, lr(t + i)) - lr(t + i) * aligned)
         client.memory["g"] = own - self.alpha * (y - x)
         return (y,)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..core import Client, Cohort, on_client, step_counter
 from ..registry import algorithms
+from ..rules.schedules import schedule
 from .fedavg import FedAvg
 
 
@@ -42,7 +43,7 @@ class FedExP(FedAvg):
         _, y, t = server
         mean, squared = cohort.average(self.change, y, t)
         ratio = squared / (2 * (mean.double().square().sum(dim=-1, keepdim=True) + self.eps))
-        new = y + self.server_lr * ratio.clamp(min=1).to(y.dtype) * mean
+        new = y + schedule(self.server_lr)(t) * ratio.clamp(min=1).to(y.dtype) * mean
         return self.Server((y + new) / 2, new, t + self.steps)
 
     @on_client

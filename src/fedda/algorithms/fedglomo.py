@@ -55,11 +55,14 @@ class FedGlomo(Algorithm):
     @on_client
     def local(self, client: Client, x: Tensor, x_prev: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, b = schedule(self.lr), self.local_momentum
-        V, V_ = client.gradients(x, x_prev)
-        W, W_ = x - lr(t) * V, x_prev - lr(t) * V_
-        before = x, x_prev
-        for i in range(1, self.steps):
-            g, g_, old, old_ = client.gradients(W, W_, *before)
-            V, V_, before = g + b * (V - old), g_ + b * (V_ - old_), (W, W_)
-            W, W_ = W - lr(t + i) * V, W_ - lr(t + i) * V_
+        W, W_ = before = x, x_prev
+        for i, move in client.steps(self.steps):
+            if i == 0:
+                V, V_ = client.gradients(W, W_)
+            else:
+                g, g_, old, old_ = client.gradients(W, W_, *before)
+                V, V_ = g + b * (V - old), g_ + b * (V_ - old_)
+            before = W, W_
+            W = move(W, self.decayed(W, lr(t + i)) - lr(t + i) * V)
+            W_ = move(W_, self.decayed(W_, lr(t + i)) - lr(t + i) * V_)
         return x - W, (x - W) - (x_prev - W_)

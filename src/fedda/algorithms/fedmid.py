@@ -46,13 +46,13 @@ class FedMiD(FedAvg):
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, t = super().round(server, cohort)
         total = sum(schedule(self.lr)(server.t + i) for i in range(self.steps))
-        return self.Server(self.prox(x, 1.0, self.server_lr * total), t)
+        return self.Server(self.prox(x, 1.0, schedule(self.server_lr)(server.t) * total), t)
 
     @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr = schedule(self.lr)
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             (g,) = client.gradients(x)
-            x = x - lr(t + i) * g
-            x = x if self.osp else self.prox(x, 1.0, lr(t + i))
+            new = self.decayed(x, lr(t + i)) - lr(t + i) * g
+            x = move(x, new if self.osp else self.prox(new, 1.0, lr(t + i)))
         return (x,)

@@ -1,6 +1,7 @@
 """FedNova (Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous Federated
 Optimization, NeurIPS 2020)."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,8 +28,9 @@ class FedNova(Algorithm):
 
     `work` says how many steps a client takes, at most `steps`: "samples" gives tau_k = steps n_k / max n (rounded, at
     least 1), so that all clients pass over their data equally often; "random" draws tau_k from 1 to `steps` in each
-    round; "equal" gives all clients `steps`. Deviations: the means are uniform, unless ``weights="samples"`` makes
-    them the paper's p_k = n_k / n. The paper has momentum or mu; with both, a_k is the exact weight.
+    round; "equal" gives all clients `steps`, or what `epochs` and `stragglers` say. Deviations: the means are uniform,
+    unless ``weights="samples"`` makes them the paper's p_k = n_k / n. The paper has momentum or mu; with both, a_k is
+    the exact weight.
 
     Choose it if clients have different amounts of data or time, and no client should wait for the slowest.
 
@@ -52,6 +54,13 @@ class FedNova(Algorithm):
     momentum: Any = 0.0
     mu: Any = 0.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.work != "equal" and (self.epochs is not None or self.proportional):
+            raise ValueError(
+                f"FedNova: work must be 'equal' if epochs or steps='proportional' say it, got {self.work!r}"
+            )
+
     def init(self, x: Tensor, clients: Cohort) -> Any:
         most = torch.ones_like(x[..., :1])
         if self.work == "samples":
@@ -66,18 +75,19 @@ class FedNova(Algorithm):
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, most, t = server
         change, tau_eff = cohort.average(self.local, x, most, t)
-        return self.Server(x - self.server_lr * tau_eff * change, most, t + self.steps)
+        return self.Server(x - schedule(self.server_lr)(t) * tau_eff * change, most, t + self.steps)
 
     @on_client
     def local(self, client: Client, x0: Tensor, most: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, tau = schedule(self.lr), self.local_steps(client, most)
         x, u, s, a = x0, torch.zeros_like(x0), torch.zeros_like(tau), torch.zeros_like(tau)
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             active, eta = tau > i, lr(t + i)
             (g,) = client.gradients(x, active=active)
             u, s = self.momentum * u + g, self.momentum * s + 1
-            x = torch.where(active, x - eta * (u + self.mu * (x - x0)), x)
-            a = torch.where(active, (1 - eta * self.mu) * a + s, a)
+            new = self.decayed(x, eta) - eta * (u + self.mu * (x - x0))
+            x = move(x, torch.where(active, new, x))
+            a = move(a, torch.where(active, (1 - eta * self.mu) * a + s, a))
         return (x0 - x) / a, a
 
     def local_steps(self, client: Client, most: Tensor) -> Tensor:
@@ -86,4 +96,4 @@ class FedNova(Algorithm):
             return 1 + (client.uniform() * self.steps).floor()
         if self.work == "samples":
             return (self.steps * client.samples / most).round().clamp(min=1)
-        return torch.full_like(most, self.steps)
+        return torch.full_like(most, math.inf)

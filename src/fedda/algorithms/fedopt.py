@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core import Cohort, step_counter
 from ..registry import algorithms
 from ..rules.moments import debiased, second_moment
+from ..rules.schedules import schedule
 from .fedavg import FedAvg
 
 
@@ -70,7 +71,7 @@ class FedAdam(FedAvg):
         if self.bias_correction:
             first = debiased(m, self.beta1, n)
             second = second if self.kind == "adagrad" else debiased(second, self.beta2, n)
-        x = x + self.server_lr * first / (second.sqrt() + self.eps)
+        x = x + schedule(self.server_lr)(t) * first / (second.sqrt() + self.eps)
         return self.Server(x, m, v, v_max, t + self.steps)
 
 

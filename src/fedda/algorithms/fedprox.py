@@ -34,7 +34,8 @@ class FedProx(FedAvg):
     @on_client(model_replies=(0,))
     def local(self, client: Client, x0: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, x = schedule(self.lr), x0
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             (g,) = client.gradients(x)
-            x = x - lr(t + i) * (g + self.mu * (x - x0))  # the gradient of the SQUARED norm, halved
+            pulled = g + self.mu * (x - x0)  # the gradient of the SQUARED norm, halved
+            x = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * pulled)
         return (x,)

@@ -76,14 +76,14 @@ class LocalAdapt(Algorithm):
             m = self.beta1 * m + (1 - self.beta1) * D
             v = second_moment("adam", v, D, self.beta2)
             D = self.corrected(m, self.beta1, n) / (self.corrected(v, self.beta2, n).sqrt() + self.server_eps)
-        return self.Server(x + self.server_lr * D, m, v, t + self.steps)
+        return self.Server(x + schedule(self.server_lr)(t) * D, m, v, t + self.steps)
 
     @on_client
     def local(self, client: Client, x0: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, x = schedule(self.lr), x0
         b1 = self.beta1 if self.client in ("adam", "yogi") else 0.0
         m, v, A, C = (torch.zeros_like(x0) for _ in range(4))
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             (g,) = client.gradients(x)
             m = b1 * m + (1 - b1) * g
             P = torch.ones_like(x0)
@@ -91,9 +91,9 @@ class LocalAdapt(Algorithm):
                 v = second_moment(self.client, v, g, self.beta2)
                 v_hat = v if self.client == "adagrad" else self.corrected(v, self.beta2, i + 1)
                 P = 1 / (v_hat.sqrt() + self.eps)
-            x = x - lr(t + i) * self.corrected(m, b1, i + 1) * P
+            x = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * self.corrected(m, b1, i + 1) * P)
             A = b1 * A + (1 - b1) * P
-            C = C + self.corrected(A, b1, i + 1)
+            C = move(C, C + self.corrected(A, b1, i + 1))
         dx = x - x0
         if self.correction == "none":
             return (dx,)

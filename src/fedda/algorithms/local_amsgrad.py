@@ -75,11 +75,11 @@ class LocalAmsgrad(Algorithm):
         lr, memory, naive = schedule(self.lr), client.memory, self.state == "naive"
         m, v = sent or (memory["m"], memory["v"])
         v_hat = torch.maximum(memory["v_hat"], v_hat) if naive else v_hat
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             (g,) = client.gradients(x)
-            m = self.beta1 * m + (1 - self.beta1) * g
-            v = self.beta2 * v + (1 - self.beta2) * g**2
+            m = move(m, self.beta1 * m + (1 - self.beta1) * g)
+            v = move(v, self.beta2 * v + (1 - self.beta2) * g**2)
             v_hat = torch.maximum(v_hat, v) if naive else v_hat
-            x = x - lr(t + i) * m / (v_hat.sqrt() + self.eps)
+            x = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * m / (v_hat.sqrt() + self.eps))
         memory.update({name: {"m": m, "v": v, "v_hat": v_hat}[name] for name in self.memory})
         return {"local": (x, v), "averaged": (x, v, m), "naive": (x,)}[self.state]

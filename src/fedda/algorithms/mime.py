@@ -70,7 +70,7 @@ class Mime(Algorithm):
         x, m, v, t = server
         m = (1 - self.momentum) * c + self.momentum * m
         v = (1 - self.beta2) * c**2 + self.beta2 * v
-        return self.Server(x + self.server_lr * (y - x), m, v, t + self.steps)
+        return self.Server(x + schedule(self.server_lr)(t) * (y - x), m, v, t + self.steps)
 
     @on_client
     def statistics(self, client: Client, x: Tensor) -> tuple[Tensor, ...]:
@@ -80,10 +80,10 @@ class Mime(Algorithm):
     def local(self, client: Client, x: Tensor, t: Tensor, *sent: Tensor) -> tuple[Tensor, ...]:
         *state, c = sent
         lr, y = schedule(self.lr), x
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             g, g_x = client.gradients(y, x)
             g = g - g_x + c
-            y = y - lr(t + i) * self.direction(g, *state)
+            y = move(y, self.decayed(y, lr(t + i)) - lr(t + i) * self.direction(g, *state))
         return (y,)
 
     def direction(self, g: Tensor, m: Tensor, *second: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class MimeLite(Mime):
     @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         lr, y = schedule(self.lr), x
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             (g,) = client.gradients(y)
-            y = y - lr(t + i) * self.direction(g, *state)
+            y = move(y, self.decayed(y, lr(t + i)) - lr(t + i) * self.direction(g, *state))
         return y, client.full_gradient(x)

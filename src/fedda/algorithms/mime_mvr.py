@@ -78,9 +78,9 @@ class MimeMvr(Algorithm):
     @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         y, eta = x, self.rate(t)
-        for _ in range(self.steps):
+        for _, move in client.steps(self.steps):
             g, g_x = client.gradients(y, x)
-            y = y - eta * (g - g_x + m)
+            y = move(y, self.decayed(y, eta) - eta * (g - g_x + m))
         return (y,)
 
 
@@ -107,7 +107,7 @@ class MimeLiteMvr(MimeMvr):
         self, client: Client, x: Tensor, t: Tensor, m: Tensor, x_prev: Tensor
     ) -> tuple[Tensor, ...]:
         y, eta, a = x, self.rate(t), self.alpha(t)
-        for _ in range(self.steps):
+        for _, move in client.steps(self.steps):
             g, g_prev = client.gradients(y, x_prev)
-            y = y - eta * (g + (1 - a) * (m - g_prev))
+            y = move(y, self.decayed(y, eta) - eta * (g + (1 - a) * (m - g_prev)))
         return y, *self.statistics(client, x, x_prev, t)

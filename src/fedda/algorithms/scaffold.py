@@ -55,14 +55,15 @@ class Scaffold(Algorithm):
         x, c, t = server
         dy, dc = cohort.average(self.local, x, c, t)
         c = c + cohort.share * dc
-        return self.Server(x + self.server_lr * dy, c, t + self.steps)
+        return self.Server(x + schedule(self.server_lr)(t) * dy, c, t + self.steps)
 
     @on_client
     def local(self, client: Client, x: Tensor, c: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, y, own, total = schedule(self.lr), x, client.memory["c"], 0.0
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             (g,) = client.gradients(y)
-            y, total = y - lr(t + i) * (g - own + c), total + lr(t + i)
+            y = move(y, self.decayed(y, lr(t + i)) - lr(t + i) * (g - own + c))
+            total = move(total, total + lr(t + i))
         new = client.full_gradient(x) if self.option == 1 else own - c + (x - y) / total
         client.memory["c"] = new
         return y - x, new - own

@@ -79,10 +79,10 @@ class Stem(Algorithm):
     def local(self, client: Client, x: Tensor, nu: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         rate, estimator = self.rate, self.estimator
         x_old = own_point(client, x, t) if self.old_point == "own" else x
-        for i in range(self.steps):
+        for i, move in client.steps(self.steps):
             eta = rate(t + i)
-            x = x - eta * nu
-            nu = estimator(nu, x, x_old, eta, client)
+            x = move(x, self.decayed(x, eta) - eta * nu)
+            nu = move(nu, estimator(nu, x, x_old, eta, client))
             x_old = x
         if self.old_point == "own":
             keep_point(client, x, t + self.steps)

@@ -32,6 +32,7 @@ def plan(
     from ..arguments import check_device
     from ..bench.machine import machine
     from ..checks import POSITIVE, count, number
+    from ..engines import cohort_size
     from ..experiments import find
     from ..experiments.overrides import override
     from ..progress import status_line
@@ -44,7 +45,9 @@ def plan(
     population = chosen.problem.clients if clients is None else whole("--clients", clients, 2**31 - 1)
     if population is None:
         raise ValueError(f"plan: {chosen.name} takes its clients from the data: give --clients")
-    taking = wanted.cohort or population if cohort is None else whole("--cohort", cohort, population)
+    taking = int(wanted.cohort or population) if cohort is None else whole("--cohort", cohort, population)
+    if cohort is None and isinstance(wanted.cohort, float):
+        taking = cohort_size(wanted.cohort, population)
     if taking > population:
         raise ValueError(f"plan: --clients {population} is less than the cohort, {taking}: give --cohort as well")
     where = check_device(device, "--device")

@@ -86,6 +86,7 @@ def measure_theory(out: Path, quick: bool, steps: int, on: str | None) -> None:
 
 
 def give_advice(experiment: Experiment, label: str | None, train: bool, samples: int, figures: Path | None) -> None:
+    from ..engines import cohort_size
     from ..progress import print_table, status_line
     from ..runs.formats import plain
     from ..theory.advice import advise, analysed, trial
@@ -93,11 +94,12 @@ def give_advice(experiment: Experiment, label: str | None, train: bool, samples:
     label = analysed(experiment, label)
     algorithm: Any = experiment.build(label)
     problem = experiment.problem.build()
+    cohort = cohort_size(experiment.cohort, problem.clients)
     with status_line() as say:
         say(f"{label}: estimating L, sigma and zeta")
-        advice = advise(algorithm, problem, experiment.rounds, experiment.seeds[0], experiment.cohort, samples)
+        advice = advise(algorithm, problem, experiment.rounds, experiment.seeds[0], cohort, samples)
     theorem = advice.theorem
-    partial = experiment.cohort is not None and experiment.cohort < problem.clients
+    partial = cohort < problem.clients
     size = f"{problem.d:,} parameters, {problem.clients} clients, {theorem.I} local steps, T = {advice.T:,}"
     print(f"{label} on {experiment.name}: {size}")
     print_table(("constant", "value", "what it is"), rows(advice), "at the first point")
@@ -114,7 +116,7 @@ def give_advice(experiment: Experiment, label: str | None, train: bool, samples:
     if advice.penalised:
         print("outside Theorem 1: it is about constraint sets only, and this algorithm has a penalty")
     if partial:
-        print(f"outside Theorem 1: {experiment.cohort} of {problem.clients} clients take part; it has all of them")
+        print(f"outside Theorem 1: {cohort} of {problem.clients} clients take part; it has all of them")
     constant = f"{theorem.constant_until:,} steps; this run has {advice.T:,}"
     print(f"Theorem 1's own step size is constant for the first {constant}.")
     empty = ", so it says nothing here." if advice.bound > advice.now else "."

@@ -113,7 +113,7 @@ def run(
     store = MemoryStore(context, fields["run"])
     memory = store.load(fields["base"], names, own.d, own.dtype)
     with torch.no_grad():
-        client, counts = single_client(own, memory, fields["key"], fields["drawn"]), Counts()
+        client, counts = single_client(own, memory, fields["key"], fields["drawn"], bound), Counts()
         counted = CountedClient(client, counts)
         replies = client_side(around, task)(counted, *down)
         client.remember(torch.ones(1, 1, dtype=torch.bool))

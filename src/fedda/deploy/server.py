@@ -23,11 +23,12 @@ from ..files import PRIVATE, write_whole
 from ..problems import problem as make_problem
 from ..problems.batchnorm import tracking_layers
 from ..problems.neural import Loss, flatten, trainable
+from ..registry import rates_of_unknown_length
 from ..run import Run
 from .checkpoint import Checkpoint, Ledger
 from .federation import Federation
 from .secret import SecretDraws
-from .traffic import DTYPES, algorithm, parsed, wrappers
+from .traffic import DTYPES, algorithm, parsed, with_numbers_of_the_run, wrappers
 
 Model = Callable[[], nn.Module]
 GRADIENTS = ("gradients", "full_gradients")
@@ -136,7 +137,7 @@ class Remote(Problem):
         network = self._new_model(plan.seed)
         refuse_batch_norm(network)
         self.layout = [(name, tuple(p.shape)) for name, p in trainable(network)]
-        self.d = flatten(network).numel()
+        self.d, self.batch_size = flatten(network).numel(), plan.batch
         self.judge = None
         if test is not None:
             self.judge = make_problem(network, loss, x=test[0], y=test[1]).to(dtype=self.dtype)
@@ -200,6 +201,8 @@ def serve(
     report: dict[str, Any] = {}
     try:
         remote.joined(federation)
+        known = algorithm(plan.table).with_steps_of(remote)
+        federation.algorithm = with_numbers_of_the_run(plan.table, known, plan.rounds)
         charged = (0, 0)
         if plan.noisy:
             done = (0, 0) if state is None else (1, int(state["round"]))
@@ -207,9 +210,9 @@ def serve(
             charged = ledger.starts - done[0], ledger.rounds - done[1]
             draws.attempts = partial(checkpoint.charge, ledger)
         run = Run(
-            algorithm(plan.table), remote, plan.cohort or None, plan.seed, engine=federation, weights=plan.weights,
-            state=state, aggregation=wrappers(plan.aggregation), budget=plan.privacy_budget, draws=draws,
-            charged=charged,
+            algorithm(federation.algorithm), remote, plan.cohort or None, plan.seed, engine=federation,
+            weights=plan.weights, state=state, aggregation=wrappers(plan.aggregation),
+            budget=plan.privacy_budget, draws=draws, charged=charged,
         )  # fmt: skip
         if state is None:
             _save(checkpoint, run, federation, plan)
@@ -250,7 +253,9 @@ def _evaluate(checkpoint: Checkpoint, run: Run, plan: Plan, seconds: float) -> N
 
 def _fixed(plan: Plan) -> dict[str, Any]:
     """The settings that a resumed run must share with the run that was begun."""
-    free = ("rounds", "resume", "out", "timeout", "min_replies", "repeats", "budget")
+    free = {"rounds", "resume", "out", "timeout", "min_replies", "repeats", "budget"}
+    if rates_of_unknown_length(json.loads(plan.table)):
+        free.remove("rounds")
     return {key: value for key, value in asdict(plan).items() if key not in free}
 
 

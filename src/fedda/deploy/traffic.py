@@ -11,7 +11,7 @@ from ..aggregation import Wrapper
 from ..aggregation.compression import compressions, forms
 from ..aggregation.dry_run import Shapes, TaskShapes, dry_run
 from ..core import Algorithm, bind_to_problem
-from ..registry import make
+from ..registry import make, rates_of_unknown_length
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -32,6 +32,17 @@ def algorithm(text: str) -> Algorithm:
     if "preset" in table:  # it may name a file, and a client opens no file for a server
         raise ValueError("the algorithm must have its values, not a preset")
     return make(table.pop("name"), **table)
+
+
+def with_numbers_of_the_run(text: str, known: Algorithm, rounds: int) -> str:
+    """The table with what a site cannot know: the number of steps that the server counts with, if clients work
+    unequally, and the length of the run, if a rate depends on it."""
+    table = json.loads(text)
+    if known.epochs is not None or known.proportional:
+        table |= {"steps": known.steps} | ({"proportional": True} if known.proportional else {})
+    for name in rates_of_unknown_length(table):
+        table[name] = table[name] | {"horizon": rounds * known.steps}
+    return json.dumps(table, sort_keys=True)
 
 
 @lru_cache(maxsize=8)  # called for every reply

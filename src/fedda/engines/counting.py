@@ -81,6 +81,7 @@ class CountedClient(ClientWrapper):
 
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
         self._counts.gradients += len(points) * self.count
+        active = self.working(active)
         if active is not None:  # this number may change from round to round, so it stays on the device
             inactive = (~active).expand(*active.shape[:-2], self.count, 1)
             self.idle = self.idle + len(points) * inactive.sum(dim=(-2, -1))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import ClientTask, Problem
+from ..core import Algorithm, ClientTask, Problem
 from ..registry import engines
 from .simulated import ClientStack, Engine, Replies, SimulatedCohort, Simulation, concatenate
 
@@ -20,10 +20,12 @@ class Sequential(Engine):
         return concatenate(cohort.accept_replies(client, task(client, *down)) for client in clients)
 
 
-def single_client(problem: Problem, memory: dict[str, Tensor], key: int, drawn_before: int) -> ClientStack:
+def single_client(
+    problem: Problem, memory: dict[str, Tensor], key: int, drawn_before: int, algorithm: Algorithm | None = None
+) -> ClientStack:
     """The only client of a problem, outside a run: its memory [1, d], its random key, and the batches drawn before.
     `remember` writes into `memory`."""
-    simulation = Simulation(problem, Sequential(), torch.tensor([0]), "uniform", ())
+    simulation = Simulation(problem, Sequential(), torch.tensor([0]), "uniform", (), algorithm=algorithm)
     simulation.memory = memory
     cohort = SimulatedCohort(simulation, torch.tensor([0]), torch.tensor([key]))
     cohort.drawn_before = drawn_before

@@ -6,17 +6,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import rng
 from ..aggregation.means import mean
-from ..core import ClientTask, Number, Problem, check_replies
+from ..core import Algorithm, ClientTask, Move, Number, Problem, both, check_replies, take_new
+from .participation import CounterDraws, Draws, Participation
 from .world import SINGLE_PROCESS, SingleProcess
 
 UNIFORM = -1  # folded into a client's key for its random numbers; batches fold in their number, from 0
+UNEQUAL = 1 << 18  # after steps of unequal work the next batch has a number that is this much higher, on every client
 Replies = tuple[list[Tensor], Tensor]  # the replies, each [..., clients, m], and the clients' weights [..., clients, 1]
 
 
@@ -43,48 +46,20 @@ class Engine(ABC):
         return mean(*self.replies(cohort, task, down))
 
 
-class Draws(Protocol):
-    """Which clients take part in a round, and the random key from which each of them draws its batches."""
-
-    secret: bool  # whether only the server can compute them
-
-    def everyone(self, clients: int) -> tuple[Tensor, Tensor]:
-        """All clients, for the start of a run: ids [..., clients] and keys of the same shape."""
-
-    def cohort(self, tau: int | Tensor, clients: int, size: int) -> tuple[Tensor, Tensor]:
-        """The clients of round tau, drawn without replacement, in ascending order."""
-
-
-class CounterDraws:
-    """Draws from the seeds, [1] or [replicas, 1], and counters: the same in every run of a comparison."""
-
-    secret = False
-
-    def __init__(self, seeds: Tensor):
-        # START, COHORT and BATCH are 0, 1 and 2: they are also the indices of their keys.
-        self.keys = torch.stack([rng.key(seeds, purpose) for purpose in (rng.START, rng.COHORT, rng.BATCH)])
-
-    def everyone(self, clients: int) -> tuple[Tensor, Tensor]:
-        ids = rng.choose(self.keys[rng.START], clients, clients)
-        return ids, rng.fold(self.keys[rng.START], ids)
-
-    def cohort(self, tau: int | Tensor, clients: int, size: int) -> tuple[Tensor, Tensor]:
-        cohort_key, batch_key = rng.fold(self.keys[rng.COHORT :], tau)
-        ids = rng.choose(cohort_key, clients, size)
-        return ids, rng.fold(batch_key, ids)
-
-
 class Simulation:
     """The clients of one run; `seeds` is [1], or [replicas, 1] for several runs in one program."""
 
     def __init__(
         self, problem: Problem, engine: Engine, seeds: Tensor, weights: str, memory: tuple[str, ...],
-        draws: Draws | None = None,
+        draws: Draws | None = None, algorithm: Algorithm | None = None, participation: Participation | None = None,
     ):  # fmt: skip
-        self.problem, self.engine = problem, engine
-        self.draws = CounterDraws(seeds) if draws is None else draws
+        self.problem, self.engine, self.algorithm = problem, engine, algorithm
         sizes = problem.sizes.to(torch.float64)
-        self.weights = sizes if weights == "samples" else torch.ones_like(sizes)
+        self.participation = (participation or Participation()).to(sizes.device)
+        self.draws = CounterDraws(seeds, self.participation, sizes) if draws is None else draws
+        self.weights = sizes if weights == "samples" else torch.ones_like(sizes)  # of replies
+        # The weights of the clients in the objective, by which models are evaluated.
+        self.objective = sizes if self.participation.sampling == "samples" else self.weights
         self.total = self.weights.sum()  # computed once: the time of a round must not grow with the population
         self.world = engine.world
         self.owned = self.world.mine(problem.clients)  # the clients whose memory is in this process
@@ -94,13 +69,32 @@ class Simulation:
         # How many batches an exchange drew last time, by the number of batches drawn before it in the round.
         self.expected: dict[int, int] = {}
 
+    def work(self, ids: Tensor, key: Tensor) -> Tensor | None:
+        """The number of local steps of these clients, [..., clients, 1]; None if all take the same number."""
+        if self.algorithm is None:
+            return None
+        return self.algorithm.steps_of_clients(
+            self.algorithm.steps, self.problem.sizes[ids], self.problem.batch_size, key
+        )
+
+    @cached_property
+    def most_work(self) -> int:
+        """The largest number of local steps that a client may take."""
+        assert self.algorithm is not None
+        sizes, batch = self.problem.sizes, self.problem.batch_size
+        return int(self.algorithm.full_work(self.algorithm.steps, sizes, batch).max())
+
     def everyone(self) -> SimulatedCohort:
         """All clients, for the start of a run."""
         return SimulatedCohort(self, *self.draws.everyone(self.problem.clients))
 
     def cohort(self, tau: int | Tensor, size: int) -> SimulatedCohort:
         """The clients of round tau, drawn without replacement."""
-        return SimulatedCohort(self, *self.draws.cohort(tau, self.problem.clients, size))
+        ids, key = self.draws.cohort(tau, self.problem.clients, size)
+        available = self.participation.available(tau)
+        return SimulatedCohort(
+            self, ids, key, None if available is None else available[ids], self.participation.arrives(key)
+        )
 
 
 @dataclass(frozen=True)
@@ -121,14 +115,21 @@ class Memory:
 class SimulatedCohort:
     """A Cohort whose clients live in this process: ids [..., r] and their random keys."""
 
-    def __init__(self, simulation: Simulation, ids: Tensor, key: Tensor):
+    def __init__(
+        self, simulation: Simulation, ids: Tensor, key: Tensor, available: Tensor | None = None,
+        arrives: Tensor | None = None,
+    ):  # fmt: skip
         self.simulation, self.ids, self.key = simulation, ids, key
         self.size, self.population = ids.shape[-1], simulation.problem.clients
         # Batches drawn in this round: by earlier exchanges, and by all. A second exchange draws fresh ones.
         self.drawn_before = self.drawn_so_far = 0
-        self.finite = torch.ones_like(ids, dtype=torch.bool)  # the clients with finite replies only, so far this round
+        self.available = available  # the clients that take part, as [..., r]; None if all do
+        replying = both(available, arrives)
+        self.replying = torch.ones_like(ids, dtype=torch.bool) if replying is None else replying
+        self.finite = self.replying.clone()  # the clients whose replies all arrived and were finite, so far this round
         self.memory = Memory(simulation.memory, ids)
         self.task: ClientTask | None = None  # the task of the current exchange
+        self.work = simulation.work(ids, key)  # local steps of each client, [..., r, 1]; None if all take the same
 
     @property
     def share(self) -> Tensor:
@@ -164,7 +165,7 @@ class SimulatedCohort:
             # The largest entry is finite only if all are. On a CPU this is ten times faster than isfinite.
             finite &= reply.abs().amax(dim=-1) < math.inf
         self.drawn_so_far = max(self.drawn_so_far, clients.drawn_so_far)
-        self.simulation.expected[self.drawn_before] = self.drawn_so_far - self.drawn_before
+        self.simulation.expected[self.drawn_before] = clients.batches_drawn
         clients.remember(finite[..., None])
         weight = (self.simulation.weights[ids] * finite)[..., None]
         if rng.on_cpu(ids) and bool(finite.all()):  # on a GPU this test would wait for the device
@@ -180,11 +181,17 @@ class ClientStack:
         self.ids, self.key, self.drawn_before = cohort.ids[..., part], cohort.key[..., part], cohort.drawn_before
         self.count = self.ids.shape[-1]
         self._next, self._uniforms = cohort.drawn_before, 0  # the next batch; random numbers drawn in this exchange
+        self.batches_drawn = 0  # in this exchange
         self._kept = cohort.memory.values
         self._rows = cohort.memory.rows(part) if self._kept else ()
         self.memory = {name: kept[self._rows] for name, kept in self._kept.items()}
         self._ahead = max(1, cohort.simulation.expected.get(self.drawn_before, 1))
         self._batches: Iterator[Any] = iter(())
+        self._algorithm = cohort.simulation.algorithm
+        self._work = None if cohort.work is None else cohort.work[..., part, :]
+        self._most_work = 0 if self._work is None else cohort.simulation.most_work
+        self._available = None if cohort.available is None else cohort.available[..., part, None]
+        self.active = self._available  # the clients that take the current step
 
     @property
     def drawn_so_far(self) -> int:
@@ -203,13 +210,46 @@ class ClientStack:
         below_one = 1 - torch.finfo(self.problem.dtype).eps / 2
         return rng.uniform(key)[..., None].to(self.problem.dtype).clamp(max=below_one)
 
+    def steps(self, number: int) -> Iterator[tuple[int, Move]]:
+        if self._work is None:
+            for i in range(number):
+                yield i, take_new
+            return
+        most = self._most_work
+        if rng.on_cpu(self.ids):  # on a GPU the round is recorded, and the host must not read its work
+            most = int(self._work.max()) if self.count else 1
+        before = self._next
+        for i in range(most):
+            active = both(self._available, self._work > i)
+            assert active is not None
+            self.active = active
+            yield i, partial(self._move, active)
+        self.active = self._available
+        self._next, self._batches = before + UNEQUAL, iter(())
+
+    def _move(self, active: Tensor, old: Any, new: Any) -> Tensor:
+        """`new` for the active clients, `old` for the others."""
+        like = torch.zeros((), dtype=self.problem.dtype, device=self.key.device)
+        old, new = (v if isinstance(v, Tensor) else like + v for v in (old, new))
+        return torch.where(active, new, old)
+
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
+        active = both(self.active, active)
         if active is None:
-            return self._gradients(points)
+            return self._clipped(self._gradients(points))
         if self.count and rng.on_cpu(active) and not bool(active.any()):
             self._batch()  # no client works, but the batch is still numbered
             return tuple(torch.zeros_like(self._expand(x)) for x in points)
-        return tuple(torch.where(active, g, 0.0) for g in self._gradients(points))
+        return self._clipped(tuple(torch.where(active, g, 0.0) for g in self._gradients(points)))
+
+    def _clipped(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The gradients of one batch, all scaled by the factor that shortens the first to `max_grad_norm`."""
+        longest = None if self._algorithm is None else self._algorithm.max_grad_norm
+        if longest is None:
+            return gradients
+        norm = gradients[0].norm(dim=-1, keepdim=True)
+        factor = (longest / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(max=1)
+        return tuple(factor * g for g in gradients)
 
     def _gradients(self, points: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not self.count:  # a process with no client in this round
@@ -227,16 +267,18 @@ class ClientStack:
         batch = next(self._batches, None)
         if batch is None:
             draws = torch.arange(self._next, self._next + self._ahead, device=self.key.device)
-            self._batches = iter(
-                self.problem.batches(self.ids, rng.fold(self.key, draws.view(-1, *[1] * self.key.dim())))
-            )
+            if self._algorithm is not None and self._algorithm.epochs is not None:
+                self._batches = self.problem.shuffled(self.ids, self.key, draws)
+            else:
+                keys = rng.fold(self.key, draws.view(-1, *[1] * self.key.dim()))
+                self._batches = iter(self.problem.batches(self.ids, keys))
             self._ahead, batch = 1, next(self._batches)
-        self._next += 1
+        self._next, self.batches_drawn = self._next + 1, self.batches_drawn + 1
         return batch
 
     def full_gradient(self, x: Tensor) -> Tensor:
         everything = self.problem.everything
-        return self._each(x, lambda at, x: self.problem.gradient(x, everything(int(self.ids[at]))))
+        return self._clipped((self._each(x, lambda at, x: self.problem.gradient(x, everything(int(self.ids[at])))),))[0]
 
     def remember(self, finite: Tensor) -> None:
         """Write the memory of the clients whose replies were finite back into that of all clients."""

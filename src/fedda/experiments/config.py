@@ -23,6 +23,7 @@ from .. import aggregation, checks
 from ..aggregation import Budget, Wrapper
 from ..core import Algorithm
 from ..data import find_dataset
+from ..engines import cohort_size
 from ..problems import Neural, load, options_of
 from ..problems.loading import CLIENTS, names_owners, partition_of
 from ..registry import algorithms, make, models, partitions, with_preset
@@ -97,9 +98,12 @@ class Experiment(BaseModel):
     setting: str = ""  # the source of the hyper-parameters: "paper", "tuned", ...
     rounds: int = Field(ge=1, le=MOST)
     every: int | None = Field(None, ge=1)
-    cohort: int | None = Field(None, ge=1)
+    cohort: int | float | None = Field(None, gt=0)  # a number of clients, or a share of them such as 0.1
     seeds: list[int] = [0]
-    weights: Literal["uniform", "samples"] = "uniform"
+    weights: Literal["uniform", "samples"] | None = None  # uniform, with a warning where sizes differ much
+    sampling: Literal["uniform", "samples"] | None = None  # uniform
+    drop: float | None = Field(None, ge=0, lt=1)  # the probability that a reply gets lost
+    availability: str | None = None  # a CSV file: when clients can take part
     aggregation: list[dict[str, Any]] | None = None  # wrappers around every cohort, in this order
     budget: dict[str, Any] | None = None  # privacy budget: {epsilon = 8.0, delta = 1e-5}
     detail: bool = False
@@ -133,6 +137,8 @@ class Experiment(BaseModel):
     def _fits(self) -> Experiment:
         if self.cohort and self.problem.clients and self.cohort > self.problem.clients:
             raise ValueError(f"cohort must be at most {self.problem.clients}, the number of clients, got {self.cohort}")
+        if isinstance(self.cohort, float) and self.cohort > 1:
+            raise ValueError(f"cohort must be a whole number, or a share of the clients up to 1.0, got {self.cohort}")
         if not self.algorithms:
             raise ValueError("algorithms must hold at least one table, such as [algorithms.fedavg]")
         for label, params in self.algorithms.items():
@@ -173,7 +179,8 @@ class Experiment(BaseModel):
             problem = self.problem.completed()
             table = self.model_dump() | {
                 "every": self.every or max(1, self.rounds // 100),
-                "cohort": self.cohort or problem["clients"],
+                "cohort": cohort_size(self.cohort, problem["clients"]) if problem["clients"] else self.cohort,
+                "weights": self.weights or "uniform",
                 "aggregation": [aggregation.completed(**wrapper) for wrapper in self.aggregation or ()],
                 "problem": problem,
                 "algorithms": full,

@@ -8,7 +8,7 @@ from typing import Any
 from .. import checks, presets
 from ..problems import options_of
 from ..registry import algorithms as registered
-from ..registry import models, partitions
+from ..registry import models, partitions, rates_of_unknown_length
 from ..runs.names import CONFIG
 from ..runs.toml import literal
 from .config import Experiment, checked, read
@@ -123,6 +123,12 @@ def saved_experiment(wanted: Experiment, folder: Path, rounds: int | None) -> Ex
             continue
         if getattr(complete, key) != getattr(saved, key):
             raise ValueError(f"{folder}: was run with another {key!r}: {value}; give the same, or another --out")
+    label = next((label for label, params in saved.algorithms.items() if rates_of_unknown_length(params)), None)
+    if rounds not in (None, saved.rounds) and label is not None:
+        raise ValueError(
+            f"{folder}: the rate of {label} depends on the number of rounds, {saved.rounds}: give its table a horizon "
+            "(in local steps), or start a new run"
+        )
     if rounds is not None and rounds < saved.rounds:
         raise ValueError(f"{folder}: was started with {saved.rounds} rounds; --rounds may raise that, not lower it")
     return saved.model_copy(update={"rounds": rounds or saved.rounds})

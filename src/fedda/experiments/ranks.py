@@ -84,7 +84,7 @@ class ShardedRun(Run):
     """Runs the replicas of this rank, without messages in a round; rows and state are those of all replicas."""
 
     def __init__(
-        self, world: SingleProcess, algorithm: Algorithm, problem: Problem, cohort: int | None, seeds: Sequence[int],
+        self, world: SingleProcess, algorithm: Algorithm, problem: Problem, cohort: float | None, seeds: Sequence[int],
         state: dict[str, Tensor] | None = None, **options: Any,
     ):  # fmt: skip
         if len(seeds) < world.size:

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from .. import __version__
 from ..core import Algorithm
+from ..engines import cohort_size
 from ..problems.gradients.tuning import threads
-from ..run import Diverged, Run
+from ..run import Diverged, Run, warn_of_sizes
 from ..runs.folder import Folder
 from ..runs.names import CONFIG, ENVIRONMENT
+from ..training import for_rounds
 from .config import Experiment, errors_named
 from .execution import agree_on_execution
 from .jobs import Job, JobRunner, Watcher
@@ -56,8 +58,10 @@ def run(experiment: Experiment, out: Path, watch: Watcher, **options: Any) -> Fo
     """
     run_options = RunOptions(**options)
     folder = run_options.folder(out)
-    experiment = experiment.completed()
+    given, experiment = experiment, experiment.completed()
     program = Program(experiment, folder, run_options, replicas=len(experiment.seeds))
+    if given.weights is None and given.sampling is None:
+        warn_of_sizes(program.problem.sizes)
 
     def start(label: str, state: dict[str, Tensor] | None) -> Run:
         with errors_named(experiment.name):
@@ -80,8 +84,9 @@ class Program:
         if self.problem is None:
             self.problem = build_problem(experiment, options.device, tuning, self.ranks)
         self.engine_name = self.ranks.engine_name(options.engine)
+        taking_part = cohort_size(experiment.cohort, self.problem.clients)
         self.execution = agree_on_execution(
-            self.ranks.world, self.problem, self.engine_name, experiment.cohort or self.problem.clients, replicas,
+            self.ranks.world, self.problem, self.engine_name, taking_part, replicas,
             options.threads, options.precision, folder.path if options.resume else None,
         )  # fmt: skip
 
@@ -93,8 +98,10 @@ class Program:
         make_run = partial(ShardedRun, world) if self.ranks.shard == "replicas" and world.size > 1 else Run
         try:
             return make_run(
-                algorithm, self.problem, experiment.cohort, seeds, weights=experiment.weights,
-                aggregation=experiment.wrappers(), budget=experiment.privacy_budget(), state=state,
+                for_rounds(algorithm, self.problem, experiment.rounds), self.problem, experiment.cohort, seeds,
+                weights=experiment.weights, sampling=experiment.sampling or "uniform", drop=experiment.drop or 0.0,
+                availability=experiment.availability, aggregation=experiment.wrappers(),
+                budget=experiment.privacy_budget(), state=state,
                 engine=self.execution.engine(self.engine_name), force=force,
             )  # fmt: skip
         except (ValueError, Diverged) as why:
@@ -142,7 +149,7 @@ def build_problem(experiment: Experiment, device: str | None, tuning: bool = Fal
     """The experiment's problem, on its device; for `tuning` it has no test set (`ProblemTable.build`)."""
     with errors_named(experiment.name):
         problem: Any = experiment.problem.build(tuning)
-    everyone = experiment.cohort in (None, problem.clients)
+    everyone = cohort_size(experiment.cohort, problem.clients) == problem.clients
     if ranks.world.size > 1 and ranks.shard == "clients" and everyone and problem.clients >= ranks.world.size:
         problem = problem.only(ranks.world.mine(problem.clients))  # a rank always has the same clients
     return problem if device is None else problem.to(device)

@@ -117,11 +117,16 @@ def stack_points(chosen: dict[str, list[Point]]) -> Iterator[Stack]:
     for label, tried in chosen.items():
         groups: dict[str, list[int]] = {}
         for number, point in enumerate(tried):
-            fixed = {name: value for name, value in point.items() if not isinstance(value, float)}
+            fixed = {name: value for name, value in point.items() if not stackable(name, value)}
             groups.setdefault(repr(sorted(fixed.items())), []).append(number)
         for i, numbers in enumerate(groups.values()):
             key = label if len(groups) == 1 else f"{label} #{i + 1}"
             yield Stack(label, key, [tried[n] for n in numbers], numbers)
+
+
+def stackable(name: str, value: Any) -> bool:
+    """Whether points with different values can run as one program. Epochs decide the number of steps."""
+    return isinstance(value, float) and name != "epochs"
 
 
 def stacked(params: dict[str, Any], points: list[Point], seeds: int) -> Any:
@@ -129,8 +134,8 @@ def stacked(params: dict[str, Any], points: list[Point], seeds: int) -> Any:
     stack: Point = {}
     for name, value in points[0].items():
         column = [point[name] for point in points for _ in range(seeds)]
-        floats = isinstance(value, float)
-        stack[name] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1) if floats else value
+        tensor = stackable(name, value)
+        stack[name] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1) if tensor else value
     for point in points:  # a mistake is reported for the point, not for a tensor
         make(params["name"], **apply_point(hyper_params(params), point))
     return make(params["name"], **apply_point(hyper_params(params), stack))

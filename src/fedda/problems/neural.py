@@ -181,8 +181,11 @@ class Neural(Problem):
         return replace(batch, key=rng.fold(key, -rng.LAYERS)) if self.random else batch
 
     def batches(self, ids: Tensor, keys: Tensor) -> Iterator[Batch]:
-        """A batch for each of keys [draws, ..., c]. All are drawn together and, if small, gathered together."""
-        index = self.draw(ids, keys)
+        """A batch for each of keys [draws, ..., c], drawn together."""
+        return self._gathered(self.draw(ids, keys), keys)
+
+    def _gathered(self, index: Tensor, keys: Tensor) -> Iterator[Batch]:
+        """The batches of the samples [draws, ..., c, batch], gathered together if they are small."""
         if index.numel() * self.data.x[0].nbytes > GATHER_BYTES:
             return (self._trained_on(self.pick(self.data, one), key) for one, key in zip(index, keys, strict=True))
         together = self._trained_on(self.pick(self.data, index), keys)
@@ -195,6 +198,16 @@ class Neural(Problem):
         key = rng.fold(key[..., None], torch.arange(self.batch_size, device=key.device))
         index: Tensor = self.offsets[ids][..., None] + rng.integers(key, self.sizes[ids][..., None])
         return index
+
+    def shuffled(self, ids: Tensor, key: Tensor, draws: Tensor) -> Iterator[Batch]:
+        """The batches number `draws` of passes over each client's data. Every pass has a new random order, and a batch
+        at the end of a pass is filled from the next one."""
+        sizes = self.sizes[ids][..., None]
+        lead = draws.view(-1, *[1] * (key.dim() + 1))
+        place = lead * self.batch_size + torch.arange(self.batch_size, device=key.device)  # in an endless sequence
+        order = rng.fold(rng.fold(key, -rng.SHUFFLE)[..., None], place // sizes)  # one key for each pass
+        index = self.offsets[ids][..., None] + rng.shuffle(order, place % sizes, sizes)
+        return self._gathered(index, rng.fold(key, lead[..., 0]))
 
     def example(self, n: int) -> tuple[Tensor, Batch]:
         """A stack of n points and their batches, for measurements."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check
+from ..registry import schedules
 
 Schedule = Callable[[Tensor], Any]  # t -> eta_t: a float, or a tensor that broadcasts with [..., 1, 1]
 
@@ -63,9 +64,11 @@ def schedule(lr: Any) -> Schedule:
     return lr if callable(lr) else Constant(lr)
 
 
+@schedules.register("constant")
 @dataclass(frozen=True)
 class RateDecay:
-    """A rate that depends on how much of the run is over. `train` fills in `horizon`, the run's number of local steps.
+    """A constant rate after a warm-up; the base of rates that depend on how much of the run is over. `train` fills in
+    `horizon`, the run's number of local steps.
 
     With `warmup`, a share of the run such as 0.05, the rate first rises from 0 in a straight line.
     """
@@ -76,12 +79,12 @@ class RateDecay:
 
     def __post_init__(self) -> None:
         check(self.name, lr=self.start)
-        if not 0 <= self.warmup < 1:
+        if not isinstance(self.warmup, int | float) or not 0 <= self.warmup < 1:
             raise ValueError(f"{self.name}: warmup must be a share of the run, from 0 to 1, got {self.warmup!r}")
 
     @property
     def name(self) -> str:
-        return next(name for name, kind in KINDS.items() if isinstance(self, kind))
+        return next(entry.name for entry in schedules if entry.build is type(self))
 
     def __call__(self, t: Tensor) -> Any:
         if self.horizon is None:
@@ -100,6 +103,7 @@ class RateDecay:
         return torch.ones_like(share)
 
 
+@schedules.register("cosine")
 @dataclass(frozen=True)
 class CosineDecay(RateDecay):
     """From `start` to `end` along half a cosine (Loshchilov, Hutter 2017).
@@ -115,6 +119,7 @@ class CosineDecay(RateDecay):
         return low + (1 - low) * (1 + torch.cos(torch.pi * share)) / 2
 
 
+@schedules.register("linear")
 @dataclass(frozen=True)
 class LinearDecay(RateDecay):
     """From `start` to `end` in a straight line.
@@ -129,6 +134,7 @@ class LinearDecay(RateDecay):
         return 1 + (self.end / self.start - 1) * share
 
 
+@schedules.register("steps")
 @dataclass(frozen=True)
 class StepDecay(RateDecay):
     """Multiplied by `by` at each of the shares `at` of the run.
@@ -145,6 +151,7 @@ class StepDecay(RateDecay):
         return torch.as_tensor(self.by, dtype=share.dtype, device=share.device) ** passed
 
 
+@schedules.register("inverse_sqrt")
 @dataclass(frozen=True)
 class InverseSqrt:
     """start / sqrt(1 + t / scale), with t in local steps.
@@ -163,7 +170,4 @@ class InverseSqrt:
         return self.start / (1 + torch.as_tensor(t) / self.scale) ** 0.5
 
 
-KINDS: dict[str, Any] = {
-    "cosine": CosineDecay, "linear": LinearDecay, "steps": StepDecay, "constant": RateDecay, "inverse_sqrt": InverseSqrt
-}  # fmt: skip
 cosine, linear, steps, inverse_sqrt = CosineDecay, LinearDecay, StepDecay, InverseSqrt  # `fedda.schedules.cosine(0.1)`
