@@ -297,3 +297,60 @@ def test_the_server_s_rate_may_change(name):
     falling = made(name, server_lr={"kind": "linear", "start": number, "end": 0.5 * number})
     usual, constant, other = (fedda.train(a, problem, rounds=3, force=True).x for a in (made(name), same, falling))
     assert torch.allclose(usual, constant, rtol=0, atol=1e-14) and not torch.allclose(usual, other, atol=1e-6)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------------
+TOML = """
+name = "recipe"
+rounds = 4
+cohort = 0.5
+drop = 0.2
+availability = "{trace}"
+
+[problem]
+data = "digits"
+clients = 4
+partition = "dirichlet"
+alpha = 0.5
+model = "mlp"
+hidden = 4
+
+[algorithms.fedavg]
+lr = {{kind = "cosine", start = 0.1, warmup = 0.1}}
+epochs = 0.5
+weight_decay = 0.01
+
+[algorithms.scaffold]
+steps = "proportional"
+stragglers = 0.5
+server_lr = {{kind = "steps", start = 1.0, at = [0.5]}}
+"""
+
+
+def test_recipes_in_a_file(tmp_path):
+    from commands import fedda as run
+
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,on,off\n" + "".join(f"{k},{k % 2},9\n" for k in range(4)))
+    file = tmp_path / "recipe.toml"
+    file.write_text(TOML.format(trace=trace))
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    first = run("run", file, "--out", whole, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    repeated = run("run", whole / "config.toml", "--out", again, cwd=tmp_path)
+    assert repeated.returncode == 0, repeated.stderr
+    assert (whole / "metrics.jsonl").read_bytes() == (again / "metrics.jsonl").read_bytes()
+    longer = run("run", file, "--out", whole, "--resume", "--rounds", "6", cwd=tmp_path)
+    assert longer.returncode == 2 and "the rate of fedavg depends on the number of rounds, 4" in longer.stderr
+
+    import json
+
+    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    result = fedda.train(
+        fedda.make("fedavg", lr=fedda.schedules.cosine(0.1, warmup=0.1), epochs=0.5, weight_decay=0.01),
+        fedda.load("digits", clients=4, partition="dirichlet", alpha=0.5, model="mlp", hidden=4),
+        rounds=4, cohort=0.5, drop=0.2, availability=str(trace), weights="uniform",
+    )  # fmt: skip
+    last = next(row for row in reversed(rows) if row["algorithm"] == "fedavg")
+    assert last["train_loss"] == pytest.approx(result.history[-1]["train_loss"], rel=1e-5)
+    assert last["gradients"] == result.history[-1]["gradients"]

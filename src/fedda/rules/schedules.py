@@ -170,4 +170,5 @@ class InverseSqrt:
         return self.start / (1 + torch.as_tensor(t) / self.scale) ** 0.5
 
 
-cosine, linear, steps, inverse_sqrt = CosineDecay, LinearDecay, StepDecay, InverseSqrt  # `fedda.schedules.cosine(0.1)`
+# As users call them: `fedda.schedules.cosine(0.1)`.
+constant, cosine, linear, steps, inverse_sqrt = RateDecay, CosineDecay, LinearDecay, StepDecay, InverseSqrt
