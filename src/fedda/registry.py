@@ -43,7 +43,9 @@ class Entry:
 
     def __call__(self, **params: Any) -> Any:
         full = self.complete(params)
-        checks.check(self.owner, **{k: v for k, v in full.items() if v is not None})
+        named = getattr(self.build, "named", {})  # values with a name, which an algorithm checks itself
+        numbers = {k: v for k, v in full.items() if not (k in named and isinstance(v, str))}
+        checks.check(self.owner, **{k: v for k, v in numbers.items() if v is not None})
         return self.build(**full)
 
 
