@@ -362,7 +362,7 @@ def test_a_start_without_a_number_is_eps_squared():
     problem = quadratic()
     start = fedda.make("fedadam", eps=0.2, v0=None).init(problem.start(0)[None], None)
     assert start.v.unique().tolist() == pytest.approx([0.04])
-    with pytest.raises(ValueError, match="FedAMS: bias_correction must be one of False, True, got 'keras'"):
+    with pytest.raises(ValueError, match="FedAMS: bias_correction must be one of True, False, got 'keras'"):
         fedda.make("fedams", bias_correction="keras")
 
 

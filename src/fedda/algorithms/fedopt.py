@@ -42,7 +42,7 @@ class FedAdam(FedAvg):
         v_max: Tensor  # the largest v so far: FedAMS steps by it
         t: Tensor
 
-    choices: ClassVar = {"bias_correction": (False, True, "keras")}
+    choices: ClassVar = {"bias_correction": (True, False, "keras")}
     variants: ClassVar = ({"bias_correction": True, "v0": 0.0}, {"bias_correction": "keras", "v0": 0.0})
     kind: ClassVar[str] = "adam"
     largest: ClassVar[bool] = False
@@ -123,7 +123,7 @@ class FedAMS(FedAdam):
     Choose it where FedAdam's step grows back too fast; one bad round slows it for good.
     """
 
-    choices: ClassVar = {"option": (1, 2), "bias_correction": (False, True)}
+    choices: ClassVar = {"option": (1, 2), "bias_correction": (True, False)}
     variants: ClassVar = ({"option": 2}, {"bias_correction": True})
     largest: ClassVar[bool] = True
     v0: Any = 0.0
