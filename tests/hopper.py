@@ -9,7 +9,7 @@ from triton.runtime import driver, jit
 
 from fedda.compiling import side_by_side
 from fedda.problems.gradients.chain import Chain
-from fedda.problems.gradients.kernels import backward, forward, plan_of
+from fedda.problems.gradients.kernels import backward, forward, norm, plan_of
 from fedda.problems.gradients.kernels.launch import Compiling
 from fedda.problems.gradients.kernels.passes import Pass
 from fedda.problems.models import cnn
@@ -28,19 +28,23 @@ class FakeDriver:
 
 def compiled_kernels():
     """The number of compiled kernels."""
-    functions = [f for module in (forward, backward) for f in vars(module).values() if isinstance(f, jit.JITFunction)]
+    functions = [
+        f for module in (forward, backward, norm) for f in vars(module).values() if isinstance(f, jit.JITFunction)
+    ]
     return sum(len(kernels) for f in functions for kernels, *_ in f.device_caches.values())
 
 
 def main():
     driver.set_active(FakeDriver())
-    shape, (model, loss) = (3, 32, 32), cnn((3, 32, 32), 10)
-    plan = plan_of(Chain.of(model, loss, shape), shape, "tf32")
-    x = torch.zeros(20, sum(p.numel() for p in model.parameters()))
+    shape = (3, 32, 32)
     inputs, targets = torch.zeros(10, 16, *shape, dtype=torch.uint8), torch.zeros(10, 16, dtype=torch.long)
 
     def run_pass():
-        Pass(plan, x, inputs, (torch.zeros(3), torch.ones(3))).gradients(targets)
+        for kind in ("none", "batch"):
+            model, loss = cnn(shape, 10, norm=kind)
+            plan = plan_of(Chain.of(model, loss, shape, norms=True), shape, "tf32")
+            x = torch.zeros(20, sum(p.numel() for p in model.parameters()))
+            Pass(plan, x, inputs, (torch.zeros(3), torch.ones(3))).gradients(targets)
 
     Compiling.now = True
     with side_by_side():

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedda import rng
+from fedda.problems.batchnorm import BatchNorms
 from fedda.problems.gradients.chain import Chain
 from fedda.problems.gradients.vmap import gradient
 from fedda.problems.models import cross_entropy
@@ -46,10 +47,12 @@ def bfloat16_products(monkeypatch):
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
 
-def network(shape, filters=16, layers=2, kernel=3, pad=1, pools=None, hidden=(), bias=True):
+def network(shape, filters=16, layers=2, kernel=3, pad=1, pools=None, hidden=(), bias=True, norms=()):
     (channels, height, width), body = shape, []
     for i in range(layers):
         body += [nn.Conv2d(channels, filters, kernel, padding=pad, bias=bias), nn.ReLU()]
+        if norms and norms[i]:
+            body.append(nn.BatchNorm2d(filters))
         channels, height, width = filters, height + 2 * pad - kernel + 1, width + 2 * pad - kernel + 1
         if pools is None or pools[i]:
             body.append(nn.MaxPool2d(2))
@@ -83,7 +86,7 @@ def truth(model, x, inputs, targets):
 
 
 def computed(model, shape, x, inputs, targets, precision, scale=None):
-    chain = Chain.of(model.float(), cross_entropy, shape)
+    chain = Chain.of(model.float(), cross_entropy, shape, norms=True)
     ours = kernels.kernels_for(chain, shape, inputs.shape[1], precision)
     scale = scale and tuple(v.to(DEVICE) for v in scale)
     return ours(x.to(DEVICE), inputs.to(DEVICE), targets.to(DEVICE), scale).cpu()
@@ -105,6 +108,10 @@ CASES = {
     "4x4": ((2, 6, 7), 2, 1, 3, {"kernel": 4, "pad": 1, "pools": (False, True)}),
     "7x7": ((2, 8, 9), 2, 1, 3, {"kernel": 7, "pad": 3}),
     "many rows": ((3, 12, 12), 2, 2, 9, {}),
+    "BatchNorm, two points share a batch": ((3, 8, 8), 4, 2, 6, {"norms": (True, True)}),
+    "BatchNorm and odd sizes": ((1, 7, 7), 3, 3, 8, {"norms": (True, True)}),
+    "BatchNorm in one of three layers": ((2, 9, 9), 2, 1, 6, {"layers": 3, "norms": (False, True, False)}),
+    "one layer with BatchNorm": ((2, 6, 6), 2, 2, 4, {"layers": 1, "norms": (True,), "bias": False}),
 }  # fmt: skip
 
 
@@ -148,6 +155,31 @@ def test_outputs_equal_the_model_s_own():
     for point, output in zip(x, got, strict=True):
         torch.nn.utils.vector_to_parameters(point, model.parameters())
         torch.testing.assert_close(output, model(inputs), rtol=1e-3, atol=1e-4)
+
+
+def test_batchnorm_is_estimated_and_evaluated_as_by_the_model_itself():
+    shape = (2, 6, 6)
+    torch.manual_seed(7)
+    model = network(shape, norms=(True, True))
+    inputs = torch.randn(3, 4, *shape)
+    norms = BatchNorms(model)
+    x = stack(model, 2)
+
+    def forward(x, inputs):
+        torch.nn.utils.vector_to_parameters(x, model.parameters())  # `training` shares them
+        return norms.training(inputs)
+
+    expected = torch.stack([torch.stack([norms.batch_moments(forward, point, one) for one in inputs]) for point in x])
+    ours = kernels.kernels_for(Chain.of(model, cross_entropy, shape, norms=True), shape, 4, "tf32")
+    got = ours.moments(x.to(DEVICE), inputs.to(DEVICE)).cpu()
+    torch.testing.assert_close(got, expected.detach(), rtol=1e-3, atol=1e-4)
+    statistics = torch.rand(2, norms.size) + 0.5
+    outputs = ours.outputs(torch.cat([x, statistics], dim=1).to(DEVICE), inputs.flatten(0, 1).to(DEVICE)).cpu()
+    for point, given, output in zip(x, statistics, outputs, strict=True):
+        torch.nn.utils.vector_to_parameters(point, model.parameters())
+        named = norms.named(given)
+        expected = torch.func.functional_call(norms.evaluation, named, (inputs.flatten(0, 1),))
+        torch.testing.assert_close(output, expected.detach(), rtol=1e-3, atol=1e-3)
 
 
 def first_layer(inputs):

@@ -277,8 +277,32 @@ def test_fafed_by_hand():
             ends.append((X, M, V))
         x, m, v = (sum(column) / 2 for column in zip(*ends, strict=True))
     problem = fedda.Quadratic([[A[0]], [A[1]]], [[b[0]], [b[1]]])
-    server = last(fedda.make("fafed", lr=lr, alpha=alpha, beta2=beta, eps=eps, steps=2), problem, 2)
+    words = {"lr": lr, "alpha": alpha, "beta2": beta, "eps": eps, "steps": 2}
+    server = last(fedda.make("fafed", old_point="server", **words), problem, 2)
     assert [server.x.item(), server.m.item(), server.v.item()] == pytest.approx([x, m, v], rel=1e-14)
+
+
+def test_fafed_as_in_the_authors_loop():
+    """Every client steps, the points (and v, for a new h) are averaged each second step, then every client estimates at
+    the new point and at its own point from before the step; the estimates are averaged with the points."""
+    A, b, lr, alpha, beta, eps = (2.0, 0.5), (1.0, -3.0), 0.1, 0.4, 0.9, 0.2
+    X = [0.0, 0.0]
+    grads = [A[k] * (X[k] - b[k]) for k in range(2)]
+    M, V = [sum(grads) / 2] * 2, [sum(g**2 for g in grads) / 2] * 2
+    h, ends = 1.0, []
+    for step in range(7):
+        old, X = X, [X[k] - lr * M[k] / h for k in range(2)]
+        if step % 2 == 0:
+            if step:
+                X, M, V = ([sum(column) / 2] * 2 for column in (X, M, V))
+            h = math.sqrt(V[0]) + eps
+        for k in range(2):
+            g, before = A[k] * (X[k] - b[k]), A[k] * (old[k] - b[k])
+            M[k], V[k] = g + (1 - alpha) * (M[k] - before), beta * V[k] + (1 - beta) * g**2
+        ends.append(sum(X) / 2)
+    problem = fedda.Quadratic([[A[0]], [A[1]]], [[b[0]], [b[1]]])
+    algorithm = fedda.make("fafed", lr=lr, alpha=alpha, beta2=beta, eps=eps, steps=2)
+    assert path(algorithm, problem, 3).flatten().tolist() == pytest.approx(ends[1::2], rel=1e-13)
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad", "fedams"])
@@ -287,6 +311,7 @@ def test_server_optimisers_by_hand(name, bias):
     A, b, x = (2.0, 0.5), (1.0, -3.0), 0.5
     v0 = 0.0 if bias else 0.01
     words = {"lr": 0.1, "server_lr": 0.3, "beta1": 0.8, "beta2": 0.6, "eps": 0.05, "v0": v0, "bias_correction": bias}
+    words |= {"option": 2} if name == "fedams" else {}
     m, v, top = 0.0, v0, v0
     for n in range(1, 5):
         ends = []
@@ -312,6 +337,33 @@ def test_server_optimisers_by_hand(name, bias):
     problem = fedda.Quadratic([[A[0]], [A[1]]], [[b[0]], [b[1]]])
     x0 = torch.tensor([0.5], dtype=torch.float64)
     assert last(fedda.make(name, steps=2, **words), problem, 4, x0=x0).x.item() == pytest.approx(x, rel=1e-13)
+
+
+@pytest.mark.parametrize(("name", "bias"), [("fedadam", "keras"), ("fedams", False), ("fedams", True)])
+def test_keras_correction_and_max_stabilisation_by_hand(name, bias):
+    A, b, x, m, v, top = (2.0, 0.5), (1.0, -3.0), 0.5, 0.0, 0.0, 0.0
+    for n in range(1, 5):
+        D = sum((1 - 0.1 * A[k]) ** 2 * (x - b[k]) + b[k] - x for k in range(2)) / 2  # two steps of gradient descent
+        m, v = 0.8 * m + 0.2 * D, 0.6 * v + 0.4 * D * D
+        top = max(top, v)
+        if name == "fedadam":
+            x += 0.3 * math.sqrt(1 - 0.6**n) / (1 - 0.8**n) * m / (math.sqrt(v) + 0.05)
+        else:
+            first, second = (m / (1 - 0.8**n), top / (1 - 0.6**n)) if bias else (m, top)
+            x += 0.3 * first / math.sqrt(max(second, 0.05))
+    words = {"lr": 0.1, "server_lr": 0.3, "beta1": 0.8, "beta2": 0.6, "eps": 0.05, "steps": 2, "bias_correction": bias}
+    words |= {"v0": 0.0}
+    problem = fedda.Quadratic([[A[0]], [A[1]]], [[b[0]], [b[1]]])
+    x0 = torch.tensor([0.5], dtype=torch.float64)
+    assert last(fedda.make(name, **words), problem, 4, x0=x0).x.item() == pytest.approx(x, rel=1e-12)
+
+
+def test_a_start_without_a_number_is_eps_squared():
+    problem = quadratic()
+    start = fedda.make("fedadam", eps=0.2, v0=None).init(problem.start(0)[None], None)
+    assert start.v.unique().tolist() == pytest.approx([0.04])
+    with pytest.raises(ValueError, match="FedAMS: bias_correction must be one of True, False, got 'keras'"):
+        fedda.make("fedams", bias_correction="keras")
 
 
 def test_bias_correction_wants_a_start_at_zero():
@@ -343,6 +395,12 @@ def hand_fedavgm(x, t, s):
     return x + 0.5 * s["m"]
 
 
+def hand_nesterov(x, t, s):
+    mean = sum(descend(k, x, t) for k in range(2)) / 2
+    s["m"] = 0.7 * s.get("m", 0.0) + (mean - x)
+    return x + 0.5 * (mean - x + 0.7 * s["m"])
+
+
 def hand_fedcm(x, t, s):
     d, total = s.get("d", 0.0), eta(t) + eta(t + 1)
     mean = sum(descend(k, x, t, lambda _: 0.7 * d, 0.3) for k in range(2)) / 2
@@ -367,6 +425,13 @@ def hand_feddyn(x, t, s):
     s["own"] = [own[k] - 0.4 * (ys[k] - x) for k in range(2)]
     s["h"] = h - 0.4 * sum(y - x for y in ys) / 2
     return x + 0.5 * (sum(ys) / 2 - s["h"] / 0.4 - x)
+
+
+def hand_feddyn_mean(x, t, s):
+    """The clients start from the cloud point; the model is their mean."""
+    own, cloud = s.get("own", [0.0, 0.0]), s.get("cloud", x)
+    s["cloud"] = hand_feddyn(cloud, t, s)
+    return sum(descend(k, cloud, t, lambda y, k=k: -own[k] + 0.4 * (y - cloud)) for k in range(2)) / 2
 
 
 def hand_subgradient(x, t, s):
@@ -413,10 +478,12 @@ HALF = {"server_lr": 0.5}
 
 @pytest.mark.parametrize("name,words,step", [
     ("fedavgm", {"momentum": 0.7, **HALF}, hand_fedavgm),
+    ("fedavgm", {"momentum": 0.7, "nesterov": True, **HALF}, hand_nesterov),
     ("fedcm", {"momentum": 0.7, **HALF}, hand_fedcm),
     ("scaffold", {"option": 1, **HALF}, hand_scaffold(1)),
     ("scaffold", {"option": 2, **HALF}, hand_scaffold(2)),
-    ("feddyn", {"alpha": 0.4, **HALF}, hand_feddyn),
+    ("feddyn", {"alpha": 0.4, "evaluate": "cloud", **HALF}, hand_feddyn),
+    ("feddyn", {"alpha": 0.4, **HALF}, hand_feddyn_mean),
     ("fedavg-subgradient", {"gamma": 0.3, **HALF}, hand_subgradient),
     ("mime", {"momentum": 0.7, **HALF}, hand_mime),
     ("local-adapt", ADAPT, hand_local_adapt),
@@ -493,12 +560,38 @@ def test_local_adapt_s_corrections_by_hand():
         assert last(algorithm, problem, 1, x0=x0).x.item() == pytest.approx(x, rel=1e-13)
 
 
+def test_local_adapt_with_raw_statistics_by_hand():
+    """The steps are corrected for their bias, the correction C of the mean is not."""
+    x, b1, b2, eps = X0, 0.7, 0.6, 0.1
+    parts = []
+    for k in range(2):
+        X, m, v, a, c = x, 0.0, 0.0, 0.0, 0.0
+        for i in range(2):
+            m, v = b1 * m + (1 - b1) * grad(k, X), b2 * v + (1 - b2) * grad(k, X) ** 2
+            X -= 0.2 * m / (1 - b1 ** (i + 1)) / (math.sqrt(v / (1 - b2 ** (i + 1))) + eps)
+            a = b1 * a + (1 - b1) / (math.sqrt(v) + eps)
+            c += a
+        parts.append(((X - x) / c, 1 / c))
+    D, inverse = (sum(column) / 2 for column in zip(*parts, strict=True))
+    algorithm = fedda.make(
+        "local-adapt", lr=0.2, steps=2, beta1=b1, beta2=b2, eps=eps, server="sgd", server_lr=1.0, correction="joint",
+        raw_statistics=True,
+    )  # fmt: skip
+    problem = fedda.Quadratic([[A2[0]], [A2[1]]], [[B2[0]], [B2[1]]])
+    got = last(algorithm, problem, 1, x0=torch.tensor([X0], dtype=torch.float64)).x.item()
+    assert got == pytest.approx(x + D / inverse, rel=1e-12)
+
+
+@pytest.mark.parametrize("v0", ["own", "gradient"])
 @pytest.mark.parametrize("state", ["local", "averaged", "naive"])
-def test_local_amsgrad_by_hand(state):
+def test_local_amsgrad_by_hand(state, v0):
     A, b, x, b1, b2, eps = (2.0, 0.5), (1.0, -3.0), 0.5, 0.8, 0.6, 0.1
-    ms, vs, hat = [0.0, 0.0], [0.0, 0.0], sum((A[k] * (x - b[k])) ** 2 for k in range(2)) / 2 + 1e-8
+    if v0 == "own":
+        ms, vs, hat = [1e-8, 1e-8], [1e-8, 1e-8], 1e-8
+    else:
+        ms, vs, hat = [0.0, 0.0], [0.0, 0.0], sum((A[k] * (x - b[k])) ** 2 for k in range(2)) / 2 + 1e-8
     hats = [hat, hat]
-    for _ in range(3):
+    for tau in range(3):
         xs = []
         for k in range(2):
             X = x
@@ -506,15 +599,18 @@ def test_local_amsgrad_by_hand(state):
                 g = A[k] * (X - b[k])
                 ms[k], vs[k] = b1 * ms[k] + (1 - b1) * g, b2 * vs[k] + (1 - b2) * g * g
                 hats[k] = max(hats[k], vs[k])
-                X -= 0.1 * ms[k] / (math.sqrt(hats[k] if state == "naive" else hat) + eps)
+                metric = vs[k] if tau == 0 and v0 == "own" else hats[k] if state == "naive" else hat
+                X -= 0.1 * ms[k] / (math.sqrt(metric) + eps)
             xs.append(X)
         x, hat = sum(xs) / 2, max(hat, sum(vs) / 2)
         if state == "averaged":
             ms, vs = [sum(ms) / 2] * 2, [sum(vs) / 2] * 2
     problem = fedda.Quadratic([[A[0]], [A[1]]], [[b[0]], [b[1]]])
     x0 = torch.tensor([0.5], dtype=torch.float64)
-    algorithm = fedda.make("local-amsgrad", lr=0.1, beta1=b1, beta2=b2, eps=eps, steps=2, state=state)
+    algorithm = fedda.make("local-amsgrad", lr=0.1, beta1=b1, beta2=b2, eps=eps, steps=2, state=state, v0=v0)
     assert last(algorithm, problem, 3, x0=x0).x.item() == pytest.approx(x, rel=1e-12)
+    with pytest.raises(ValueError, match="LocalAmsgrad: v0 must be one of 'own', 'gradient', got 'zero'"):
+        fedda.make("local-amsgrad", v0="zero")
 
 
 def test_naive_local_amsgrad_ends_elsewhere():
@@ -534,27 +630,43 @@ def test_naive_local_amsgrad_ends_elsewhere():
     assert abs(end[False] - 10.0) < 0.1 and abs(end[True] - 10.0) > 2.0
 
 
-def test_mime_adam_by_hand():
+@pytest.mark.parametrize("lite", [False, True])
+@pytest.mark.parametrize("second", ["round", "step", "frozen"])
+def test_mime_adam_by_hand(second, lite):
     A, b, x, eta, mom, b2, eps = (2.0, 0.5), (1.0, -3.0), 0.5, 0.05, 0.8, 0.6, 0.1
-    for mix in (False, True):
-        for lite in (False, True):
-            x, m, v = 0.5, 0.0, 0.0
-            for _ in range(3):
-                c = sum(A[k] * (x - b[k]) for k in range(2)) / 2
-                ys = []
-                for k in range(2):
-                    y = x
-                    for _ in range(2):
-                        g = A[k] * (y - b[k]) - (0 if lite else A[k] * (x - b[k]) - c)
-                        w = (1 - b2) * g * g + b2 * v if mix else v
-                        y -= eta * ((1 - mom) * g + mom * m) / (math.sqrt(w) + eps)
-                    ys.append(y)
-                m, v, x = (1 - mom) * c + mom * m, (1 - b2) * c * c + b2 * v, sum(ys) / 2
-            words = {"lr": eta, "steps": 2, "base": "adam", "momentum": mom, "beta2": b2, "eps": eps}
-            problem = fedda.Quadratic([[A[0]], [A[1]]], [[b[0]], [b[1]]])
-            algorithm = fedda.make("mimelite" if lite else "mime", mix_second_moment=mix, **words)
-            x0 = torch.tensor([0.5], dtype=torch.float64)
-            assert last(algorithm, problem, 3, x0=x0).x.item() == pytest.approx(x, rel=1e-12)
+    words = {"lr": eta, "steps": 2, "base": "adam", "momentum": mom, "beta2": b2, "eps": eps, "second_moment": second}
+    if lite and second == "round":
+        with pytest.raises(ValueError, match="MimeLite: second_moment must be one of 'step', 'frozen', got 'round'"):
+            fedda.make("mimelite", **words)
+        return
+    m, v = 0.0, (sum(A[k] * (x - b[k]) for k in range(2)) / 2) ** 2 if second == "frozen" else 0.0
+    for n in range(1, 4):
+        c = sum(A[k] * (x - b[k]) for k in range(2)) / 2
+        ys = []
+        for k in range(2):
+            y = x
+            for _ in range(2):
+                g = A[k] * (y - b[k]) - (0 if lite else A[k] * (x - b[k]) - c)
+                step = (1 - mom) * g + mom * m
+                if second == "frozen":
+                    y -= eta * step / (math.sqrt(v) + eps)
+                else:
+                    w = (1 - b2) * (c if second == "round" else g) ** 2 + b2 * v
+                    y -= eta * step / (1 - mom**n) / (math.sqrt(w / (1 - b2**n)) + eps)
+            ys.append(y)
+        m, v, x = (1 - mom) * c + mom * m, (1 - b2) * c * c + b2 * v, sum(ys) / 2
+    problem = fedda.Quadratic([[A[0]], [A[1]]], [[b[0]], [b[1]]])
+    x0 = torch.tensor([0.5], dtype=torch.float64)
+    algorithm = fedda.make("mimelite" if lite else "mime", **words)
+    assert last(algorithm, problem, 3, x0=x0).x.item() == pytest.approx(x, rel=1e-12)
+
+
+def test_the_first_step_of_mime_with_adam_is_as_long_as_its_rate():
+    problem = fedda.Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]])
+    x = last(
+        fedda.make("mime", base="adam", lr=0.1, steps=1), problem, 1, x0=torch.tensor([5.0], dtype=torch.float64)
+    ).x
+    assert x.item() == pytest.approx(4.9, abs=1e-4)
 
 
 def test_mime_mvr_form_b_by_hand():
@@ -575,6 +687,32 @@ def test_mime_mvr_form_b_by_hand():
     x0 = torch.tensor([0.5], dtype=torch.float64)
     algorithm = fedda.make("mime-mvr", lr=0.1, w=8.0, c=c, steps=2, form="B")
     assert last(algorithm, problem, 3, x0=x0).x.item() == pytest.approx(x, rel=1e-13)
+
+
+@pytest.mark.parametrize("statistics", ["batch", "full"])
+def test_mime_mvr_form_c_is_storm_inside_mime(statistics):
+    A, b, x, c = (2.0, 0.5), (1.0, -3.0), 0.5, 3.0
+    x_prev, m, a = x, 0.0, 1.0
+    for tau in range(3):
+        eta = 0.1 / (8 + 2 * tau) ** (1 / 3)
+        now, then = (sum(A[k] * (p - b[k]) for k in range(2)) / 2 for p in (x, x_prev))
+        ys = []
+        for k in range(2):
+            y = x
+            for _ in range(2):
+                g, g_x, g_prev = (A[k] * (p - b[k]) for p in (y, x, x_prev))
+                y -= eta * (g + (1 - a) * (m - g_prev) + a * (now - g_x))
+            ys.append(y)
+        m = now + (1 - a) * (m - then)
+        x, x_prev, a = sum(ys) / 2, x, min(1.0, c * eta**2)
+    problem = fedda.Quadratic([[A[0]], [A[1]]], [[b[0]], [b[1]]])
+    x0 = torch.tensor([0.5], dtype=torch.float64)
+    algorithm = fedda.make("mime-mvr", lr=0.1, w=8.0, c=c, steps=2, form="C", statistics=statistics)
+    run = fedda.Run(algorithm, problem, x0=x0)
+    for _ in range(3):
+        server = run.step()
+    assert server.x.item() == pytest.approx(x, rel=1e-13)
+    assert (run.counts.full_gradients > 0) == (statistics == "full")
 
 
 def test_mimelite_mvr_has_one_form():

@@ -50,10 +50,10 @@ def test_examples():
         assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
 
 
-@pytest.mark.parametrize("preset", ["cifar10-heterogeneous", "femnist", "digits"])
+@pytest.mark.parametrize("preset", ["cifar10-heterogeneous", "femnist", "digits", "shakespeare"])
 def test_every_method_has_the_same_budget(preset):
     found = methods.methods(preset)
-    assert len(found) == 10 and {len(m.grid) for m in found.values()} == {18}
+    assert len(found) == 11 and {len(m.grid) for m in found.values()} == {18}
     for method in found.values():
         assert len({methods.key(p) for p in method.grid}) == 18
         assert method.paper is None or method.paper[method.rate] in method.axes[0].values

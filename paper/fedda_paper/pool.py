@@ -20,7 +20,10 @@ from .parts import Part, PartList, canonical
 DONE, TIMES = "done.json", "times.jsonl"
 # Hyper-parameters that are newer than the kept runs, with the value that those runs had: a run with this value keeps
 # its old name.
-NEWER = {"old_point": "server", "eps_mode": "absolute", "kappa": 1.0}
+NEWER = {
+    "old_point": "server", "eps_mode": "absolute", "kappa": 1.0, "v0": "gradient", "raw_statistics": False,
+    "statistics": "batch", "nesterov": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -342,6 +342,7 @@ class Algorithm(LocalWork, ABC):
     Server: ClassVar[type]
     memory: ClassVar[tuple[str, ...]] = ()  # what clients keep, zero at first (a property where options decide)
     choices: ClassVar[dict[str, tuple[Any, ...]]] = {}  # the allowed values of a hyper-parameter
+    named: ClassVar[dict[str, tuple[str, ...]]] = {}  # values with a name that a number may have instead
     variants: ClassVar[tuple[dict[str, Any], ...]] = ()  # options that change what is sent, kept or drawn, for tests
     one_rate_per_round: ClassVar[bool] = False  # whether all steps of a round take lr(t), and not lr(t + i)
     means_of_memory: ClassVar[dict[str, str]] = {}  # server fields that stay the mean of a memory over ALL clients
@@ -351,7 +352,11 @@ class Algorithm(LocalWork, ABC):
         """Refuse bad hyper-parameters by name. A name has the same bounds in every algorithm."""
         owner, fields = type(self).__name__, dataclasses.fields(self)
         params = {field.name: getattr(self, field.name) for field in fields}
-        checks.check(owner, **{name: value for name, value in params.items() if value is not None})
+        numbers = {name: value for name, value in params.items() if value is not None}
+        for name, values in self.named.items():
+            if params[name] is None or isinstance(params[name], str):
+                checks.one_of(owner, name, numbers.pop(name, None), values)
+        checks.check(owner, **numbers)
         switches = {field.name: (True, False) for field in fields if isinstance(field.default, bool)}
         for name, values in (switches | self.choices).items():
             checks.one_of(owner, name, params[name], values)

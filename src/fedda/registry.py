@@ -48,8 +48,10 @@ class Entry:
         full = self.complete(params)
         if self.common and full.get("steps") == "proportional":
             full |= {"steps": self.defaults["steps"], "proportional": True}
-        # What a table describes is checked when it is made.
-        checks.check(self.owner, **{k: v for k, v in full.items() if v is not None and not isinstance(v, dict)})
+        # Tables, and values with a name of an algorithm's own, are checked where they are made.
+        named = getattr(self.build, "named", {})
+        numbers = {k: v for k, v in full.items() if not (isinstance(v, dict) or (k in named and isinstance(v, str)))}
+        checks.check(self.owner, **{k: v for k, v in numbers.items() if v is not None})
         for name in RATES & full.keys() if self.common else ():
             if isinstance(full[name], dict):
                 full[name] = make_schedule(name, full[name])

@@ -85,19 +85,36 @@ def rates(word: str, centre: float, below: int, above: int) -> StudyAxis:
 def methods(preset: str) -> dict[str, StudyMethod]:
     """All methods of the study, by name. `preset` names the paper's values for the task, where it has some."""
     builtin = presets.builtin()
-    paper = builtin.get(preset, builtin["cifar10"])
     known = preset in builtin
+    paper = CENTRES.get(preset) or builtin.get(preset, builtin["cifar10"])
+    relative = preset in CENTRES  # an absolute epsilon would have another scale there
     made = [
         *(of_mvr(name, paper[name], known) for name in MVR),  # first: they take longest
         *(of_sgd(name, paper.get(name, {"lr": 0.01}), known and name in paper) for name in SGD),
-        *(of_fedda(name, paper["fedda-2-1"], known and name in paper) for name in ("fedda-2-1", "fedda-cv")),
-        of_fedadam(paper["fedadam"], known),
+        *(of_fedda(name, paper["fedda-2-1"], known and name in paper, relative) for name in ("fedda-2-1", "fedda-cv")),
+        *(of_adaptive(name, rate, paper[name], known) for name, rate in ADAPTIVE.items()),
     ]
     return {method.name: method for method in made}
 
 
+# The middle of the grids on a task of which the paper says nothing.
+CENTRES: dict[str, dict[str, dict[str, Any]]] = {
+    "shakespeare": {
+        "fedda-mvr": {"lr": 0.02, "w": 1e4, "c": 1e6, "beta": 0.999, "eps_mode": "relative", "mu_scale": "mean"},
+        "stem": {"lr": 3.16, "w": 100.0, "c": 2000.0},
+        "mime-mvr": {"lr": 3.16, "w": 100.0, "c": 2000.0},
+        "fedavg": {"lr": 0.316},
+        "fedavgm": {"lr": 0.1},
+        "fedcm": {"lr": 1.0, "momentum": 0.9},
+        "scaffold": {"lr": 0.316},
+        "fedda-2-1": {"lr": 0.00316, "momentum": 0.9, "beta": 0.999, "eps_mode": "relative", "mu_scale": "mean"},
+        "fedadam": {"lr": 0.1, "server_lr": 0.01, "eps": 1e-8, "v0": 0.0, "bias_correction": True},
+        "local-amsgrad": {"lr": 0.00316, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "state": "averaged"},
+    }
+}  # fmt: skip
 SGD = ("fedavg", "fedavgm", "fedcm", "scaffold")
 MVR = ("fedda-mvr", "stem", "mime-mvr")
+ADAPTIVE = {"fedadam": "server_lr", "local-amsgrad": "lr"}  # and the word of their rate
 
 
 def of_sgd(name: str, words: dict[str, Any], in_paper: bool) -> StudyMethod:
@@ -115,19 +132,22 @@ def of_mvr(name: str, words: dict[str, Any], in_paper: bool) -> StudyMethod:
     return StudyMethod(name, fixed, axes, {"lr": words["lr"], "alpha0": weight} if in_paper else None)
 
 
-def of_fedda(name: str, words: dict[str, Any], in_paper: bool) -> StudyMethod:
-    """6 rates, 3 epsilons."""
+def of_fedda(name: str, words: dict[str, Any], in_paper: bool, relative: bool) -> StudyMethod:
+    """6 rates, 3 epsilons; or 3 kappas, where epsilon is relative."""
+    if relative:
+        return StudyMethod(name, without(words, "lr"), (rates("lr", words["lr"], 3, 2), rates("kappa", 1.0, 1, 1)))
     eps = words["eps"]
     axes = (rates("lr", words["lr"], 3, 2), rates("eps", eps, 1, 1))
     return StudyMethod(name, without(words, "lr", "eps"), axes, {"lr": words["lr"], "eps": eps} if in_paper else None)
 
 
-def of_fedadam(words: dict[str, Any], in_paper: bool) -> StudyMethod:
-    """6 server rates, 3 epsilons. Below 1e-8 an epsilon changes nothing, and near it a factor of sqrt(10) neither: the
-    epsilons are 100 apart. The clients' rate is tried last."""
-    axes = (rates("server_lr", words["server_lr"], 3, 2), StudyAxis("eps", (1e-8, 1e-6, 1e-4), 100.0, least=1e-8))
-    paper = {word: words[word] for word in ("server_lr", "eps")} if in_paper else None
-    return StudyMethod("fedadam", without(words, "server_lr", "eps"), axes, paper, last="lr")
+def of_adaptive(name: str, rate: str, words: dict[str, Any], in_paper: bool) -> StudyMethod:
+    """6 rates, 3 epsilons. Below 1e-8 an epsilon changes nothing, and near it a factor of sqrt(10) neither: the
+    epsilons are 100 apart. The clients' rate of FedAdam is tried last. Local-AMSGrad starts as its authors have it."""
+    words = {"eps": 1e-8} | without(words, *(("v0",) if name == "local-amsgrad" else ()))
+    axes = (rates(rate, words[rate], 3, 2), StudyAxis("eps", (1e-8, 1e-6, 1e-4), 100.0, least=1e-8))
+    paper = {word: words[word] for word in (rate, "eps")} if in_paper else None
+    return StudyMethod(name, without(words, rate, "eps"), axes, paper, last="" if rate == "lr" else "lr")
 
 
 def first_rate(lr: Any, w: float) -> Any:

@@ -86,7 +86,8 @@ def run(how: How, program: StudyProgram) -> list[dict[str, Any]]:
     experiment = find(how.task)
     made = algorithm(program.method, program.points, program.rounds)
     on = problem(how.task, how.device, program.seed, tuning)
-    columns = HELD_OUT if tuning else ALL
+    classes = on.data.y.dim() == 1  # else there is no accuracy
+    columns = [name for name in (HELD_OUT if tuning else ALL) if classes or "accuracy" not in name]
     rows: list[list[list[float]]] = [[] for _ in program.points]
     diverged = [False] * len(rows)
     seconds = 0.0
@@ -100,7 +101,7 @@ def run(how: How, program: StudyProgram) -> list[dict[str, Any]]:
             diverged = this.ended.reshape(-1).tolist()
             if all(diverged):
                 break
-            for found, own in zip(held_out(this) if tuning else this.evaluate(), rows, strict=True):
+            for found, own in zip(held_out(this, columns) if tuning else this.evaluate(), rows, strict=True):
                 own.append([this.round, *(digits(found[name]) for name in columns)])
     except fedda.Diverged:
         diverged = [True] * len(rows)
@@ -125,11 +126,11 @@ def run(how: How, program: StudyProgram) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def held_out(this: Run) -> list[dict[str, float]]:
+def held_out(this: Run, columns: list[str]) -> list[dict[str, float]]:
     """The metrics on the validation samples of each replica. The training samples, nine times as many, are left out."""
     on: Any = this.problem
     totals = on.totals(this.server.x.squeeze(-2), this.simulation.weights, lambda n: slice(0, n * (n != on.clients)))
-    found = {name: (totals[name][0] / totals[name][1]).tolist() for name in HELD_OUT}
+    found = {name: (totals[name][0] / totals[name][1]).tolist() for name in columns}
     return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 

@@ -9,22 +9,29 @@ TARGET = 0.7  # test accuracy that the rounds are counted to
 T975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # Student's t, by degrees of freedom
 
 
-def best(record: dict[str, Any], column: str = "validation_accuracy") -> tuple[int, float]:
-    """The round of the best validation accuracy, the first of equals, and a metric there."""
-    at, of = record["columns"].index("validation_accuracy"), record["columns"].index(column)
-    row = max(record["rows"], key=lambda row: (row[at], -row[0]))
-    return row[0], row[of]
+def scores(record: dict[str, Any], part: str) -> dict[int, float]:
+    """What a run is judged by on a part of the data, by round: the accuracy or, without classes, minus the loss."""
+    columns = record["columns"]
+    name, sign = (f"{part}_accuracy", 1) if f"{part}_accuracy" in columns else (f"{part}_loss", -1)
+    return {row[0]: sign * row[columns.index(name)] for row in record["rows"]}
+
+
+def best(record: dict[str, Any], part: str = "validation") -> tuple[int, float]:
+    """The round of the best score on validation data, the first of equals, and a score there."""
+    by_round = scores(record, "validation")
+    at = max(by_round, key=lambda number: (by_round[number], -number))
+    return at, scores(record, part)[at]
 
 
 def final(record: dict[str, Any]) -> dict[str, float]:
     """A final in numbers: at the checkpoint, at the end (the last 5 % of the rounds), and the rounds to the target."""
-    column = record["columns"].index("test_accuracy")
+    found = scores(record, "test")
     last = min(0.95 * record["rounds"], record["rows"][-1][0] - 1)  # one row at least
-    late = [row[column] for row in record["rows"] if row[0] > last]
-    reached = [row[0] for row in record["rows"] if row[column] >= TARGET]
+    late = [score for number, score in found.items() if number > last]
+    reached = [number for number, score in found.items() if score >= TARGET]
     return {
         "seed": record["seed"], "round": best(record)[0], "validation": best(record)[1],
-        "test": best(record, "test_accuracy")[1], "end": statistics.fmean(late),
+        "test": best(record, "test")[1], "end": statistics.fmean(late),
         "to_target": reached[0] if reached else math.inf,
     }  # fmt: skip
 

@@ -2,7 +2,7 @@
 Classification, 2019)."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ class FedAvgM(FedAvg):
     """FedAvg with momentum on the server.
 
         delta = mean_k X - x;     m <- momentum m + delta;     x <- x + server_lr m
+        x <- x + server_lr (delta + momentum m)  (nesterov)
 
     Deviations: none. Without dampening, a momentum of 0.9 makes the server's step ten times longer in the end.
 
@@ -35,7 +36,9 @@ class FedAvgM(FedAvg):
         m: Tensor
         t: Tensor
 
+    variants: ClassVar = ({"nesterov": True},)
     momentum: Any = 0.9
+    nesterov: bool = False
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         return self.Server(x, torch.zeros_like(x), step_counter(x))
@@ -44,4 +47,5 @@ class FedAvgM(FedAvg):
         x, m, t = server
         (mean,) = cohort.average(self.local, x, t)
         m = self.momentum * m + (mean - x)
-        return self.Server(x + schedule(self.server_lr)(t) * m, m, t + self.steps)
+        step = (mean - x) + self.momentum * m if self.nesterov else m
+        return self.Server(x + schedule(self.server_lr)(t) * step, m, t + self.steps)

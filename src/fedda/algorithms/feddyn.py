@@ -20,8 +20,11 @@ class FedDyn(Algorithm):
         y_k ~ argmin f_k(y) - <g_k, y> + (alpha / 2) ||y - x||^2  (steps of SGD);     g_k <- g_k - alpha (y_k - x)
         h <- h - alpha (r / K) mean_k (y_k - x);     x <- mean_k y_k - h / alpha
 
+    The model that is evaluated is mean_k y_k, the mean of the clients of the round (`evaluate="mean"`), as in the
+    authors' code, or the point x that the clients start from (`evaluate="cloud"`), which moves much more.
+
     Deviations: the local problem is solved by `steps` gradient steps, inexactly. g_k stays on the client. `server_lr`
-    shortens the server's whole step.
+    shortens the server's whole step. The authors' alpha is 0.01.
 
     Choose it where clients differ much and return often, as SCAFFOLD, when only one vector may go up.
 
@@ -32,26 +35,31 @@ class FedDyn(Algorithm):
     """
 
     class Server(NamedTuple):
-        x: Tensor
+        x: Tensor  # the model that is evaluated
+        cloud: Tensor  # the point that clients start from
         h: Tensor
         t: Tensor
 
     memory = ("g",)
     means_of_memory: ClassVar = {"h": "g"}
+    choices: ClassVar = {"evaluate": ("mean", "cloud")}
+    variants: ClassVar = ({"evaluate": "cloud"},)
 
     lr: Any = 0.05
     alpha: Any = 0.1
     steps: int = 5
     server_lr: Any = 1.0
+    evaluate: str = "mean"
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
-        return self.Server(x, torch.zeros_like(x), step_counter(x))
+        return self.Server(x, x, torch.zeros_like(x), step_counter(x))
 
     def round(self, server: Any, cohort: Cohort) -> Any:
-        x, h, t = server
+        _, x, h, t = server
         (mean,) = cohort.average(self.local, x, t)
         h = h - self.alpha * cohort.share * (mean - x)
-        return self.Server(x + schedule(self.server_lr)(t) * (mean - h / self.alpha - x), h, t + self.steps)
+        cloud = x + schedule(self.server_lr)(t) * (mean - h / self.alpha - x)
+        return self.Server(mean if self.evaluate == "mean" else cloud, cloud, h, t + self.steps)
 
     @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:

@@ -20,6 +20,8 @@ class FedExP(FedAvg):
         y <- y + server_lr eta_g mean_k D_k
 
     The model that is evaluated, `x`, is the mean of the last two iterates y, as in the paper. One number more goes up.
+    The authors' code differs in three things: it multiplies eps by the number of clients of the round, lets eps fall
+    with the square of the clients' rate, and weights the clients by their samples (`weights="samples"` of a run).
 
     Choose it for a longer server step without state and without tuning.
 

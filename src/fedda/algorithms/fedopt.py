@@ -24,8 +24,9 @@ class FedAdam(FedAvg):
         x <- x + server_lr m / (sqrt(v) + eps)
 
     Deviations: none. Papers and libraries differ in three values, so they are explicit: `eps` (1e-3 here, 1e-9
-    elsewhere), the start `v0` (at least eps^2 in the paper) and `bias_correction` (off in the paper's pseudo-code, on
-    in its experiments).
+    elsewhere), the start `v0` (None is eps^2, the least value in the paper; 0 with a bias correction) and
+    `bias_correction` (off in the paper's pseudo-code, on in its experiments). True is Adam's own correction; "keras",
+    that of the authors' code, leaves eps out of it: eps then acts as if it were eps / sqrt(1 - beta2^n) in round n.
 
     Choose it where coordinates of the model change at very different scales and clients must stay plain SGD.
 
@@ -42,7 +43,8 @@ class FedAdam(FedAvg):
         v_max: Tensor  # the largest v so far: FedAMS steps by it
         t: Tensor
 
-    variants: ClassVar = ({"bias_correction": True, "v0": 0.0},)
+    choices: ClassVar = {"bias_correction": (True, False, "keras")}
+    variants: ClassVar = ({"bias_correction": True, "v0": 0.0}, {"bias_correction": "keras", "v0": 0.0})
     kind: ClassVar[str] = "adam"
     largest: ClassVar[bool] = False
     server_lr: Any = 0.01
@@ -50,15 +52,15 @@ class FedAdam(FedAvg):
     beta2: Any = 0.99
     eps: Any = 1e-3
     v0: Any = 1e-6
-    bias_correction: bool = False
+    bias_correction: Any = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bias_correction and torch.as_tensor(self.v0).any():
+        if self.bias_correction and (self.v0 is None or torch.as_tensor(self.v0).any()):
             raise ValueError(f"{type(self).__name__}: v0 must be 0 with bias_correction, got {self.v0}")
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
-        v = torch.zeros_like(x) + self.v0
+        v = torch.zeros_like(x) + (self.eps**2 if self.v0 is None else self.v0)
         return self.Server(x, torch.zeros_like(x), v, v, step_counter(x))
 
     def round(self, server: Any, cohort: Cohort) -> Any:
@@ -68,11 +70,18 @@ class FedAdam(FedAvg):
         v, n = second_moment(self.kind, v, mean - x, self.beta2), t / self.steps + 1
         v_max = torch.maximum(v_max, v)
         first, second = m, v_max if self.largest else v
+        eps = self.eps
         if self.bias_correction:
             first = debiased(m, self.beta1, n)
-            second = second if self.kind == "adagrad" else debiased(second, self.beta2, n)
-        x = x + schedule(self.server_lr)(t) * first / (second.sqrt() + self.eps)
+            if self.kind != "adagrad":
+                second = debiased(second, self.beta2, n)
+                eps = eps / (1 - self.beta2**n).sqrt() if self.bias_correction == "keras" else eps
+        x = x + schedule(self.server_lr)(t) * first / self.divisor(second, eps)
         return self.Server(x, m, v, v_max, t + self.steps)
+
+    def divisor(self, second: Tensor, eps: Any) -> Tensor:
+        divisor: Tensor = second.sqrt() + eps
+        return divisor
 
 
 @algorithms.register("fedyogi", reference="Reddi et al. 2021", example={"lr": 0.05, "server_lr": 0.05})
@@ -107,11 +116,21 @@ class FedAdagrad(FedAdam):
 class FedAMS(FedAdam):
     """FedAdam stepping by the largest second moment so far (AMSGrad on the server).
 
-        v_max <- max(v_max, v);     x <- x + server_lr m / (sqrt(v_max) + eps)
+        v_max <- max(v_max, v);     x <- x + server_lr m / sqrt(max(v_max, eps))     (option 1, max stabilisation)
+                                    x <- x + server_lr m / (sqrt(v_max) + eps)       (option 2)
 
-    Deviations: the paper's option 2 (eps outside the maximum).
+    Deviations: none; v begins at 0. With a bias correction, v_max is corrected before it is compared with eps.
 
     Choose it where FedAdam's step grows back too fast; one bad round slows it for good.
     """
 
+    choices: ClassVar = {"option": (1, 2), "bias_correction": (True, False)}
+    variants: ClassVar = ({"option": 2}, {"bias_correction": True})
     largest: ClassVar[bool] = True
+    v0: Any = 0.0
+    option: int = 1
+
+    def divisor(self, second: Tensor, eps: Any) -> Tensor:
+        if self.option == 2:
+            return super().divisor(second, eps)
+        return torch.maximum(second, torch.zeros_like(second) + eps).sqrt()

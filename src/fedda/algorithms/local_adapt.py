@@ -30,6 +30,8 @@ class LocalAdapt(Algorithm):
 
     Deviations: momentum only for client adam and yogi. `bias_correction` is on (also for A), because clients start at
     zero every round: without it the first step is 3.2 times too long. `server_eps` and `v0` are the server Adam's.
+    The authors' code corrects the bias of the step, but takes P and A as they are: `raw_statistics`. Its README
+    recommends client adagrad with lr = 0.3 and eps = 1e-3, server adam with server_lr = 0.03, and correction "joint".
 
     Choose it with a correction where clients are adaptive and must not pull the average towards their own optimum.
 
@@ -50,6 +52,7 @@ class LocalAdapt(Algorithm):
     variants: ClassVar = (
         {"client": "yogi", "correction": "local"},
         {"client": "adagrad", "correction": "none", "server": "adam", "server_lr": 0.01},
+        {"raw_statistics": True},
     )
     lr: Any = 0.001
     server_lr: Any = 0.002
@@ -63,6 +66,7 @@ class LocalAdapt(Algorithm):
     server_eps: Any = 1e-8
     v0: Any = 0.0
     bias_correction: bool = True
+    raw_statistics: bool = False
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         return self.Server(x, torch.zeros_like(x), torch.zeros_like(x) + self.v0, step_counter(x))
@@ -86,14 +90,14 @@ class LocalAdapt(Algorithm):
         for i, move in client.steps(self.steps):
             (g,) = client.gradients(x)
             m = b1 * m + (1 - b1) * g
-            P = torch.ones_like(x0)
+            P = raw = torch.ones_like(x0)
             if self.client != "sgd":
                 v = second_moment(self.client, v, g, self.beta2)
                 v_hat = v if self.client == "adagrad" else self.corrected(v, self.beta2, i + 1)
-                P = 1 / (v_hat.sqrt() + self.eps)
+                P, raw = 1 / (v_hat.sqrt() + self.eps), 1 / (v.sqrt() + self.eps)
             x = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * self.corrected(m, b1, i + 1) * P)
-            A = b1 * A + (1 - b1) * P
-            C = move(C, C + self.corrected(A, b1, i + 1))
+            A = b1 * A + (1 - b1) * (raw if self.raw_statistics else P)
+            C = move(C, C + (A if self.raw_statistics else self.corrected(A, b1, i + 1)))
         dx = x - x0
         if self.correction == "none":
             return (dx,)

@@ -10,6 +10,8 @@ from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
 from ..rules.schedules import schedule
 
+TINY = 1e-8
+
 
 @algorithms.register("local-amsgrad", reference="Chen, Li, Li 2020", example={"lr": 0.01, "eps": 0.001})
 @dataclass(frozen=True)
@@ -21,8 +23,12 @@ class LocalAmsgrad(Algorithm):
 
     Where m and v live is `state`: "local" keeps them on the client (the paper); "averaged" sends their means to all, so
     that clients are stateless, the better choice if they seldom return; "naive" is the variant that the paper shows
-    to diverge: every client uses its own v_hat, and only x is averaged. v_hat begins at the mean square of a
-    first gradient (+ 1e-8), or at `v0`: the paper's tiny constant would make the first round as long as eta / sqrt(v0).
+    to diverge: every client uses its own v_hat, and only x is averaged.
+
+    How v_hat begins is `v0`. With "own", as in code of two of the authors, m, v and v_hat begin at 1e-8, and in the
+    first round every client steps by its own sqrt(v). With "gradient", v_hat begins at the mean square of a first
+    gradient (+ 1e-8), m and v at 0; it may then never be exceeded, and the metric stays as it is. A number is a v_hat
+    of that size.
 
     Choose it as the adaptive baseline closest to FedDA-2-1. A single bad round freezes it: v_hat never falls.
 
@@ -40,13 +46,14 @@ class LocalAmsgrad(Algorithm):
         t: Tensor
 
     choices: ClassVar = {"state": ("local", "averaged", "naive")}
-    variants: ClassVar = ({"state": "averaged"}, {"state": "naive"})
+    named: ClassVar = {"v0": ("own", "gradient")}
+    variants: ClassVar = ({"state": "averaged"}, {"state": "naive"}, {"v0": "gradient"})
     lr: Any = 0.001
     beta1: Any = 0.9
     beta2: Any = 0.999
     eps: Any = 1e-8
     steps: int = 5
-    v0: Any = None
+    v0: Any = "own"
     state: str = "local"
 
     @property
@@ -54,9 +61,23 @@ class LocalAmsgrad(Algorithm):
         return {"local": ("m", "v"), "averaged": (), "naive": ("m", "v", "v_hat")}[self.state]
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
-        zero = torch.zeros_like(x)
-        v_hat = clients.average(self.first, x)[0] + 1e-8 if self.v0 is None else zero + self.v0
-        return self.Server(x, v_hat, zero, zero, step_counter(x))
+        first = torch.zeros_like(x) + self.offset
+        if self.start == "own":
+            v_hat = first
+        elif self.start == "gradient":
+            v_hat = clients.average(self.first, x)[0] + TINY
+        else:
+            v_hat = torch.zeros_like(x) + self.v0
+        return self.Server(x, v_hat, first, first, step_counter(x))
+
+    @property
+    def start(self) -> str:
+        return self.v0 if isinstance(self.v0, str) else "number"
+
+    @property
+    def offset(self) -> float:
+        """Where m and v begin. A client's memory begins at 0, so it keeps m and v less this number."""
+        return TINY if self.start == "own" else 0.0
 
     @on_client
     def first(self, client: Client, x: Tensor) -> tuple[Tensor, ...]:
@@ -73,13 +94,15 @@ class LocalAmsgrad(Algorithm):
     @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, v_hat: Tensor, t: Tensor, *sent: Tensor) -> tuple[Tensor, ...]:
         lr, memory, naive = schedule(self.lr), client.memory, self.state == "naive"
-        m, v = sent or (memory["m"], memory["v"])
+        m, v = sent or (memory["m"] + self.offset, memory["v"] + self.offset)
         v_hat = torch.maximum(memory["v_hat"], v_hat) if naive else v_hat
         for i, move in client.steps(self.steps):
             (g,) = client.gradients(x)
             m = move(m, self.beta1 * m + (1 - self.beta1) * g)
             v = move(v, self.beta2 * v + (1 - self.beta2) * g**2)
             v_hat = torch.maximum(v_hat, v) if naive else v_hat
-            x = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * m / (v_hat.sqrt() + self.eps))
-        memory.update({name: {"m": m, "v": v, "v_hat": v_hat}[name] for name in self.memory})
+            metric = torch.where(t == 0, v, v_hat) if self.start == "own" else v_hat
+            x = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * m / (metric.sqrt() + self.eps))
+        kept = {"m": m - self.offset, "v": v - self.offset, "v_hat": v_hat}
+        memory.update({name: kept[name] for name in self.memory})
         return {"local": (x, v), "averaged": (x, v, m), "naive": (x,)}[self.state]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core import Algorithm, Client, Cohort, on_client, step_counter
 from ..registry import algorithms
+from ..rules.moments import debiased, second_moment
 from ..rules.schedules import schedule
 
 
@@ -21,8 +22,12 @@ class Mime(Algorithm):
         g = g_k(y; B) - g_k(x; B) + c;     y <- y - eta_t ((1 - momentum) g + momentum m)  [/ (sqrt(v) + eps) for adam]
         m <- (1 - momentum) c + momentum m;     v <- (1 - beta2) c^2 + beta2 v;     x <- x + server_lr (mean_k y - x)
 
-    Deviations: none for base sgdm; for adam `mix_second_moment` puts g into v before each step, as one well-known
-    library does.
+    For adam, the v of a step is `second_moment`. With "round" it is that of the server after this round: c is in it
+    already. With "step" the step's own g is mixed in instead, as well-known libraries do. Both have Adam's bias
+    correction, which counts rounds. With "frozen" it is the server's v from before the round; v then begins at the
+    square of a first c, for which all clients pass over their data once.
+
+    Deviations: none for base sgdm. Other codes have no factor 1 - momentum: their lr is ours times 1 - momentum.
 
     Choose it where clients are many and stateless and can afford a pass over their data; it needs two exchanges per
     round.
@@ -39,10 +44,14 @@ class Mime(Algorithm):
         v: Tensor
         t: Tensor
 
-    choices: ClassVar = {"base": ("sgdm", "adam")}
-    variants: ClassVar = (
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "base": ("sgdm", "adam"),
+        "second_moment": ("round", "step", "frozen"),
+    }
+    variants: ClassVar[tuple[Any, ...]] = (
         {"base": "adam", "eps": 0.1},
-        {"base": "adam", "eps": 0.1, "mix_second_moment": True},
+        {"base": "adam", "eps": 0.1, "second_moment": "step"},
+        {"base": "adam", "eps": 0.1, "second_moment": "frozen"},
     )
     lr: Any = 0.05
     steps: int = 5
@@ -51,14 +60,18 @@ class Mime(Algorithm):
     beta2: Any = 0.99
     eps: Any = 1e-3
     server_lr: Any = 1.0
-    mix_second_moment: bool = False
+    second_moment: str = "round"
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
-        return self.Server(x, torch.zeros_like(x), torch.zeros_like(x), step_counter(x))
+        v = torch.zeros_like(x)
+        if self.base == "adam" and self.second_moment == "frozen":
+            v = clients.average(self.statistics, x)[0] ** 2
+        return self.Server(x, torch.zeros_like(x), v, step_counter(x))
 
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, m, v, t = server
         (c,) = cohort.average(self.statistics, x)
+        v = self.mixed(v, c) if self.second_moment == "round" else v
         (y,) = cohort.average(self.local, x, t, *self.optimiser(m, v), c)
         return self.server_step(server, y, c)
 
@@ -66,11 +79,14 @@ class Mime(Algorithm):
         """The state of the central optimiser that clients need."""
         return (m, v) if self.base == "adam" else (m,)
 
+    def mixed(self, v: Tensor, g: Tensor) -> Tensor:
+        return second_moment("adam", v, g, self.beta2)
+
     def server_step(self, server: Any, y: Tensor, c: Tensor) -> Any:
         x, m, v, t = server
         m = (1 - self.momentum) * c + self.momentum * m
-        v = (1 - self.beta2) * c**2 + self.beta2 * v
-        return self.Server(x + schedule(self.server_lr)(t) * (y - x), m, v, t + self.steps)
+        server_lr = schedule(self.server_lr)(t)
+        return self.Server(x + server_lr * (y - x), m, self.mixed(v, c), t + self.steps)
 
     @on_client
     def statistics(self, client: Client, x: Tensor) -> tuple[Tensor, ...]:
@@ -83,17 +99,18 @@ class Mime(Algorithm):
         for i, move in client.steps(self.steps):
             g, g_x = client.gradients(y, x)
             g = g - g_x + c
-            y = move(y, self.decayed(y, lr(t + i)) - lr(t + i) * self.direction(g, *state))
+            y = move(y, self.decayed(y, lr(t + i)) - lr(t + i) * self.direction(t, g, *state))
         return (y,)
 
-    def direction(self, g: Tensor, m: Tensor, *second: Tensor) -> Tensor:
+    def direction(self, t: Tensor, g: Tensor, m: Tensor, *second: Tensor) -> Tensor:
         """The step of the central optimiser, with its state fixed; `second` is v for base adam."""
         step: Tensor = (1 - self.momentum) * g + self.momentum * m
         if not second:
             return step
         (v,) = second
-        if self.mix_second_moment:
-            v = (1 - self.beta2) * g**2 + self.beta2 * v
+        if self.second_moment != "frozen":
+            v, n = self.mixed(v, g) if self.second_moment == "step" else v, t / self.steps + 1
+            step, v = debiased(step, self.momentum, n), debiased(v, self.beta2, n)
         step = step / (v.sqrt() + self.eps)
         return step
 
@@ -103,8 +120,17 @@ class Mime(Algorithm):
 class MimeLite(Mime):
     """Mime without the correction: g = g_k(y; B), and the full gradients go up with the models, in one exchange.
 
+    So the round's c is not known in its steps: for adam, `second_moment` is "step" or "frozen".
+
     Choose it instead of Mime where a second exchange or a second gradient per step costs too much.
     """
+
+    choices: ClassVar = {"base": ("sgdm", "adam"), "second_moment": ("step", "frozen")}
+    variants: ClassVar = (
+        {"base": "adam", "eps": 0.1},
+        {"base": "adam", "eps": 0.1, "second_moment": "frozen"},
+    )
+    second_moment: str = "step"
 
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, m, v, t = server
@@ -116,5 +142,5 @@ class MimeLite(Mime):
         lr, y = schedule(self.lr), x
         for i, move in client.steps(self.steps):
             (g,) = client.gradients(y)
-            y = move(y, self.decayed(y, lr(t + i)) - lr(t + i) * self.direction(g, *state))
+            y = move(y, self.decayed(y, lr(t + i)) - lr(t + i) * self.direction(t, g, *state))
         return y, client.full_gradient(x)

@@ -20,10 +20,12 @@ class MimeMvr(Algorithm):
         m <- mean_k g(x; B) + (1 - a) (m - mean_k g(x_prev; B)),   a = min(1, c eta^2) of the step that led to x
         y <- y - eta (g(y; B) - g(x; B) + m)                                       (form A)
         y <- y - eta (g(y; B) - g(x; B) + a mean_k g(x; B) + (1 - a) m_before)     (form B);     x <- mean_k y
+        y <- y - eta (g(y; B) + (1 - a) (m_before - g(x_prev; B)) + a (mean_k g(x; B) - g(x; B)))     (form C)
 
-    eta = lr / (w + t)^(1/3) is constant in a round, as all states are. Deviations: the FedDA paper names this method
-    without writing it down; form A is the exact mimicry, form B another reading. It has no preconditioner, though the
-    paper files it under adaptive methods.
+    eta = lr / (w + t)^(1/3) is constant in a round, as all states are. Form C puts STORM, whose state is m and x_prev,
+    into Mime word for word, at the cost of a third gradient in each step. Forms A and B are ours. `statistics` says
+    what the means over clients are taken of: one mini-batch ("batch"), or all of a client's data, as in Mime ("full").
+    It has no preconditioner, though the FedDA paper files it under adaptive methods.
 
     Choose it as the control for FedDA-MVR that updates its momentum once per round instead of at every step.
 
@@ -39,14 +41,15 @@ class MimeMvr(Algorithm):
         m: Tensor
         t: Tensor
 
-    choices: ClassVar = {"form": ("A", "B")}
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {"form": ("A", "B", "C"), "statistics": ("batch", "full")}
     one_rate_per_round: ClassVar[bool] = True
-    variants: ClassVar[tuple[Any, ...]] = ({"form": "B"},)
+    variants: ClassVar[tuple[Any, ...]] = ({"form": "B"}, {"form": "C"}, {"statistics": "full"})
     lr: Any = 0.1
     w: Any = 100.0
     c: Any = None
     steps: int = 5
     form: str = "A"
+    statistics: str = "batch"
 
     @property
     def rate(self) -> Schedule:
@@ -64,23 +67,27 @@ class MimeMvr(Algorithm):
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, x_prev, m, t = server
         a = self.alpha(t)
-        fresh, *g = cohort.average(self.statistics, x, x_prev, t)  # form B sends g too
-        first = a * g[0] if self.form == "B" else fresh
-        (y,) = cohort.average(self.local, x, t, first + (1 - a) * m)
+        fresh, *g = cohort.average(self.first_pass, x, x_prev, t)  # forms B and C send g too
+        first = a * g[0] if g else fresh
+        (y,) = cohort.average(self.local, x, t, first + (1 - a) * m, *((x_prev,) if self.form == "C" else ()))
         return self.Server(y, x, fresh + (1 - a) * m, t + self.steps)
 
     @on_client
-    def statistics(self, client: Client, x: Tensor, x_prev: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-        g, g_prev = client.gradients(x, x_prev)
+    def first_pass(self, client: Client, x: Tensor, x_prev: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        if self.statistics == "full":
+            g, g_prev = client.full_gradient(x), client.full_gradient(x_prev)
+        else:
+            g, g_prev = client.gradients(x, x_prev)
         fresh = g - (1 - self.alpha(t)) * g_prev
-        return (fresh, g) if self.form == "B" else (fresh,)
+        return (fresh,) if self.form == "A" else (fresh, g)
 
     @on_client(model_replies=(0,))
-    def local(self, client: Client, x: Tensor, t: Tensor, m: Tensor) -> tuple[Tensor, ...]:
-        y, eta = x, self.rate(t)
+    def local(self, client: Client, x: Tensor, t: Tensor, m: Tensor, *x_prev: Tensor) -> tuple[Tensor, ...]:
+        y, eta, a = x, self.rate(t), self.alpha(t)
         for _, move in client.steps(self.steps):
-            g, g_x = client.gradients(y, x)
-            y = move(y, self.decayed(y, eta) - eta * (g - g_x + m))
+            g, g_x, *g_prev = client.gradients(y, x, *x_prev)
+            own = a * g_x + (1 - a) * g_prev[0] if g_prev else g_x
+            y = move(y, self.decayed(y, eta) - eta * (g - own + m))
         return (y,)
 
 
@@ -94,8 +101,8 @@ class MimeLiteMvr(MimeMvr):
     Choose it instead of Mime-MVR where a second exchange per round costs too much.
     """
 
-    choices: ClassVar = {"form": ("A",)}  # form B needs a second exchange
-    variants: ClassVar[tuple[Any, ...]] = ()
+    choices: ClassVar = {"form": ("A",), "statistics": ("batch", "full")}  # other forms need a second exchange
+    variants: ClassVar[tuple[Any, ...]] = ({"statistics": "full"},)
 
     def round(self, server: Any, cohort: Cohort) -> Any:
         x, x_prev, m, t = server
@@ -110,4 +117,4 @@ class MimeLiteMvr(MimeMvr):
         for _, move in client.steps(self.steps):
             g, g_prev = client.gradients(y, x_prev)
             y = move(y, self.decayed(y, eta) - eta * (g + (1 - a) * (m - g_prev)))
-        return y, *self.statistics(client, x, x_prev, t)
+        return y, *self.first_pass(client, x, x_prev, t)

@@ -46,6 +46,7 @@ class BatchNorms:
             for layer in tracking_layers(self.training).values():
                 layer.track_running_stats = False
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+                layer.register_forward_pre_hook(in_float32)
 
     def split(self, statistics: Tensor) -> tuple[Tensor, ...]:
         """The parts of statistics [..., size]: two for each layer, one layer after the other."""
@@ -97,6 +98,10 @@ class BatchNorms:
         def one(x: Tensor, inputs: Tensor) -> Tensor:
             return self.batch_moments(evaluation.problem.forward, x, inputs)
 
+        paths = evaluation.problem.gradient_paths
+        if paths.kernels is not None and paths.chosen == "kernels":
+            by_kernels: Tensor = paths.kernels.moments(x, inputs)
+            return by_kernels
         if evaluation.stacks_batches:
             of_batches = vmap(one, (None, 0))
             moments: Tensor = vmap(of_batches, (0, None))(x, inputs) if len(x) > 1 else of_batches(x[0], inputs)[None]
@@ -142,6 +147,12 @@ def tracking_layers(model: nn.Module) -> dict[str, _BatchNorm]:
         and layer.track_running_stats
         and layer.running_mean is not None
     }
+
+
+def in_float32(layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The input of a BatchNorm under autocast, as float32. Autocast does this for the other norms, but not for this
+    one, and vmap has no rule for a BatchNorm whose input and weight differ in precision."""
+    return tuple(v.float() for v in args) if torch.is_autocast_enabled("cuda") else args
 
 
 def refuse_synchronised(model: nn.Module) -> None:

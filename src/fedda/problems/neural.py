@@ -83,10 +83,14 @@ class Neural(Problem):
         self.clients = len(self.sizes)
         self.local_clients = slice(0, self.clients)  # the clients whose samples this process has
         self.d = flatten(model).numel()
-        self.chain = Chain.of(model, loss, tuple(data.x.shape[1:]))
-        if self.chain is not None and not all(self.chain.takes(part.y) for part in (data, *self.held_out.values())):
-            self.chain = None
+        self.chain = self.known_chain()
         self._rebuild_caches()
+
+    def known_chain(self, norms: bool = False) -> Chain | None:
+        """The model as a chain of known layers, if it is one and the chain's loss fits all targets."""
+        chain = Chain.of(self.model, self.loss, tuple(self.data.x.shape[1:]), norms)
+        fits = chain is not None and all(chain.takes(part.y) for part in (self.data, *self.held_out.values()))
+        return chain if fits else None
 
     def _rebuild_caches(self) -> None:
         """Make everything that depends on the device, the dtype or the samples."""

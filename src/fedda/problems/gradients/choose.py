@@ -47,14 +47,16 @@ class GradientPaths:
         self.stacked = StackedGradient(self.objective)
         self.kernels: Kernels | None = None
         self.paths: dict[str, Path] = {}  # those that fit the model, the likely fastest first
-        if problem.chain is not None:
-            if self.precision != "float32":
-                sample = tuple(problem.data.x.shape[1:])
-                self.kernels = kernels_for(problem.chain, sample, problem.batch_size, self.precision)
+        sample, chain = tuple(problem.data.x.shape[1:]), problem.chain
+        if self.precision != "float32":
+            if chain is None and problem.batch_norms.layers:
+                chain = problem.known_chain(norms=True)
+            if chain is not None:
+                self.kernels = kernels_for(chain, sample, problem.batch_size, self.precision)
             if self.kernels is not None:
                 self.paths["kernels"] = partial(self.by_kernels, self.kernels)
-            if self.precision != "bf16":
-                self.paths["chain"] = self.by_chain
+        if problem.chain is not None and self.precision != "bf16":
+            self.paths["chain"] = self.by_chain
         self.paths |= {"traced": self.by_vmap, "loop": self.by_loop}
         if path != "auto" and path not in self.paths:
             raise ValueError(f"Vectorised: path {path!r} does not fit this problem; these do: {', '.join(self.paths)}")

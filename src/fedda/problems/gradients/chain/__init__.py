@@ -34,9 +34,10 @@ class Chain:
         self.replayed = ReplayedGradients(stages, loss)
 
     @classmethod
-    def of(cls, model: nn.Module, loss: Any, sample: tuple[int, ...]) -> Chain | None:
-        """The chain of a model for samples of this shape; None if a layer or the loss is not known."""
-        stages = build_stages(model, tuple(sample))
+    def of(cls, model: nn.Module, loss: Any, sample: tuple[int, ...], norms: bool = False) -> Chain | None:
+        """The chain of a model for samples of this shape; None if a layer or the loss is not known. With `norms`, a
+        BatchNorm is known as well, for the kernels alone: the chain itself cannot compute it."""
+        stages = build_stages(model, tuple(sample), norms)
         gradient = loss_gradient(loss, stages[-1].shape) if stages else None
         return cls(stages, gradient) if stages and gradient else None
 

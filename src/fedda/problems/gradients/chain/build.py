@@ -8,18 +8,19 @@ from torch import Tensor, nn
 
 from .convolution import Convolution
 from .pooling import Pool
-from .stages import Flatten, Image, LinearStage, ParameterView, Relu, Squeeze, Stage
+from .stages import Flatten, Image, LinearStage, Norm, ParameterView, Relu, Squeeze, Stage
 from .winograd import Winograd
 
 WINOGRAD_CHANNELS = 8  # with fewer channels, Winograd's transforms cost more than they save
 
 
-def build_stages(model: nn.Module, sample: tuple[int, ...]) -> list[Stage] | None:
-    """The stages of a model for samples of this shape, or None if it is not a chain of known layers."""
+def build_stages(model: nn.Module, sample: tuple[int, ...], norms: bool = False) -> list[Stage] | None:
+    """The stages of a model for samples of this shape, or None if it is not a chain of known layers. With `norms`, a
+    BatchNorm between the ReLU of a convolution and a pool is known."""
     layers, parameters = _layers(model), list(model.parameters())
     if layers is None or not parameters or not all(p.requires_grad for p in parameters):
         return None
-    builder = _Builder([layer for layer in layers if type(layer) not in (nn.Identity, nn.Dropout)], sample)
+    builder = _Builder([layer for layer in layers if type(layer) not in (nn.Identity, nn.Dropout)], sample, norms)
     stages = builder.build()
     # The lists differ if a parameter is shared, or if no known layer uses it.
     return stages if [id(p) for p in builder.parameters] == [id(p) for p in parameters] else None
@@ -40,8 +41,8 @@ def _layers(model: nn.Module) -> list[nn.Module] | None:
 class _Builder:
     """Takes layers from the front of a list; a stage includes the ReLU and the pool that follow it."""
 
-    def __init__(self, layers: list[nn.Module], sample: tuple[int, ...]):
-        self.layers, self.shape, self.parameters = layers, sample, list[Tensor]()
+    def __init__(self, layers: list[nn.Module], sample: tuple[int, ...], norms: bool):
+        self.layers, self.shape, self.norms, self.parameters = layers, sample, norms, list[Tensor]()
 
     def build(self) -> list[Stage] | None:
         stages: list[Stage] = []
@@ -77,14 +78,18 @@ class _Builder:
     def convolution(self, layer: nn.Conv2d, padding: tuple[int, int, int, int]) -> Stage:
         weight, bias = self.parameter_views(layer)
         relu, pool = self.takes_relu(), (1, 1)
+        norm = self.takes_norm() if self.norms and relu else None
         if self.layers and type(self.layers[0]) is nn.MaxPool2d and (kernel := known_pool(self.layers[0])):
             self.layers.pop(0)
-            pool, relu = kernel, self.takes_relu() or relu
+            pool, relu = kernel, (norm is None and self.takes_relu()) or relu
         kernel, stride = _pair(layer.kernel_size), _pair(layer.stride)
         same = (kernel, stride, padding) == ((3, 3), (1, 1), (1, 1, 1, 1))
         if same and pool == (2, 2) and layer.in_channels >= WINOGRAD_CHANNELS:
-            return Winograd(weight, bias, self.image, relu)
-        return Convolution(weight, bias, self.image, stride, padding, pool, relu)
+            stage: Stage = Winograd(weight, bias, self.image, relu)
+        else:
+            stage = Convolution(weight, bias, self.image, stride, padding, pool, relu)
+        stage.norm = norm
+        return stage
 
     @property
     def image(self) -> Image:
@@ -96,7 +101,18 @@ class _Builder:
             self.layers.pop(0)
         return taken
 
-    def parameter_views(self, layer: nn.Linear | nn.Conv2d) -> tuple[ParameterView, ParameterView | None]:
+    def takes_norm(self) -> Norm | None:
+        layer = self.layers[0] if self.layers else None
+        if type(layer) is not nn.BatchNorm2d or not (layer.training and layer.track_running_stats and layer.affine):
+            return None
+        self.layers.pop(0)
+        weight, bias = self.parameter_views(layer)
+        assert bias is not None
+        return Norm(weight, bias, layer.eps)
+
+    def parameter_views(
+        self, layer: nn.Linear | nn.Conv2d | nn.BatchNorm2d
+    ) -> tuple[ParameterView, ParameterView | None]:
         """The positions of a layer's weight and bias in the flat vector."""
         views: list[ParameterView] = []
         for parameter in (layer.weight, *([] if layer.bias is None else [layer.bias])):

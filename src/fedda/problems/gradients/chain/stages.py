@@ -29,6 +29,14 @@ class ParameterView(NamedTuple):
         return x.as_strided((x.shape[0], *self.shape), (x.stride(0), *self.strides), x.storage_offset() + self.first)
 
 
+class Norm(NamedTuple):
+    """A BatchNorm by the statistics of the batch, between the ReLU of a convolution and its pool."""
+
+    weight: ParameterView
+    bias: ParameterView
+    eps: float
+
+
 class Workspace:
     """Named memory that is used again and again: on a CPU, new pages cost more than the arithmetic on them."""
 
@@ -49,6 +57,7 @@ class Stage(ABC):
 
     weight: ParameterView | None = None
     bias: ParameterView | None = None
+    norm: Norm | None = None  # only in stages for the kernels: nothing here computes it
     shape: tuple[int, ...]  # of one sample in its output
     numbers: int  # that it computes for one sample: these should fit in a cache
 

@@ -14,7 +14,7 @@ from ..chain.convolution import Convolution
 from ..chain.losses import class_gradient
 from ..chain.stages import Flatten, LinearStage, Stage
 from ..chain.winograd import Winograd
-from .plan import ConvolutionPlan, LinearPlan, NetworkPlan
+from .plan import ConvolutionPlan, LinearPlan, NetworkPlan, NormPlan
 
 if TYPE_CHECKING:
     from .operators import Kernels
@@ -44,8 +44,8 @@ def draw_kernel(device: torch.device) -> Callable[..., Tensor] | None:
 
 def plan_of(chain: Chain, sample: tuple[int, ...], precision: str) -> NetworkPlan | None:
     """The plan of a chain for samples [channels, height, width], or None if the kernels do not fit. They fit
-    convolutions with relu, stride 1 and equal padding, with or without a 2x2 max-pool, then linear layers with a
-    cross-entropy."""
+    convolutions with relu, stride 1 and equal padding, with or without a 2x2 max-pool or with a BatchNorm and a 2x2
+    max-pool, then linear layers with a cross-entropy."""
     if chain.shared or chain.loss is not class_gradient:
         return None
     stages = list(chain.stages)
@@ -77,5 +77,10 @@ def plan_convolution(stage: Stage, sample: tuple[int, ...], first: bool) -> Conv
     plain = stride == (1, 1) and len(set(padding)) == 1 and kernel == other and kernel <= 7
     if not (fits and stage.relu and plain and filters in FILTERS and pool in ((1, 1), (2, 2))):
         return None
+    norm = stage.norm and NormPlan(stage.norm.weight.first, stage.norm.bias.first, stage.norm.eps)
+    if norm and pool == (1, 1):
+        return None
     weight, bias = stage.weight.first, stage.bias and stage.bias.first
-    return ConvolutionPlan(channels, filters, sample[1], sample[2], kernel, padding[0], pool == (2, 2), weight, bias)
+    return ConvolutionPlan(
+        channels, filters, sample[1], sample[2], kernel, padding[0], pool == (2, 2), weight, bias, norm
+    )

@@ -1,5 +1,7 @@
 """The kernels as operators of PyTorch, so that a recorded or captured round includes them."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -50,12 +52,31 @@ class Kernels:
         return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).flatten(0, 1)
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """The outputs [groups, samples, classes] at x [groups, d] for inputs [samples, ...] that all groups share."""
-        x = x.contiguous()
+        """The outputs [groups, samples, classes] at x [groups, d] for inputs [samples, ...] that all groups share. With
+        BatchNorm, the statistics follow the parameters in x: a mean and a variance for each."""
+        widths = [layer.filters for layer in self.plan.convolutions if layer.norm for _ in range(2)]
+        x, *statistics = (v.contiguous() for v in x.split([x.shape[1] - sum(widths), *widths], dim=1))
 
         def outputs(part: Tensor) -> Tensor:
             key = self.number, x.shape, part.shape, part.dtype
-            return compile_and_run(key, x, lambda: Pass(self.plan, x, part, None).outputs())
+            return compile_and_run(key, x, lambda: Pass(self.plan, x, part, None, statistics).outputs())
 
         parts = inputs.split(self.plan.samples(len(x)))
         return torch.cat([outputs(part[None].contiguous()) for part in parts], dim=1)
+
+    def moments(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """Mean and second moment of the input of each BatchNorm, one after the other, [points, n, size] in float64, at
+        x [points, d] for batches [n, B, ...]."""
+        n, stack = len(inputs), x.repeat_interleave(len(inputs), dim=0)
+        size = max(n, self.plan.at_once(inputs.shape[1]) // n * n)  # whole points
+
+        def moments(part: Tensor) -> Tensor:
+            made = Pass(self.plan, part, inputs.contiguous(), None)
+            pairs = [
+                (t[0].double(), t[1].double() ** -2 - layer.norm.eps) for layer, t in made.norms.items() if layer.norm
+            ]
+            return torch.cat([v for mean, variance in pairs for v in (mean, variance + mean**2)], dim=1)
+
+        key = "moments", self.number, inputs.shape, inputs.dtype
+        parts = [compile_and_run((key, part.shape), x, partial(moments, part)) for part in stack.split(size)]
+        return torch.cat(parts).view(len(x), n, -1)

@@ -1,23 +1,32 @@
 """One forward and backward pass over a stack of networks: the sequence of kernels."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from . import backward, forward
+from . import backward, forward, norm
 from .launch import cdiv, for_many, join_side_stream, launch_options, launcher, on_side_stream, power_of_two, split_rows
 from .plan import ConvolutionPlan, LinearPlan, NetworkPlan
 
 
 class Pass:
     """One pass at x [groups, d] for inputs [batches, B, C, H, W]; group g uses batch g % batches. `scale` (mean, std)
-    standardises each channel. The constructor runs the convolutions, and keeps what the backward pass needs."""
+    standardises each channel. BatchNorms use the statistics of the batch, or given `statistics`: a mean and a variance
+    [groups, filters] for each. The constructor runs the convolutions, and keeps what the backward pass needs."""
 
-    def __init__(self, plan: NetworkPlan, x: Tensor, inputs: Tensor, scale: tuple[Tensor, Tensor] | None):
-        self.plan, self.x, self.parts = plan, x, plan.parts
+    def __init__(
+        self, plan: NetworkPlan, x: Tensor, inputs: Tensor, scale: tuple[Tensor, Tensor] | None,
+        statistics: Sequence[Tensor] = (),
+    ):  # fmt: skip
+        self.plan, self.x, self.parts, self.statistics = plan, x, plan.parts, list(statistics)
         self.groups, self.d = x.shape
         self.batches, self.batch = inputs.shape[:2]
         self.activations: list[Tensor] = []  # after each convolution, relu and pool
         self.maxima: list[Tensor] = []  # which pixel of each window is the largest
+        self.unnormed: dict[ConvolutionPlan, Tensor] = {}  # the output before each BatchNorm
+        self.norms: dict[ConvolutionPlan, Tensor] = {}  # the coefficients of each BatchNorm
         self.in_use: list[Tensor] = []  # memory that the side stream may still use
         with on_side_stream(x.device):
             self.weights = [x, *map(self._reorder_weights, plan.convolutions[1:])]
@@ -49,21 +58,22 @@ class Pass:
         rows, options = launch_options("patches")
         launcher(forward.patches, cdiv(m, rows), self.batches)(
             inputs, mean, std, p, p[0].numel(), self.batch, layer.channels, layer.height, layer.width, layer.kernel,
-            layer.pad, *layer.out, kp, m, rows, layer.pool, scale is not None, self.parts, **options,
+            layer.pad, *layer.out, kp, m, rows, layer.pools, scale is not None, self.parts, **options,
         )  # fmt: skip
         return p
 
     def _first_layer(self, layer: ConvolutionPlan) -> None:
         p = self.patches
         m, kp = p.shape[2:]
-        y, maxima, flat, last = self._new_outputs(layer)
+        y, maxima, flat, last = self._convolution_outputs(layer)
         rows, options = launch_options("first_layer")
         blocks = options.pop("blocks")
         launcher(forward.first_layer, cdiv(m, rows * blocks), self.groups)(
             p, p[0].numel(), self.x, self.d, layer.weight, layer.bias or 0, y, y[0].numel(), maxima, flat,
             self.batch, m, self.batches, layer.channels * layer.kernel**2, kp, layer.filters, *layer.out, blocks, rows,
-            layer.pool, layer.bias is not None, last, self.parts, **options,
+            layer.pools, layer.bias is not None, last, self.parts, **options,
         )  # fmt: skip
+        self._norm(layer)
 
     def _reorder_weights(self, layer: ConvolutionPlan) -> Tensor:
         t = layer.kernel**2
@@ -77,14 +87,58 @@ class Pass:
 
     def _next_layer(self, layer: ConvolutionPlan, wt: Tensor) -> None:
         x = self.activations[-1]
-        y, maxima, flat, last = self._new_outputs(layer)
+        y, maxima, flat, last = self._convolution_outputs(layer)
         rows, options = launch_options("next_layer")
         blocks = cdiv(layer.rows(self.batch), rows)
         launcher(forward.next_layer, blocks, self.groups)(
             x, x[0].numel(), wt, wt[0].numel(), self.x, self.d, layer.bias or 0, y, y[0].numel(), maxima, flat,
             self.batch, layer.height, layer.width, layer.channels, layer.filters, layer.kernel, layer.pad, rows,
-            layer.pool, layer.bias is not None, last, self.parts, **for_many(options, blocks * self.groups),
+            layer.pools, layer.bias is not None, last, self.parts, **for_many(options, blocks * self.groups),
         )  # fmt: skip
+        self._norm(layer)
+
+    def _convolution_outputs(self, layer: ConvolutionPlan) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """The same for the kernel of a convolution, which a BatchNorm may follow."""
+        if layer.norm is None:
+            return self._new_outputs(layer)
+        y = self.unnormed[layer] = self.empty(self.parts, self.groups * self.batch, *layer.out, layer.filters)
+        return y, y, y, False
+
+    def _norm(self, layer: ConvolutionPlan) -> None:
+        """Normalise the output of a convolution and pool it, if a BatchNorm follows it."""
+        if layer.norm is None:
+            return
+        y = self.unnormed[layer]
+        self.norms[layer] = t = self._given(layer) if self.statistics else self._batch_statistics(layer, y)
+        z, maxima, flat, last = self._new_outputs(layer)
+        n, (rows, options) = self.batch * math.prod(layer.pooled), launch_options("norm_pool")
+        launcher(norm.norm_pool, cdiv(n, rows), self.groups)(
+            y, y[0].numel(), t, z, z[0].numel(), maxima, flat, n, self.groups, *layer.out, layer.filters, rows, last,
+            self.parts, **options,
+        )  # fmt: skip
+
+    def _batch_statistics(self, layer: ConvolutionPlan, y: Tensor) -> Tensor:
+        assert layer.norm is not None
+        m, (rows, options) = self.batch * math.prod(layer.out), launch_options("norm_statistics")
+        shares, share = split_rows("norm", m, rows, self.groups)
+        s = self.empty(shares, self.groups, 2, layer.filters, dtype=torch.float32)
+        launcher(norm.norm_statistics, shares, self.groups)(
+            y, y[0].numel(), s, m, self.groups, layer.filters, share, rows, self.parts, **options,
+        )  # fmt: skip
+        t = self.empty(4, self.groups, layer.filters, dtype=torch.float32)
+        launcher(norm.norm_coefficients, self.groups)(
+            s, self.x, self.d, layer.norm.weight, layer.norm.bias, layer.norm.eps, t, m, self.groups, layer.filters,
+            shares, num_warps=1,
+        )  # fmt: skip
+        return t
+
+    def _given(self, layer: ConvolutionPlan) -> Tensor:
+        """The coefficients from the next of the given statistics."""
+        assert layer.norm is not None
+        mean, variance = self.statistics.pop(0), self.statistics.pop(0)
+        weight, bias = (self.x[:, i : i + layer.filters] for i in (layer.norm.weight, layer.norm.bias))
+        inverse = (variance + layer.norm.eps).rsqrt()
+        return torch.stack([mean, inverse, weight * inverse, bias - mean * weight * inverse])
 
     # -- backward ---------------------------------------------------------------------------------------------------
     def gradients(self, targets: Tensor) -> Tensor:
@@ -150,25 +204,52 @@ class Pass:
 
     def _last_gradient(self, layer: ConvolutionPlan, flat: Tensor, dense: bool) -> Tensor:
         (h, w), y = layer.pooled, self.activations[-1]
+        dense = dense and layer.norm is None
         d = self._new_gradient(layer, dense)
         n = self.batch * h * w
         launcher(backward.flat_gradient, cdiv(n, 32), self.groups)(
             flat, y, y[0].numel(), self.maxima[-1], d, d[0].numel(), self.batch, n, *layer.out, layer.filters, h * w,
             32, layer.pool, dense, self.parts,
         )  # fmt: skip
-        return d
+        return self._norm_gradient(layer, d, self.maxima[-1])
 
     def _input_gradient(self, layer: ConvolutionPlan, lower: ConvolutionPlan, i: int, dy: Tensor) -> Tensor:
         wt, y = self.weights[i], self.activations[i - 1]
-        d = self._new_gradient(lower, dense=i > 1)
+        dense = i > 1 and lower.norm is None
+        d = self._new_gradient(lower, dense)
         rows, options = launch_options("input_gradient")
         blocks = cdiv(self.batch * layer.height * layer.width, rows)
         launcher(backward.input_gradient, blocks, self.groups)(
             dy, dy[0].numel(), wt, wt[0].numel(), y, y[0].numel(), self.maxima[i - 1], d, d[0].numel(), self.batch,
             layer.height, layer.width, layer.channels, layer.filters, layer.kernel, layer.pad, rows, *lower.out,
-            lower.pool, i > 1, self.parts, **for_many(options, blocks * self.groups),
+            lower.pool, dense, self.parts, **for_many(options, blocks * self.groups),
         )  # fmt: skip
-        return d
+        return self._norm_gradient(lower, d, self.maxima[i - 1])
+
+    def _norm_gradient(self, layer: ConvolutionPlan, d: Tensor, maxima: Tensor) -> Tensor:
+        """From the gradient after the pool to that of the convolution's output, if a BatchNorm is in between."""
+        if layer.norm is None:
+            return d
+        y, t, f = self.unnormed[layer], self.norms[layer], layer.filters
+        m, n = (self.batch * math.prod(size) for size in (layer.out, layer.pooled))
+        rows, options = launch_options("norm_sums")
+        shares, share = split_rows("norm", n, rows, self.groups)
+        s = self.empty(shares, self.groups, 2, f, dtype=torch.float32)
+        launcher(norm.norm_sums, shares, self.groups)(
+            d, d[0].numel(), maxima, y, y[0].numel(), s, n, self.groups, *layer.out, f, share, rows, self.parts,
+            **options,
+        )  # fmt: skip
+        c = self.empty(3, self.groups, f, dtype=torch.float32)
+        launcher(norm.norm_parameters, self.groups)(
+            s, t, self.out, self.d, layer.norm.weight, layer.norm.bias, c, m, self.groups, f, shares, num_warps=1,
+        )  # fmt: skip
+        rows, options = launch_options("norm_gradient")
+        dy = self.empty(self.parts, self.groups * self.batch, *layer.out, f)
+        launcher(norm.norm_gradient, cdiv(m, rows), self.groups)(
+            d, d[0].numel(), maxima, y, y[0].numel(), c, dy, dy[0].numel(), m, n, self.groups, *layer.out, f, rows,
+            self.parts, **options,
+        )  # fmt: skip
+        return dy
 
     def _weight_gradient(self, layer: ConvolutionPlan, x: Tensor, dy: Tensor) -> None:
         (h, w), k = layer.out, layer.kernel
@@ -192,7 +273,7 @@ class Pass:
         dw = self.empty(shares, self.groups, layer.filters, kp, dtype=torch.float32)
         launcher(backward.first_weight_gradient, shares, self.groups)(
             p, p[0].numel(), dy, dy[0].numel(), self.maxima[0], dw, p.shape[2], n, self.batches, self.groups, kp,
-            layer.filters, share, rows, layer.pool, self.parts, **options,
+            layer.filters, share, rows, layer.pools, self.parts, **options,
         )  # fmt: skip
         self._sum_shares(layer, dw, dw.view(-1)[nk:], nk, kp, 1, kp, shares)
 

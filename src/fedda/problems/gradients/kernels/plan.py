@@ -10,8 +10,18 @@ GRID = 65_535  # CUDA's limit on programs along the axis of groups
 
 
 @dataclass(frozen=True)
+class NormPlan:
+    """A BatchNorm by the statistics of the batch; `weight` and `bias` are positions in the flat vector."""
+
+    weight: int
+    bias: int
+    eps: float
+
+
+@dataclass(frozen=True)
 class ConvolutionPlan:
-    """A convolution, relu and perhaps a 2x2 max-pool; `weight` and `bias` are positions in the flat vector."""
+    """A convolution, relu, perhaps a BatchNorm, and perhaps a 2x2 max-pool; `weight` and `bias` are positions in the
+    flat vector."""
 
     channels: int
     filters: int
@@ -22,6 +32,12 @@ class ConvolutionPlan:
     pool: bool
     weight: int
     bias: int | None
+    norm: NormPlan | None = None
+
+    @property
+    def pools(self) -> bool:
+        """Whether the kernel of the convolution pools as well: not with a BatchNorm in between."""
+        return self.pool and self.norm is None
 
     @property
     def out(self) -> tuple[int, int]:
@@ -36,8 +52,8 @@ class ConvolutionPlan:
 
     def rows(self, batch: int) -> int:
         """Rows of the matrix product for a batch; windows come in blocks of 32."""
-        n = batch * math.prod(self.pooled)
-        return cdiv(n, 32) * 128 if self.pool else n
+        n = batch * math.prod(self.pooled if self.pools else self.out)
+        return cdiv(n, 32) * 128 if self.pools else n
 
 
 @dataclass(frozen=True)
