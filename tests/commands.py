@@ -11,7 +11,7 @@ import pytest
 import fedda as package
 from fedda.cli import app as cli
 from fedda.runs.toml import dumps
-from warm import Warm
+from warm import PREPARE, Warm
 
 SOURCE = Path(package.__file__).parents[1]  # the source that is tested: a mutant too
 UNHURRIED = Path(__file__).parent / "unhurried.py"
@@ -22,7 +22,7 @@ ENVIRONMENT = os.environ | {
     "COLUMNS": "100",
 }
 FORKS = hasattr(os, "fork")
-LATE = ("FEDDA_DATA", "PATH")  # what is read when it is needed, and not at the start of a process
+LATE = ("FEDDA_DATA", "PATH", PREPARE)  # what is read when it is needed, and not at the start of a process
 WARM = []
 
 

@@ -19,7 +19,6 @@ from fedda import __version__, registry, report
 from fedda.experiments import builtin
 from fedda.listing import REGISTRIES
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from fedda.experiments.ranks import Pulse
 from ranks import fine, free_port, spawn
 from test_resume import same
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 ROUNDS = 120
 
 
