@@ -24,6 +24,11 @@ ENVIRONMENT = os.environ | {
 FORKS = hasattr(os, "fork")
 LATE = ("FEDDA_DATA", "PATH", PREPARE)  # what is read when it is needed, and not at the start of a process
 WARM = []
+# What commands import when they need it, PyTorch's compiler among it: once, and not in each of the forked processes.
+IMPORTED = [
+    "fedda.cli", "fedda.algorithms", "fedda.claims", "fedda.experiments", "fedda.report", "fedda.theory.advice",
+    "matplotlib.pyplot", "safetensors.torch", "sklearn.datasets", "torch._dynamo", "torch.distributed",
+]  # fmt: skip
 
 
 class Quiet:
@@ -59,7 +64,7 @@ def command(*words):
 def warm():
     """The process that is forked for commands, one for all tests of this process."""
     if not WARM:
-        WARM.append(Warm(ENVIRONMENT, "fedda.cli", "matplotlib.pyplot", "sklearn.datasets"))
+        WARM.append(Warm(ENVIRONMENT, *IMPORTED))
     return WARM[0]
 
 

@@ -47,7 +47,6 @@ from fedda.experiments.sweep import Sweep, search
 from fedda.testing import moved_replies
 from ranks import fine, spawn
 
-
 INF = float("inf")
 
 

@@ -20,7 +20,6 @@ from fedda.experiments import builtin
 from fedda.listing import REGISTRIES
 
 
-
 @pytest.fixture
 def fedda_inside(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
