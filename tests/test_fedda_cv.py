@@ -74,9 +74,12 @@ def test_e25_with_every_map(prox, mvr):
 
     def mapping(cv):
         run = fedda.Run(make(mvr, cv, prox=prox), problem, cohort=3, x0=x0)
-        for _ in range(ROUNDS):
+        found = []
+        while run.round < ROUNDS:
             run.advance()
-        return run.evaluate(detail=True)[0]["gradient_mapping"]
+            if run.round > ROUNDS - 10:  # the largest of some rounds: a cohort may happen to leave x at a vertex
+                found.append(run.evaluate(detail=True)[0]["gradient_mapping"])
+        return max(found)
 
     assert mapping(cv=True) < 1e-10
     assert mapping(cv=False) > 1e-4
