@@ -11,7 +11,7 @@ import pytest
 import fedda as package
 from fedda.cli import app as cli
 from fedda.runs.toml import dumps
-from warm import Warm
+from warm import PREPARE, Warm
 
 SOURCE = Path(package.__file__).parents[1]  # the source that is tested: a mutant too
 UNHURRIED = Path(__file__).parent / "unhurried.py"
@@ -22,8 +22,13 @@ ENVIRONMENT = os.environ | {
     "COLUMNS": "100",
 }
 FORKS = hasattr(os, "fork")
-LATE = ("FEDDA_DATA", "PATH")  # what is read when it is needed, and not at the start of a process
+LATE = ("FEDDA_DATA", "PATH", PREPARE)  # what is read when it is needed, and not at the start of a process
 WARM = []
+# What commands import when they need it, PyTorch's compiler among it: once, and not in each of the forked processes.
+IMPORTED = [
+    "fedda.cli", "fedda.algorithms", "fedda.claims", "fedda.experiments", "fedda.report", "fedda.theory.advice",
+    "matplotlib.pyplot", "safetensors.torch", "sklearn.datasets", "torch._dynamo", "torch.distributed",
+]  # fmt: skip
 
 
 class Quiet:
@@ -59,7 +64,7 @@ def command(*words):
 def warm():
     """The process that is forked for commands, one for all tests of this process."""
     if not WARM:
-        WARM.append(Warm(ENVIRONMENT, "fedda.cli", "matplotlib.pyplot", "sklearn.datasets"))
+        WARM.append(Warm(ENVIRONMENT, *IMPORTED))
     return WARM[0]
 
 

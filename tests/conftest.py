@@ -72,15 +72,17 @@ def seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="module")
-def no_pictures():
-    """Runs of this file, here and in forked processes, write their report without its pictures, which cost most."""
+@pytest.fixture(scope="module", autouse=True)
+def pictures(request):
+    """Runs, here and in forked processes, write their report without its pictures, which cost most. Files that look at
+    them say PICTURES = True."""
     import commands
-    from fedda.report import plots
+    import no_pictures
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw", lambda *_: b"not drawn")
-        patch.setitem(commands.ENVIRONMENT, warm.PREPARE, "no_pictures")
+        if not getattr(request.module, "PICTURES", False):
+            no_pictures.prepare(patch.setattr)
+            patch.setitem(commands.ENVIRONMENT, warm.PREPARE, "no_pictures")
         yield
 
 

@@ -42,7 +42,7 @@ def outcomes(engine, only=()):
                 alone.advance()
                 alone.advance()
                 run = Run(stable(name, steps=2), problem, engine=made(engine), state=alone.state(), **how)
-            while run.round < 4:
+            while run.round < 3:
                 run.advance()
             rows = run.evaluate(detail=what == "quadratic")
             state = {k: v.clone() for k, v in run.state().items()}

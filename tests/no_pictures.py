@@ -1,5 +1,12 @@
 """Reports without drawing: three pictures cost more than a small run. For tests that look at other files."""
 
-from fedda.report import plots
+from markupsafe import Markup
 
-plots.draw = lambda *_: b"not drawn"
+from fedda.report import plots
+from fedda.report.sweep.charts import SweepFigure
+
+
+def prepare(put=setattr):
+    put(plots, "draw", lambda *_: b"not drawn")
+    put(SweepFigure, "png", lambda _: b"not drawn")
+    put(SweepFigure, "svg", lambda _: Markup("<svg></svg>"))

@@ -47,8 +47,6 @@ from fedda.experiments.sweep import Sweep, search
 from fedda.testing import moved_replies
 from ranks import fine, spawn
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 INF = float("inf")
 
 

@@ -19,8 +19,6 @@ from fedda import __version__, registry, report
 from fedda.experiments import builtin
 from fedda.listing import REGISTRIES
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 @pytest.fixture
 def fedda_inside(capsys, monkeypatch, tmp_path):

@@ -17,6 +17,7 @@ from fedda.experiments import find
 from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep, search
 from ranks import free_port
+from warm import PREPARE
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,6 +25,10 @@ WARM = Path(__file__).parent / "warm.py"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 # What a test cannot run from within itself: the tests. CI does.
 NOT_HERE = {"make test"}
+# On several pages: run once.
+WRITES_NOTHING = {"fedda theory digits", "fedda reproduce --plan"}
+# The figures that the README quotes come of the whole run. Here it is the same command with fewer rounds and seeds.
+SHORTER = {"fedda run digits-heterogeneous --out runs/heterogeneous": "--rounds 10 --seeds 0,1"}
 
 
 def blocks(*languages):
@@ -63,6 +68,15 @@ def place(tmp_path_factory):
     return folder
 
 
+def commands_of(text):
+    return [command for line in text.splitlines() if (command := line.split("#")[0].strip())]
+
+
+def seen_before(page, command):
+    earlier = PAGES[: PAGES.index(page)]
+    return any(command in commands_of(text) for p in earlier for _, text in BLOCK.findall(p.read_text()))
+
+
 def plain(command):
     """The words of a command that needs no shell; None for another."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
@@ -83,10 +97,14 @@ def test_commands_run(page, text, place):
     """Commands of fedda and torchrun in forked processes, what else there is in a shell."""
     tools = (place / "bin", Path(sys.executable).parent)  # the second has Flower's commands
     environment = ENVIRONMENT | {"PATH": os.pathsep.join([*map(str, tools), os.environ["PATH"]])}
-    for line in text.splitlines():
-        command = line.split("#")[0].strip()
-        if not command or command in NOT_HERE:
+    if page.name == "report.md":
+        environment[PREPARE] = ""  # with its pictures
+    for command in commands_of(text):
+        if command in NOT_HERE:
             continue
+        if command in WRITES_NOTHING and seen_before(page, command):
+            continue
+        command = f"{command} {SHORTER.get(command, '')}".strip()
         where, words = place, plain(command)
         if command.startswith("make "):  # in the checkout, its run folders elsewhere
             if not fresh():

@@ -27,7 +27,7 @@ from fedda.rules.prox import (
 )
 from test_identities import LR
 
-STEPS = 5
+STEPS, ROUNDS = 5, 250
 MAPS = [
     ElasticNet(0.1, 0.2), SquaredL2(0.3), NonNegative(), LInfBall(0.1), L1Ball(0.3), L2Ball(0.2), Simplex(0.5),
     HalfSpace(1.0, -0.5), Hyperplane(1.0, 0.3), GroupLasso(0.1, [0, 0, 1, -1]), Sum(L1(0.1), Box(-0.2, 0.1)),
@@ -38,7 +38,7 @@ def make(mvr, cv, **words):
     name = {(False, False): "fedda-2-1", (True, False): "fedda-mvr"}.get(
         (mvr, cv), "fedda-cv-mvr" if mvr else "fedda-cv"
     )
-    rate = {"lr": lambda t: 0.02, "c": 250.0} if mvr else {"lr": 0.02}  # a = 0.1 for both
+    rate = {"lr": lambda t: 0.05, "c": 40.0} if mvr else {"lr": 0.05}  # a = 0.1 for both
     return fedda.make(name, steps=STEPS, eps=0.5, **rate, **words)
 
 
@@ -59,7 +59,8 @@ def test_e25_it_ends_at_the_optimum_where_fedda_drifts(prox, mvr, cohort):
     problem = quadratic(clients=6, noise=0.0, seed=5)
     best = optimum(problem, prox)
     assert prox is None or (best == 0).any() or ((best == -0.3) | (best == 0.2)).any()  # it binds
-    drift, exact = ((last(make(mvr, cv, prox=prox), problem, 500, cohort=cohort).x[0] - best).norm() for cv in (0, 1))
+    ends = (last(make(mvr, cv, prox=prox), problem, ROUNDS, cohort=cohort).x[0] for cv in (False, True))
+    drift, exact = ((x - best).norm() for x in ends)
     assert exact < 1e-10
     assert drift > 5e-4
 
@@ -73,9 +74,12 @@ def test_e25_with_every_map(prox, mvr):
 
     def mapping(cv):
         run = fedda.Run(make(mvr, cv, prox=prox), problem, cohort=3, x0=x0)
-        for _ in range(500):
+        found = []
+        while run.round < ROUNDS:
             run.advance()
-        return run.evaluate(detail=True)[0]["gradient_mapping"]
+            if run.round > ROUNDS - 10:  # the largest of some rounds: a cohort may happen to leave x at a vertex
+                found.append(run.evaluate(detail=True)[0]["gradient_mapping"])
+        return max(found)
 
     assert mapping(cv=True) < 1e-10
     assert mapping(cv=False) > 1e-4

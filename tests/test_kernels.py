@@ -1,5 +1,6 @@
 """The Triton kernels against autograd in float64: on a GPU where there is one, else in Triton's interpreter."""
 
+import math
 import os
 import subprocess
 import sys
@@ -107,7 +108,7 @@ CASES = {
     "even, wide padding, not square": ((2, 3, 6), 2, 1, 3, {"kernel": 2, "pad": 3, "pools": (True, False)}),
     "4x4": ((2, 6, 7), 2, 1, 3, {"kernel": 4, "pad": 1, "pools": (False, True)}),
     "7x7": ((2, 8, 9), 2, 1, 3, {"kernel": 7, "pad": 3}),
-    "many rows": ((3, 12, 12), 2, 2, 9, {}),
+    "many rows": ((3, 12, 12), 1, 1, 9, {}),
     "BatchNorm, two points share a batch": ((3, 8, 8), 4, 2, 6, {"norms": (True, True)}),
     "BatchNorm and odd sizes": ((1, 7, 7), 3, 3, 8, {"norms": (True, True)}),
     "BatchNorm in one of three layers": ((2, 9, 9), 2, 1, 6, {"layers": 3, "norms": (False, True, False)}),
@@ -115,8 +116,19 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("precision", "bound"), [("tf32", 2e-4), ("bf16", 8e-2)])
+# Shapes and precisions are apart in the kernels: the second precision is tried on shapes that have a bit of everything.
+BF16 = [
+    "odd sizes: a pool leaves a row out",
+    "no padding, no pool, a hidden layer",
+    "5x5 without bias",
+    "4x4",
+    "many rows",
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "precision", "bound"), [*((c, "tf32", 2e-4) for c in CASES), *((c, "bf16", 8e-2) for c in BF16)]
+)
 def test_equals_autograd_in_float64(case, precision, bound):
     """Two bfloat16 parts hold 16 bits, one 8. (TF32 holds 11: its error is about 1e-3.) A rounded number can make another
     pixel the largest of a window, which is an error of its own kind (up to 0.3 on the smallest images): then the next
@@ -217,11 +229,10 @@ def three_batches(points, seed):
     return shape, model, x, torch.randn(3, 2, *shape), torch.randint(0, 10, (3, 2))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_model_that_has_diverged_shows_and_leaves_the_others_alone(bad):
+def test_a_model_that_has_diverged_shows_and_leaves_the_others_alone():
     shape, model, x, inputs, targets = three_batches(points=1, seed=3)
     fine = computed(model, shape, x, inputs, targets, "tf32")
-    for place in (0, len(x[0]) // 2, -1):
+    for bad, place in ((math.nan, 0), (math.inf, len(x[0]) // 2), (math.nan, -1)):
         broken = x.clone()
         broken[1, place] = bad
         got = computed(model, shape, broken, inputs, targets, "tf32")

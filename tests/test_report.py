@@ -31,6 +31,7 @@ from fedda.runs.curves import Curve
 from fedda.runs.reading import read_run
 from fedda.runs.sweeps import read_sweep
 
+PICTURES = True
 SOURCE = Path(report.__file__).parent
 EVIL = """</script><script>document.title="owned"</script><b id="evil">'"&"""
 

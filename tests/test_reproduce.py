@@ -38,6 +38,7 @@ from fedda_paper.reproduction import Clock, Reproduction
 from fedda_paper.results import Results
 from fedda_paper.tables import as_good, best_of, cell, fallen, recommend, recommended, survivors, worse
 
+PICTURES = True
 ROOT = Path(__file__).parent.parent
 MINI = """
 rounds = 8

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from commands import ENVIRONMENT, begin, command, fedda, inside, is_one_line, write
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 ROUNDS = 168
 
 

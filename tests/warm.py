@@ -32,7 +32,7 @@ from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PREPARE = "FEDDA_TEST_PREPARE"  # a variable that names a module for forked commands to import first
+PREPARE = "FEDDA_TEST_PREPARE"  # a variable that names a module whose `prepare` forked commands call first
 STARTERS = {"torch.distributed.run", "flower-superlink", "flower-supernode", "flower-superexec"}
 FORKED = {"fedda", "flwr", "flwr-clientapp", "flwr-serverapp", *STARTERS}
 
@@ -176,8 +176,8 @@ def child(request) -> int:
     sys.modules["__main__"] = types.ModuleType("__main__")
     if STARTERS & set(request["command"][:3]):
         nested()
-    elif PREPARE in os.environ:
-        importlib.import_module(os.environ[PREPARE])
+    elif os.environ.get(PREPARE):
+        importlib.import_module(os.environ[PREPARE]).prepare()
     try:
         execute(*request["command"])
         code = 0
