@@ -7,28 +7,31 @@ Any function of this form can be given to `fedda.problem(augment=...)`. Samples 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from .. import rng
 from ..checks import Bound, count, number
+from .trees import first_tensor, map_tensors
 
 Uniform = Callable[..., Tensor]
-Augmentation = Callable[[Tensor, Uniform], Tensor]
+Augmentation = Callable[[Any, Uniform], Any]
 POSITIVE = Bound("> 0", lambda v: v > 0)
 
 
-def apply(augmentation: Augmentation, x: Tensor, key: Tensor) -> Tensor:
+def apply(augmentation: Augmentation, x: Any, key: Tensor) -> Any:
     """Augment batches x [..., batch, *sample], one key [...] for each batch.
 
     >>> x = torch.arange(12.0).view(1, 2, 1, 2, 3)
     >>> apply(flip(), x, torch.tensor([3])).shape
     torch.Size([1, 2, 1, 2, 3])
     """
-    lead = key.dim() + 1
-    size = x.shape[lead - 1]
-    keys = rng.fold(rng.fold(key, -rng.AUGMENT)[..., None], torch.arange(size, device=x.device)).flatten()
+    lead, first = key.dim() + 1, first_tensor(x)
+    size, device = first.shape[lead - 1], first.device
+    keys = rng.fold(rng.fold(key, -rng.AUGMENT)[..., None], torch.arange(size, device=device)).flatten()
     calls = 0
 
     def uniform(*shape: int) -> Tensor:
@@ -36,17 +39,21 @@ def apply(augmentation: Augmentation, x: Tensor, key: Tensor) -> Tensor:
         calls += 1
         own = rng.fold(keys, calls)
         if shape:
-            own = rng.fold(own[:, None], torch.arange(torch.Size(shape).numel(), device=x.device)).view(-1, *shape)
+            own = rng.fold(own[:, None], torch.arange(torch.Size(shape).numel(), device=device)).view(-1, *shape)
         return rng.uniform(own)
 
-    samples = x.reshape(-1, *x.shape[lead:])
+    samples = map_tensors(lambda v: v.reshape(-1, *v.shape[lead:]), x)
     changed = augmentation(samples, uniform)
-    if changed.shape != samples.shape or changed.dtype != samples.dtype:
-        raise ValueError(
-            f"augment: the function must return samples of the same shape and dtype, {list(samples.shape)} "
-            f"{samples.dtype}, got {list(changed.shape)} {changed.dtype}"
-        )
-    return changed.view(x.shape)
+    wanted, got = _kinds(samples), _kinds(changed)
+    if got != wanted:
+        raise ValueError(f"augment: the function must return samples of the same shape and dtype, {wanted}, got {got}")
+    return map_tensors(lambda v: v.view(*first.shape[:lead], *v.shape[1:]), changed)
+
+
+def _kinds(samples: Any) -> str:
+    """The shapes and dtypes of samples, such as "[4, 3] torch.float32"."""
+    kinds = tree_map(lambda v: f"{list(v.shape)} {v.dtype}" if isinstance(v, Tensor) else type(v).__name__, samples)
+    return str(kinds)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import rng
+from .trees import at, first_tensor
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Shard, Sum
@@ -73,7 +74,7 @@ class BatchNorms:
         pairs = [(mean, (square - mean**2).clamp(min=0)) for mean, square in zip(parts[::2], parts[1::2], strict=True)]
         return torch.cat([part for pair in pairs for part in pair], dim=-1)
 
-    def batches(self, problem: Neural, weights: Tensor, mine: Shard, replicas: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, problem: Neural, weights: Tensor, mine: Shard, replicas: int) -> Iterator[tuple[Any, Tensor]]:
         """Mini-batches [n, batch, ...] of the samples of a shard of the clients, and their weights [n] in the mean.
         They are drawn as in training, but from a separate random stream, and are always the same."""
         part = mine(problem.clients)
@@ -91,19 +92,20 @@ class BatchNorms:
             part = slice(first, first + size)
             yield problem.standardised(problem.pick(problem.data, index[part])).x, share[part]
 
-    def moments(self, evaluation: Evaluation, x: Tensor, inputs: Tensor) -> Tensor:
+    def moments(self, evaluation: Evaluation, x: Tensor, inputs: Any) -> Tensor:
         """The moments [replicas, n, size] of the layers' inputs for batches [n, batch, ...] at x [replicas, d]."""
 
-        def one(x: Tensor, inputs: Tensor) -> Tensor:
+        def one(x: Tensor, inputs: Any) -> Tensor:
             return self.batch_moments(evaluation.problem.forward, x, inputs)
 
         if evaluation.stacks_batches:
             of_batches = vmap(one, (None, 0))
             moments: Tensor = vmap(of_batches, (0, None))(x, inputs) if len(x) > 1 else of_batches(x[0], inputs)[None]
             return moments
-        return torch.stack([torch.stack([one(point, batch) for batch in inputs]) for point in x])
+        batches = [at(inputs, i) for i in range(len(first_tensor(inputs)))]
+        return torch.stack([torch.stack([one(point, batch) for batch in batches]) for point in x])
 
-    def batch_moments(self, forward: Callable[[Tensor, Tensor], Tensor], x: Tensor, inputs: Tensor) -> Tensor:
+    def batch_moments(self, forward: Callable[[Tensor, Any], Any], x: Tensor, inputs: Any) -> Tensor:
         """Mean and second moment of the input of each layer in one batch, [size], over all calls of the layer."""
         seen: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in self.layers}
 

@@ -1,20 +1,22 @@
 """A federated problem from a user's model, loss and arrays, with checks that they fit together."""
 
 import copy
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..checks import Bound, check, number, one_line
 from ..data.holdout import validation_mask
 from .augment import Augmentation
 from .batchnorm import refuse_synchronised
-from .neural import Batch, Loss, Neural, Scale, cast, trainable
+from .neural import Batch, Loss, Neural, Scale, cast, freeze_others
+from .neural import trainable as trained_parameters
 from .randomness import CounterRandom
+from .trees import at, call, first_tensor, map_tensors, tensors_of
 
 SHARE = Bound("in (0, 1)", lambda v: (v > 0) & (v < 1))  # of samples to hold out
 
@@ -33,8 +35,12 @@ def problem(
     rows: Any = None,
     validation: Any = None,
     augment: Augmentation | None = None,
+    trainable: str | Sequence[str] | None = None,
 ) -> Neural:
     """A federated problem from a model, a loss (a mean over the batch) and arrays.
+
+    `x` is an array of samples, or several: a tuple becomes the positional arguments of the model, a dict its keyword
+    arguments. `y` may be a tuple or dict as well. The loss gets the output of the model and y as they are.
 
     `client` is the owner of each sample (whole numbers or names; clients may have unequal sizes). Runs start at the
     parameters of the model, or at `init(seed)`, a flat vector. With `scale=(mean, std)`, arrays that fit a sample (such
@@ -45,6 +51,9 @@ def problem(
 
     `augment` changes training samples at random, as they are drawn: see `fedda.augment`.
 
+    `trainable` names the parameters to train, by a pattern such as "head.*" or a list of patterns. All others are
+    frozen, like parameters with `requires_grad=False`: they are shared by all clients and never sent.
+
     >>> import torch, fedda
     >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
     >>> owner = torch.arange(40) % 4
@@ -53,19 +62,20 @@ def problem(
     (4, 8)
     """
     check("problem", batch=batch)
-    parameters = [p for _, p in trainable(model)]
+    model = copy.deepcopy(model)
+    freeze_others("problem", model, trainable)
+    parameters = [p for _, p in trained_parameters(model)]
     if not parameters or len({(p.dtype, p.device) for p in model.parameters()}) > 1:
         raise ValueError("problem: the model must have parameters to train, all of one dtype on one device")
     refuse_synchronised(model)
-    model = copy.deepcopy(model)
     device, dtype = parameters[0].device, parameters[0].dtype
     standard = None if scale is None else _scale(scale, device, dtype)
     rows = _rows(x, rows)
     data = _arrays("x and y", x, y, device, dtype, standard, rows)
-    owner = np.zeros(len(data.y), dtype=np.int64) if client is None else np.asarray(client)
-    if owner.shape != (len(data.y),) or owner.dtype.kind not in "iuUS":
+    owner = np.zeros(data.samples, dtype=np.int64) if client is None else np.asarray(client)
+    if owner.shape != (data.samples,) or owner.dtype.kind not in "iuUS":
         raise ValueError(
-            f"problem: client must be {len(data.y)} whole numbers or names, one per sample, "
+            f"problem: client must be {data.samples} whole numbers or names, one per sample, "
             f"got {owner.dtype} {list(owner.shape)}"
         )
     owner = np.unique(owner, return_inverse=True)[1]
@@ -89,7 +99,7 @@ def problem(
         refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))))
     first = neural.standardised(neural.pick(neural.data, slice(2)))
     if norms.layers:  # these need a whole batch, even if there is only one sample
-        first = neural.standardised(neural.pick(neural.data, torch.arange(batch, device=device) % len(data.y)))
+        first = neural.standardised(neural.pick(neural.data, torch.arange(batch, device=device) % data.samples))
         refuse_mismatch(norms.training, loss, first)
     if has_random_layers(norms.training, first.x):
         neural.random = True
@@ -103,7 +113,7 @@ def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch) -> None:
     """Refuse a model and a loss that do not fit the data."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            value: Any = loss(copy.deepcopy(model)(samples.x), samples.y)
+            value: Any = loss(call(copy.deepcopy(model), samples.x), samples.y)
     except Exception as why:
         raise ValueError(f"problem: the model and the loss cannot take this data: {one_line(why)}") from why
     if not isinstance(value, Tensor) or value.dim() != 0:
@@ -111,21 +121,22 @@ def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch) -> None:
         raise ValueError(f"problem: the loss must be a function to one number, the mean over the batch, got {got}")
 
 
-def has_random_layers(model: nn.Module, x: Tensor) -> bool:
+def has_random_layers(model: nn.Module, x: Any) -> bool:
     """Whether a forward pass draws random numbers; one that depends on more than parameters and inputs is refused."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     outputs = []
     for _ in range(2):
-        probe, random = copy.deepcopy(model), CounterRandom(torch.zeros((), dtype=torch.int64, device=x.device))
+        key = torch.zeros((), dtype=torch.int64, device=first_tensor(x).device)
+        probe, random = copy.deepcopy(model), CounterRandom(key)
         with torch.no_grad(), random:
-            outputs.append(probe(x))
+            outputs.append([v for v in tree_leaves(call(probe, x)) if isinstance(v, Tensor)])
     changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
     if changed:
         raise ValueError(
             f"problem: a forward pass changes the buffer {changed[0]!r}: running statistics are not parameters, and no "
             "method here says how to average them; use BatchNorm or GroupNorm, or model.eval() to freeze them"
         )
-    if not torch.equal(*outputs):
+    if not all(map(torch.equal, *outputs)):
         raise ValueError(
             "problem: two forward passes on the same input differ: the model draws random numbers outside of PyTorch, "
             "so a run could not be repeated; use dropout, torch.rand or torch.randn"
@@ -151,37 +162,43 @@ def _hold_out(
     data: Batch, rows: Tensor | None, owner: np.ndarray, share: float
 ) -> tuple[Batch, Tensor | None, np.ndarray, Batch]:
     """The training samples, their rows, their owners, and the samples that are held out."""
-    held = validation_samples("problem", owner, data.y.cpu().numpy(), share)
-    train, out = (torch.as_tensor(np.flatnonzero(which)).to(data.y.device) for which in (~held, held))
+    y = first_tensor(data.y)
+    held = validation_samples("problem", owner, y.cpu().numpy(), share)
+    train, out = (torch.as_tensor(np.flatnonzero(which)).to(y.device) for which in (~held, held))
     if rows is None:
-        return Batch(data.x[train], data.y[train]), None, owner[~held], Batch(data.x[out], data.y[out])
-    held_x = data.x.index_select(0, rows[out])  # a copy in memory, like the test samples
-    return Batch(data.x, data.y[train]), rows[train], owner[~held], Batch(held_x, data.y[out])
+        return data.map(lambda v: v[train]), None, owner[~held], data.map(lambda v: v[out])
+    held_x = map_tensors(lambda v: v.index_select(0, rows[out]), data.x)  # a copy in memory, like the test samples
+    train_y, held_y = (at(data.y, index) for index in (train, out))
+    return Batch(data.x, train_y), rows[train], owner[~held], Batch(held_x, held_y)
 
 
 def _rows(x: Any, rows: Any) -> Tensor | None:
     """The rows of the samples in a file that is mapped into memory; None for other arrays."""
-    if not isinstance(x, np.memmap):
+    leaves = tree_leaves(x) if isinstance(x, tuple | dict) else [x]
+    if not all(isinstance(v, np.memmap) for v in leaves):
         if rows is not None:
             raise ValueError("problem: rows need an x that is mapped into memory, by np.load(mmap_mode='r')")
         return None
-    index = torch.arange(len(x)) if rows is None else torch.as_tensor(np.array(rows))
-    if index.dim() != 1 or index.dtype != torch.int64 or not bool(((index >= 0) & (index < len(x))).all()):
-        raise ValueError(f"problem: rows must be whole numbers from 0 to {len(x) - 1}, got {list(index.shape)}")
+    size = len(leaves[0])
+    index = torch.arange(size) if rows is None else torch.as_tensor(np.array(rows))
+    if index.dim() != 1 or index.dtype != torch.int64 or not bool(((index >= 0) & (index < size)).all()):
+        raise ValueError(f"problem: rows must be whole numbers from 0 to {size - 1}, got {list(index.shape)}")
     return index
 
 
 def _arrays(
     name: str, x: Any, y: Any, device: torch.device, dtype: torch.dtype, scale: Scale | None, rows: Tensor | None = None
 ) -> Batch:  # fmt: skip
-    with warnings.catch_warnings():  # a mapped file is read-only, and we never write to it
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in (x, y))
-    samples = len(x) if rows is None else len(rows)
-    if x.dim() < 1 or y.dim() < 1 or samples != len(y) or samples == 0:
-        shapes = f"{list(x.shape)}, {list(y.shape)}"
-        raise ValueError(f"problem: {name} must hold the same number of samples, at least 1, got {shapes}")
-    if not all(bool(v.isfinite().all()) for v in (x, y) if v.is_floating_point()):
+    x, y = tensors_of(x), tensors_of(y)
+    if scale is not None and not isinstance(x, Tensor):
+        raise ValueError("problem: scale needs an x that is one array; standardise the parts of a tuple or dict first")
+    shapes, leaves = (map_tensors(lambda v: list(v.shape), (x, y)), tree_leaves((x, y)))
+    sizes = {len(v) if v.dim() else 0 for v in tree_leaves(y)}
+    sizes |= {len(v) if v.dim() else 0 for v in tree_leaves(x)} if rows is None else {len(rows)}
+    if len(sizes) != 1 or 0 in sizes:
+        got = ", ".join(map(str, shapes))
+        raise ValueError(f"problem: {name} must hold the same number of samples, at least 1, got {got}")
+    if not all(bool(v.isfinite().all()) for v in leaves if v.is_floating_point()):
         raise ValueError(f"problem: {name} must be finite numbers; some are NaN or infinite")
     return cast(Batch(x, y), dtype, scale, device)
 

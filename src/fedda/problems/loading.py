@@ -1,6 +1,7 @@
 """A problem from the names of a data set, a partition and a model."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from . import models as _models  # noqa: F401  registers the models
 from . import sequences as _sequences  # noqa: F401  as above
 from .augment import Augmentation
 from .from_arrays import check_share, problem, validation_samples
-from .neural import Device, Loss, Neural, flatten
+from .neural import Device, Loss, Neural, flatten, freeze_others
 
 CLIENTS = 10  # if neither the user nor the data gives their number
 SHIFT = 0.5  # between the classes of the training and the test part; two random parts of LEAF's FEMNIST have 0.05
@@ -38,6 +39,7 @@ def load(
     target: str | None = None,
     client: str | None = None,
     augment: Augmentation | None = None,
+    trainable: str | Sequence[str] | None = None,
     **options: Any,
 ) -> Neural:
     """A problem from a data set (a name, a .npz, .csv or .parquet file, or a folder of images), a partition over the
@@ -48,7 +50,8 @@ def load(
     first parameters of the model. With `resplit`, training and test samples are joined and divided again, at random
     within each owner. With `validation=0.1`, this share of each client's training samples is held out and gives
     `validation_loss` and `validation_accuracy`, next to the metrics of the test set. With `validation=True`, a fifth of
-    the training samples replaces the test set, as in a sweep.
+    the training samples replaces the test set, as in a sweep. `trainable` names the parameters to train, as in
+    `fedda.problem`.
 
     >>> import fedda
     >>> fedda.load("digits", clients=10, partition="dominant_class", rho=0.8, model="mlp", hidden=32).d
@@ -96,8 +99,9 @@ def load(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.key(seed, rng.MODEL)))
             shape = tuple(data.x.shape[1:])
-            pair: tuple[nn.Module, Loss] = by_name(shape=shape, classes=data.classes, **model_options)
-            return pair
+            network, of_batch = by_name(shape=shape, classes=data.classes, **model_options)
+        freeze_others("load", network, trainable)
+        return network, of_batch
 
     network, of_batch = build(0)
     keep, mapped, validated = owner >= 0, isinstance(data.x, np.memmap), None
@@ -123,6 +127,7 @@ def load(
         init=None if by_name is None else lambda s: flatten(build(s)[0]),
         scale=scale,
         augment=augment,
+        trainable=trainable,
     ).to(device, dtype)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import rng
 from ..core import Problem
@@ -23,28 +25,40 @@ from .gradients.choose import GradientPaths, allow_tf32
 from .gradients.kernels import draw_kernel
 from .gradients.vmap import gradient
 from .randomness import CounterRandom
+from .trees import arguments, at, first_tensor, map_tensors
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 Device = torch.device | str | None
+NAMES = 20  # of parameters, in an error message
 GATHER_BYTES = 8e6  # up to this size, several batches are gathered together
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Inputs and targets, with leading axes for replicas and clients: `x, y = batch`.
+    """Inputs and targets, with leading axes for replicas and clients: `x, y = batch`. Each of them is a tensor, or a
+    tuple or dict of tensors.
 
     If the model has random layers, a third tensor, `key`, decides their numbers.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Any
+    y: Any
     key: Tensor | None = None
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         return iter((self.x, self.y) if self.key is None else (self.x, self.y, self.key))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        return Batch(*map(function, self))
+        return Batch(*(map_tensors(function, v) for v in self))
+
+    def leaves(self) -> list[Tensor]:
+        """All tensors: those of x, those of y, the key."""
+        return tree_leaves(tuple(self))
+
+    @property
+    def samples(self) -> int:
+        """The length of the first axis."""
+        return len(first_tensor(self.y))
 
 
 class Scale(NamedTuple):
@@ -78,12 +92,15 @@ class Neural(Problem):
         self.offsets = self.sizes.cumsum(0) - self.sizes
         # If x is a file mapped into memory, `rows` are the rows of the samples in it: other rows are never read.
         self.rows = None if rows is None else rows[order]
-        self.data = Batch(data.x[order] if rows is None else data.x, data.y[order])
+        x = at(data.x, order) if rows is None else data.x
+        self.data = Batch(x, at(data.y, order))
+        # How x and y are put together from their tensors; None if both are tensors.
+        self.structure = None if all(isinstance(v, Tensor) for v in data) else tree_flatten((data.x, data.y))[1]
         self.test, self.validation = test, validation
         self.clients = len(self.sizes)
         self.local_clients = slice(0, self.clients)  # the clients whose samples this process has
         self.d = flatten(model).numel()
-        self.chain = Chain.of(model, loss, tuple(data.x.shape[1:]))
+        self.chain = None if self.structure else Chain.of(model, loss, tuple(data.x.shape[1:]))
         if self.chain is not None and not all(self.chain.takes(part.y) for part in (data, *self.held_out.values())):
             self.chain = None
         self._rebuild_caches()
@@ -119,7 +136,7 @@ class Neural(Problem):
     # -- device and dtype ---------------------------------------------------------------------------------------
     @property
     def device(self) -> torch.device:
-        return self.data.x.device
+        return first_tensor(self.data.x).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,8 +148,10 @@ class Neural(Problem):
         for name in ("sizes", "offsets"):
             setattr(moved, name, getattr(self, name).to(device))
         moved.scale = self.scale and Scale(*(v.to(device, moved.dtype) for v in self.scale))
-        data, x = self.data, self.data.x
-        stays_mapped = moved.sizes.device.type == "cpu" and not (x.is_floating_point() and x.dtype != moved.dtype)
+        data = self.data
+        stays_mapped = moved.sizes.device.type == "cpu" and not any(
+            v.is_floating_point() and v.dtype != moved.dtype for v in tree_leaves(data.x)
+        )
         if self.rows is not None and not stays_mapped:
             data, moved.rows = self.pick(data, slice(None)), None  # copy only the samples that are used
         moved.data = cast(data, moved.dtype, moved.scale, device)
@@ -144,9 +163,10 @@ class Neural(Problem):
     def only(self, clients: slice) -> Neural:
         """The same problem with the samples of a range of clients only: other processes have the rest."""
         part, span = copy.copy(self), self.spans(clients)
-        x = self.data.x if self.rows is not None else self.data.x[span].clone()
-        part.rows = self.rows if self.rows is None else self.rows[span].clone()
-        part.data, part.offsets = Batch(x, self.data.y[span].clone()), self.offsets - span.start
+        own = self.data.map(lambda v: v[span].clone()) if self.rows is None else self.data
+        if self.rows is not None:
+            part.rows, own = self.rows[span].clone(), replace(own, y=map_tensors(torch.clone, at(own.y, span)))
+        part.data, part.offsets = own, self.offsets - span.start
         part.local_clients = clients
         part._rebuild_caches()
         return part
@@ -183,10 +203,12 @@ class Neural(Problem):
     def batches(self, ids: Tensor, keys: Tensor) -> Iterator[Batch]:
         """A batch for each of keys [draws, ..., c]. All are drawn together and, if small, gathered together."""
         index = self.draw(ids, keys)
-        if index.numel() * self.data.x[0].nbytes > GATHER_BYTES:
+        if index.numel() * sum(v[0].nbytes for v in tree_leaves(self.data.x)) > GATHER_BYTES:
             return (self._trained_on(self.pick(self.data, one), key) for one, key in zip(index, keys, strict=True))
         together = self._trained_on(self.pick(self.data, index), keys)
-        return map(Batch, *together)
+        if self.structure is None:
+            return map(Batch, *together)
+        return (Batch(*(at(v, i) for v in together)) for i in range(len(keys)))
 
     def draw(self, ids: Tensor, key: Tensor) -> Tensor:
         """The indices of the samples of batches, [..., c, batch]."""
@@ -205,7 +227,7 @@ class Neural(Problem):
     def everything(self, client: int) -> Batch:
         """All samples of a client. Its random layers take the same numbers each time, those of the client."""
         batch = self.pick(self.data, self.spans(slice(client, client + 1)))
-        if self.batch_norms.layers and len(batch.y) == 1:  # torch refuses one sample; twice the sample is the same
+        if self.batch_norms.layers and batch.samples == 1:  # torch refuses one sample; twice the sample is the same
             batch = batch.map(lambda v: torch.cat([v, v]))
         return self._keyed(batch, torch.tensor(client, device=self.device))
 
@@ -221,9 +243,10 @@ class Neural(Problem):
     def pick(self, data: Batch, index: Tensor | slice | int | tuple[int, ...]) -> Batch:
         """Some samples, or the batches of some clients, as they are stored."""
         if data is self.data and self.rows is not None:
-            index = index if isinstance(index, Tensor) else torch.arange(len(data.y))[index]
+            index = index if isinstance(index, Tensor) else torch.arange(data.samples)[index]
             rows = self.rows[index.flatten()]
-            return Batch(data.x.index_select(0, rows).view(*index.shape, *data.x.shape[1:]), data.y[index])
+            x = map_tensors(lambda v: v.index_select(0, rows).view(*index.shape, *v.shape[1:]), data.x)
+            return Batch(x, at(data.y, index))
         if not isinstance(index, Tensor):
             return data.map(lambda v: v[index])
         rows = index.flatten()  # index_select copies whole rows, unlike indexing
@@ -234,27 +257,32 @@ class Neural(Problem):
         return batch if self.scale is None else replace(batch, x=self.scale(batch.x))
 
     # -- gradients ----------------------------------------------------------------------------------------------
-    def forward(self, x: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, inputs: Any, key: Tensor | None = None) -> Any:
         """The output of the model in training mode, at the parameters x [d]; `key` is that of its random layers."""
         model = self.batch_norms.training
         if self.random and key is None:
             key = torch.zeros((), dtype=torch.int64, device=x.device)
         with nullcontext() if key is None else CounterRandom(key):
-            output: Tensor = functional_call(model, unflatten(model, x), (inputs,), tie_weights=False)
-        return output
+            return functional_call(model, unflatten(model, x), *arguments(inputs), tie_weights=False)
 
-    def inference(self, point: Tensor, inputs: Tensor) -> Tensor:
+    def inference(self, point: Tensor, inputs: Any) -> Any:
         """The output of the model in evaluation mode; `point` is its parameters, then any BatchNorm statistics."""
         if not (self.batch_norms.layers or self.random):
             return self.forward(point, inputs)
         x, statistics = torch.split(point, [self.d, self.batch_norms.size])
         model = self.batch_norms.evaluation
         named = unflatten(model, x) | self.batch_norms.named(statistics)
-        output: Tensor = functional_call(model, named, (inputs,), tie_weights=False)
-        return output
+        return functional_call(model, named, *arguments(inputs), tie_weights=False)
 
-    def objective(self, x: Tensor, inputs: Tensor, targets: Tensor, key: Tensor | None = None) -> Tensor:
+    def objective(self, x: Tensor, inputs: Any, targets: Any, key: Tensor | None = None) -> Tensor:
         return self.loss(self.forward(x, inputs, key), targets)
+
+    def objective_of(self, x: Tensor, *leaves: Tensor) -> Tensor:
+        """The same from the leaves of a batch: paths that record or stack gradients take tensors only."""
+        if self.structure is None:
+            return self.objective(x, *leaves)
+        n = self.structure.num_leaves
+        return self.objective(x, *tree_unflatten(leaves[:n], self.structure), *leaves[n:])
 
     def batch_loss(self, x: Tensor, batch: Batch) -> Tensor:
         return self.objective(x, *self.standardised(batch))
@@ -286,8 +314,8 @@ class Neural(Problem):
                 batch = self.standardised(self.example(1)[1].map(lambda v: v[0]))
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
                 self.objective(self.point().requires_grad_(), *batch)
-            sizes = [v.numel() * v.element_size() for v in (batch.x, batch.y, self.point())]
-            self._client_bytes = 4 * sum(saved) + 2 * sum(sizes[:2]) + 16 * sizes[2]
+            samples = sum(v.nbytes for v in tree_leaves((batch.x, batch.y)))
+            self._client_bytes = 4 * sum(saved) + 2 * samples + 16 * self.point().nbytes
         return self._client_bytes
 
     # -- evaluation ---------------------------------------------------------------------------------------------
@@ -321,6 +349,26 @@ class Neural(Problem):
         return self.batch_norms.named(statistics.to(x.dtype).view(*x.shape[:-1], -1))
 
 
+def matching(owner: str, option: str, names: Sequence[str], patterns: str | Sequence[str]) -> set[str]:
+    """The names that fit a pattern such as "head.*", or one of several patterns."""
+    found = set[str]()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        fits = fnmatch.filter(names, pattern) if isinstance(pattern, str) else []
+        if not fits:
+            shown = ", ".join(names[:NAMES]) + (f" and {len(names) - NAMES} more" if len(names) > NAMES else "")
+            raise ValueError(f"{owner}: {option} = {pattern!r} fits no parameter; there are {shown}")
+        found.update(fits)
+    return found
+
+
+def freeze_others(owner: str, model: nn.Module, patterns: str | Sequence[str] | None) -> None:
+    """Train the parameters that fit the patterns, and freeze all others."""
+    if patterns is not None:
+        kept = matching(owner, "trainable", [name for name, _ in model.named_parameters()], patterns)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in kept)
+
+
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters that are trained; frozen ones (`requires_grad_(False)`) are constants."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -347,9 +395,14 @@ def flatten(model: nn.Module) -> Tensor:
 
 
 def cast(data: Batch, dtype: torch.dtype, scale: Scale | None = None, device: Device = None) -> Batch:
-    """Floating-point data in this dtype, whole numbers (classes, tokens) in int64; x with a scale keeps its dtype."""
+    """Floating-point data in this dtype, whole numbers (classes, tokens) in int64; x with a scale keeps its dtype. In a
+    tuple or dict, masks (booleans) stay as they are."""
 
     def one(v: Tensor) -> Tensor:
         return v.to(device, dtype) if v.is_floating_point() else v.to(device, torch.int64)
 
-    return Batch(one(data.x) if scale is None else data.x.to(device), one(data.y))
+    def leaf(v: Tensor) -> Tensor:
+        return v.to(device) if v.dtype == torch.bool else one(v)
+
+    x, y = (one(v) if isinstance(v, Tensor) else tree_map(leaf, v) for v in (data.x, data.y))
+    return Batch(x if scale is None else data.x.to(device), y)

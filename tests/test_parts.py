@@ -1,0 +1,170 @@
+"""Parts of a model and of a sample: frozen parameters, parameters that stay on their clients, tuples and dicts."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedda
+from conftest import close, stable
+
+torch.manual_seed(0)
+X, Y = torch.randn(60, 5, dtype=torch.float64), torch.randint(0, 3, (60,))
+OWNER = torch.arange(60) % 4
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(F.relu(self.norm(self.body(x))))
+
+
+torch.manual_seed(1)
+NET = Net().double()
+
+
+def made(model=NET, **options):
+    options = {"x": X[:48], "y": Y[:48], "client": OWNER[:48], "test": (X[48:], Y[48:])} | options
+    return fedda.problem(model, F.cross_entropy, batch=4, **options)
+
+
+def both_engines(algorithm, problem, **options):
+    options = {"rounds": 3, "cohort": 3, "seed": [0, 1], "every": 3} | options
+    one, other = (fedda.train(algorithm, problem, engine=e, **options) for e in ("sequential", "vectorised"))
+    close(one.x, other.x, 1e-12)
+    last = [{k: v for k, v in r.history[-1].items() if k != "seconds"} for r in (one, other)]
+    assert last[0] == pytest.approx(last[1], rel=1e-10)
+    return other
+
+
+# -- frozen parameters ------------------------------------------------------------------------------------------------
+def test_only_the_named_parameters_are_trained_and_sent():
+    problem = made(trainable=["head.*", "norm.weight"])
+    assert [name for name, _ in problem.layout] == ["norm.weight", "head.weight", "head.bias"] and problem.d == 27
+    result = both_engines(stable("fedda-mvr"), problem)
+    state, before = result.state_dict(), NET.state_dict()
+    moved = {name for name in before if "running" not in name and not torch.equal(state[name], before[name])}
+    assert moved == {"norm.weight", "head.weight", "head.bias"} and set(state) == set(before)
+    assert result.model()(X).shape == (60, 3)
+    # A parameter that was frozen by hand is the same.
+    by_hand = copy.deepcopy(NET)
+    by_hand.body.requires_grad_(False)
+    by_hand.norm.bias.requires_grad_(False)
+    assert torch.equal(fedda.train(stable("fedda-mvr"), made(by_hand), rounds=3, cohort=3, seed=1).x, result.x[1])
+    one = {"rounds": 3, "cohort": 3, "seed": 1}
+    fewer, all_bytes = (fedda.train(stable("fedavg"), p, **one).history[-1]["bytes_up"] for p in (problem, made()))
+    assert fewer * made().d == pytest.approx(all_bytes * problem.d, rel=0.05)
+
+
+def test_a_pattern_for_nothing_names_the_parameters():
+    with pytest.raises(ValueError, match=r"^problem: trainable = 'haed.\*' fits no parameter; there are body.weight, "):
+        made(trainable="haed.*")
+    with pytest.raises(ValueError, match=r"^load: trainable = 3 fits no parameter"):
+        fedda.load("digits", trainable=[3])
+
+
+def test_trainable_in_a_file():
+    from fedda.experiments import find
+    from fedda.experiments.overrides import override
+
+    experiment = override(find("digits"), settings=["problem.trainable=3.*", "problem.model=mlp"]).completed()
+    assert experiment.problem.trainable == "3.*" and experiment.problem.build().d == 330
+    assert "trainable" not in find("digits").completed().toml()
+
+
+# -- tuples and dicts -------------------------------------------------------------------------------------------------
+class Two(nn.Module):
+    """Two inputs, two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.drop = nn.Linear(5, 3), nn.Linear(5, 3, bias=False), nn.Dropout(0.2)
+
+    def forward(self, a, mask):
+        h = self.left(a) + self.right(self.drop(a) * mask)
+        return {"logits": h, "size": (h**2).mean(-1)}
+
+
+torch.manual_seed(2)
+TWO = Two().double()
+MASK = torch.rand(60, 5) < 0.5
+SIZES = torch.rand(60, dtype=torch.float64)
+
+
+def two_losses(output, y):
+    return F.cross_entropy(output["logits"], y["class"]) + F.mse_loss(output["size"], y["size"])
+
+
+def of_two(x, **options):
+    y = {"class": Y, "size": SIZES}
+    first, rest = (at(y, slice(0, 48)), at(y, slice(48, None)))
+    test = at(x, slice(48, None)), rest
+    return fedda.problem(
+        TWO, two_losses, x=at(x, slice(0, 48)), y=first, client=OWNER[:48], batch=4, test=test, **options
+    )
+
+
+def at(tree, index):
+    return {k: v[index] for k, v in tree.items()} if isinstance(tree, dict) else tuple(v[index] for v in tree)
+
+
+def test_dicts_are_keywords_and_tuples_are_positions():
+    named, placed = of_two({"mask": MASK, "a": X}), of_two((X, MASK))
+    results = [both_engines(stable("scaffold"), problem) for problem in (named, placed)]
+    assert torch.equal(results[0].x, results[1].x)
+    assert results[0].history[-1] == results[1].history[-1] | {"seconds": results[0].history[-1]["seconds"]}
+    model = results[0].model(seed=1)
+    output = model(X[48:], MASK[48:])
+    loss = two_losses(output, {"class": Y[48:], "size": SIZES[48:]})
+    assert float(loss) == pytest.approx(results[0].history[-1]["test_loss"], rel=1e-12)
+
+
+def test_a_dict_of_one_array_equals_the_array(tmp_path):
+    class Named(Net):
+        def forward(self, ids):
+            return super().forward(ids)
+
+    network = Named().double()
+    network.load_state_dict(NET.state_dict())
+    np.save(tmp_path / "x.npy", X.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    rows = np.arange(48)
+    plain = fedda.train(stable("fedda-mvr"), made(validation=0.2), rounds=3)
+    for options in ({"x": {"ids": X[:48]}}, {"x": {"ids": mapped}, "rows": rows}):
+        problem = made(network, **options, test=({"ids": X[48:]}, Y[48:]), validation=0.2)
+        result = fedda.train(stable("fedda-mvr"), problem, rounds=3)
+        close(result.x, plain.x, 1e-12)
+        assert result.history[-1]["validation_loss"] == pytest.approx(plain.history[-1]["validation_loss"], rel=1e-12)
+        assert problem.to(dtype=torch.float32).only(slice(1, 3)).batch(torch.tensor([1]), torch.tensor([7])).x[
+            "ids"
+        ].shape == (1, 4, 5)
+
+
+def test_augmentation_sees_the_whole_sample():
+    def masked(x, uniform):
+        return {"a": x["a"] * (1 + uniform(5)), "mask": x["mask"]}
+
+    problem = of_two({"a": X, "mask": MASK}, augment=masked)
+    both_engines(stable("fedavg"), problem)
+    with pytest.raises(ValueError, match=r"^augment: the function must return samples of the same shape"):
+        of_two({"a": X, "mask": MASK}, augment=lambda x, uniform: x["a"])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"x": {"a": X[:48], "mask": MASK[:47]}}, "x and y must hold the same number of samples"),
+        ({"x": {"a": X[:48]}}, "cannot take this data"),
+        ({"x": {"x": X[:48]}, "scale": (0.0, 1.0)}, "scale needs an x that is one array"),
+    ],
+)
+def test_mistakes_with_dicts(options, message):
+    with pytest.raises(ValueError, match=message) as why:
+        fedda.problem(TWO, two_losses, **({"y": {"class": Y[:48], "size": SIZES[:48]}} | options))
+    assert "\n" not in str(why.value)
