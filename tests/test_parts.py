@@ -168,3 +168,95 @@ def test_mistakes_with_dicts(options, message):
     with pytest.raises(ValueError, match=message) as why:
         fedda.problem(TWO, two_losses, **({"y": {"class": Y[:48], "size": SIZES[:48]}} | options))
     assert "\n" not in str(why.value)
+
+
+# -- parameters that stay on their clients -----------------------------------------------------------------------------
+PLAIN = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+
+def by_hand(problem, rounds, lr, steps):
+    """FedPer with all clients: the head (layer 2) stays on its client, the body is averaged."""
+    names = [name for name, _ in problem.layout]
+    models = [copy.deepcopy(PLAIN) for _ in range(problem.clients)]
+    simulation = fedda.Run(fedda.make("fedavg", lr=lr, steps=steps), problem).simulation
+    for tau in range(rounds):
+        cohort = simulation.cohort(tau, problem.clients)
+        for client, model in enumerate(models):
+            draws = torch.arange(steps)[:, None]
+            keys = fedda.rng.fold(cohort.key[client : client + 1], draws)
+            for x, y in problem.batches(torch.tensor([client]), keys):
+                model.zero_grad()
+                F.cross_entropy(model(x[0]), y[0]).backward()
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= lr * p.grad
+        with torch.no_grad():
+            for name in names:
+                mean = torch.stack([dict(m.named_parameters())[name] for m in models]).mean(0)
+                for m in models:
+                    dict(m.named_parameters())[name].copy_(mean)
+    return models
+
+
+def test_personal_layers_are_fedper_exactly():
+    problem = made(PLAIN, personal="2.*", validation=0.2, test=(X[48:], Y[48:], OWNER[48:]))
+    assert problem.d == 24 and problem.d_personal == 15 and [n for n, _ in problem.layout] == ["0.weight", "0.bias"]
+    result = fedda.train(fedda.make("fedavg", lr=0.2, steps=3), problem, rounds=4, every=4)
+    models = by_hand(problem, 4, 0.2, 3)
+    row = result.history[-1]
+    for client, model in enumerate(models):
+        for name, value in result.state_dict(client=client).items():
+            close(value, dict(model.named_parameters())[name], 1e-12)
+    for part, data, owner in (
+        ("train", problem.data, torch.repeat_interleave(problem.sizes)),
+        ("test", problem.test, problem.owners["test"]),
+        ("validation", problem.validation, problem.owners["validation"]),
+    ):
+        losses = torch.cat([F.cross_entropy(m(data.x[owner == k]), data.y[owner == k], reduction="none") for k, m in
+                            enumerate(models)])  # fmt: skip
+        if part == "train":
+            losses = torch.stack([one.mean() for one in losses.split(problem.sizes.tolist())])
+        assert row[f"{part}_loss"] == pytest.approx(float(losses.mean()), rel=1e-12)
+    assert row["bytes_up"] == fedda.train(fedda.make("fedavg", lr=0.2, steps=3), made(PLAIN, trainable="0.*"), rounds=4).history[-1]["bytes_up"]  # fmt: skip
+    with torch.no_grad():
+        heads = torch.stack([m[2].weight for m in models]).mean(0)
+    close(result.state_dict()["2.weight"], heads, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedda-mvr", "scaffold", "mime", "stem", "fednova", "fedadam"])
+def test_engines_agree_on_personal_parameters_and_a_run_is_resumed(name):
+    problem = made(personal="norm.*", personal_lr=fedda.schedules.inverse_sqrt(0.1), validation=0.1)
+    result = both_engines(stable(name), problem, rounds=4)
+    half = fedda.train(stable(name), problem, rounds=2, cohort=3, seed=[0, 1])
+    rest = fedda.train(stable(name), problem, rounds=4, cohort=3, seed=[0, 1], state=half.state, every=4)
+    assert torch.equal(rest.x, result.x)
+    states = [result.state_dict(seed=1, client=k) for k in range(4)]
+    assert not torch.equal(states[0]["norm.weight"], states[1]["norm.weight"])
+    assert not torch.equal(states[0]["norm.running_mean"], states[1]["norm.running_mean"])  # FedBN: its own statistics
+    assert torch.equal(states[0]["head.weight"], states[1]["head.weight"])
+    seen = {r.history[-1]["validation_loss"] for r in (result, rest)}
+    assert max(seen) == pytest.approx(min(seen), rel=1e-12)
+
+
+def test_shared_batch_norms_keep_pooled_statistics():
+    result = fedda.train(stable("fedavg"), made(personal="head.*"), rounds=2)
+    means = [result.state_dict(client=k)["norm.running_mean"] for k in (0, 1)]
+    assert torch.equal(*means)
+    kept = {k: v for k, v in result.state_dict().items() if k in NET.state_dict()}
+    again = fedda.train(stable("fedavg"), made(personal="head.*"), rounds=1, x0=kept)
+    assert again.history[0]["test_loss"] == pytest.approx(result.history[-1]["test_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"personal": "*"}, "^problem: all parameters are personal"),
+        ({"personal": "nrom.*"}, r"^problem: personal = 'nrom.\*' fits no parameter; there are body.weight"),
+        ({"personal": "norm.*", "test": (X[48:], Y[48:], OWNER[48:] + 9)}, "^problem: test has samples of the client"),
+    ],
+)
+def test_mistakes_with_personal_parameters(options, message):
+    with pytest.raises(ValueError, match=message):
+        made(**options)
+    with pytest.raises(ValueError, match=r"^model: client must be a number from 0 to 3, got 4"):
+        fedda.train(stable("fedavg"), made(personal="norm.*"), rounds=1).model(client=4)

@@ -72,6 +72,7 @@ def requirements(
     # Every all-reduce holds the sums of the replies, their weight, and which clients of the cohort replied.
     messages = [DOUBLE * replicas * (sum(shape[-1] for shape in exchange.up) + 1 + cohort) for exchange in exchanges]
     row = problem.dtype.itemsize * sum(1 if isinstance(name, Number) else problem.d for name in algorithm.memory)
+    row += problem.dtype.itemsize * problem.d_personal
     matrix = rows_between(cohorts, clients, world).double()
     away = matrix - matrix.diagonal(dim1=-2, dim2=-1).diag_embed()
     # In every exchange a row travels from its owner to its reader and back.

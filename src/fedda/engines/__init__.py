@@ -3,11 +3,11 @@
 from .counting import CountedClient, Counting, Counts
 from .distributed import Distributed
 from .sequential import Sequential, single_client
-from .simulated import Draws, Engine, Simulation
+from .simulated import PERSONAL, Draws, Engine, Simulation
 from .vectorised import Vectorised
 from .world import SINGLE_PROCESS, SingleProcess, World, join
 
 __all__ = [
-    "SINGLE_PROCESS", "CountedClient", "Counting", "Counts", "Distributed", "Draws", "Engine", "Sequential",
+    "PERSONAL", "SINGLE_PROCESS", "CountedClient", "Counting", "Counts", "Distributed", "Draws", "Engine", "Sequential",
     "Simulation", "SingleProcess", "Vectorised", "World", "join", "single_client",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -16,7 +17,9 @@ from ..aggregation.means import mean
 from ..core import ClientTask, Number, Problem, check_replies
 from .world import SINGLE_PROCESS, SingleProcess
 
+PERSONAL = "personal parameters"  # the memory that holds them
 UNIFORM = -1  # folded into a client's key for its random numbers; batches fold in their number, from 0
+Rate = Callable[[int], Any]
 Replies = tuple[list[Tensor], Tensor]  # the replies, each [..., clients, m], and the clients' weights [..., clients, 1]
 
 
@@ -94,9 +97,13 @@ class Simulation:
         # How many batches an exchange drew last time, by the number of batches drawn before it in the round.
         self.expected: dict[int, int] = {}
 
+    def personalised(self) -> Problem:
+        """The problem as it is evaluated: with the clients' personal parameters, if there are any."""
+        return self.problem.personalised(self.memory[PERSONAL]) if self.problem.d_personal else self.problem
+
     def everyone(self) -> SimulatedCohort:
         """All clients, for the start of a run."""
-        return SimulatedCohort(self, *self.draws.everyone(self.problem.clients))
+        return SimulatedCohort(self, *self.draws.everyone(self.problem.clients), training=False)
 
     def cohort(self, tau: int | Tensor, size: int) -> SimulatedCohort:
         """The clients of round tau, drawn without replacement."""
@@ -121,8 +128,9 @@ class Memory:
 class SimulatedCohort:
     """A Cohort whose clients live in this process: ids [..., r] and their random keys."""
 
-    def __init__(self, simulation: Simulation, ids: Tensor, key: Tensor):
-        self.simulation, self.ids, self.key = simulation, ids, key
+    def __init__(self, simulation: Simulation, ids: Tensor, key: Tensor, training: bool = True):
+        self.simulation, self.ids, self.key, self.training = simulation, ids, key, training
+        self.personal_rate: Rate | None = None  # of the current exchange
         self.size, self.population = ids.shape[-1], simulation.problem.clients
         # Batches drawn in this round: by earlier exchanges, and by all. A second exchange draws fresh ones.
         self.drawn_before = self.drawn_so_far = 0
@@ -136,19 +144,21 @@ class SimulatedCohort:
         return weight[..., None, None].to(self.simulation.problem.dtype)
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
-        self._begin(task)
+        self._begin(task, down)
         return self.simulation.engine.average(self, task, down)
 
     def replies(self, task: ClientTask, *down: Tensor) -> Replies:
-        self._begin(task)
+        self._begin(task, down)
         return self.simulation.engine.replies(self, task, down)
 
-    def _begin(self, task: ClientTask) -> None:
+    def _begin(self, task: ClientTask, down: tuple[Tensor, ...]) -> None:
         if not getattr(task, "on_client", False):
             raise ValueError(
                 f"{getattr(task, '__qualname__', task)} is not a task for clients: mark it with @on_client"
             )
         self.drawn_before, self.task = self.drawn_so_far, task
+        if self.training and self.simulation.problem.d_personal:
+            self.personal_rate = personal_rate(self.simulation.problem, task, down)
 
     def accept_replies(self, clients: ClientStack, replies: tuple[Tensor, ...]) -> Replies:
         """The replies that the server uses, and the clients' weights.
@@ -178,7 +188,7 @@ class ClientStack:
     def __init__(self, cohort: SimulatedCohort, part: slice, stacked: bool):
         self.problem, self.part, self.stacked = cohort.simulation.problem, part, stacked
         self.ids, self.key, self.drawn_before = cohort.ids[..., part], cohort.key[..., part], cohort.drawn_before
-        self.count = self.ids.shape[-1]
+        self.count, self._rate = self.ids.shape[-1], cohort.personal_rate
         self._next, self._uniforms = cohort.drawn_before, 0  # the next batch; random numbers drawn in this exchange
         self._kept = cohort.memory.values
         self._rows = cohort.memory.rows(part) if self._kept else ()
@@ -204,6 +214,23 @@ class ClientStack:
         return rng.uniform(key)[..., None].to(self.problem.dtype).clamp(max=below_one)
 
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
+        if self.problem.d_personal:
+            return self._personal_gradients(points, active)
+        return self._active_gradients(points, active)
+
+    def _personal_gradients(self, points: tuple[Tensor, ...], active: Tensor | None) -> tuple[Tensor, ...]:
+        """The gradients of the shared parameters. The personal ones take a gradient step at the first point."""
+        batch, personal = self._next - self.drawn_before, self.memory[PERSONAL]
+        both = self._active_gradients(tuple(map(self._with_personal, points)), active)
+        if self._rate is not None:
+            self.memory[PERSONAL] = personal - self._rate(batch) * both[0][..., self.problem.d :]
+        return tuple(g[..., : self.problem.d] for g in both)
+
+    def _with_personal(self, x: Tensor) -> Tensor:
+        """The full point of each client: shared parameters, then personal ones."""
+        return torch.cat([self._expand(x), self.memory[PERSONAL]], dim=-1) if self.problem.d_personal else x
+
+    def _active_gradients(self, points: tuple[Tensor, ...], active: Tensor | None) -> tuple[Tensor, ...]:
         if active is None:
             return self._gradients(points)
         if self.count and rng.on_cpu(active) and not bool(active.any()):
@@ -236,7 +263,10 @@ class ClientStack:
 
     def full_gradient(self, x: Tensor) -> Tensor:
         everything = self.problem.everything
-        return self._each(x, lambda at, x: self.problem.gradient(x, everything(int(self.ids[at]))))
+        gradient = self._each(
+            self._with_personal(x), lambda at, x: self.problem.gradient(x, everything(int(self.ids[at])))
+        )
+        return gradient[..., : self.problem.d]
 
     def remember(self, finite: Tensor) -> None:
         """Write the memory of the clients whose replies were finite back into that of all clients."""
@@ -244,7 +274,7 @@ class ClientStack:
             kept[self._rows] = torch.where(finite, self.memory[name], kept[self._rows])
 
     def _expand(self, x: Tensor) -> Tensor:
-        return x.expand(*self.ids.shape, self.problem.d)
+        return x.expand(*self.ids.shape, x.shape[-1])
 
     def _each(self, x: Tensor, gradient: Callable[[tuple[int, ...], Tensor], Tensor]) -> Tensor:
         """A loop over the clients of every replica."""
@@ -255,6 +285,21 @@ class ClientStack:
         for at in torch.cartesian_prod(*[torch.arange(n) for n in self.ids.shape]).view(-1, self.ids.dim()).tolist():
             out[tuple(at)] = gradient(tuple(at), x[tuple(at)])
         return out
+
+
+def personal_rate(problem: Problem, task: ClientTask, down: tuple[Tensor, ...]) -> Rate:
+    """The rate of personal parameters at batch i of an exchange: that of the problem, or else of the algorithm. The
+    step counter is the task's argument `t`; without one, the rate is that of the first steps."""
+    bound = inspect.unwrap(task)
+    algorithm = getattr(bound, "__self__", None)
+    rate = problem.personal_lr
+    if rate is None:
+        rate = getattr(algorithm, "rate", getattr(algorithm, "lr", None))
+    if rate is None:
+        raise ValueError(f"personal: {type(algorithm).__name__} has no lr; give personal_lr")
+    names = list(inspect.signature(bound).parameters)[1:]  # without the client
+    t: Any = down[names.index("t")] if "t" in names else 0
+    return (lambda i: rate(torch.as_tensor(t + i))) if callable(rate) else (lambda i: rate)
 
 
 def concatenate(chunks: Iterator[Replies]) -> Replies:

@@ -48,6 +48,8 @@ class ProblemTable(BaseModel):
     target: str | None = None  # a column of a table
     client: str | None = None  # another one
     trainable: str | list[str] | None = None  # the parameters to train, by patterns
+    personal: str | list[str] | None = None  # those that stay on their clients
+    personal_lr: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _owners_of_a_table(self) -> ProblemTable:
@@ -57,7 +59,7 @@ class ProblemTable(BaseModel):
     @model_serializer(mode="wrap")
     def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without later keys that are None: older files, and names made of them, stay the same."""
-        later = ("validation", "target", "client", "trainable")
+        later = ("validation", "target", "client", "trainable", "personal", "personal_lr")
         return {key: value for key, value in fields(self).items() if key not in later or value is not None}
 
     def build(self, tuning: bool = False) -> Neural:

@@ -64,15 +64,29 @@ class BatchNorms:
     # -- estimation ---------------------------------------------------------------------------------------------
     def estimate(self, evaluation: Evaluation, x: Tensor, weights: Tensor, mine: Shard, add: Sum) -> Tensor:
         """Means and variances at x [replicas, d]: [replicas, size] in float64."""
+        (total,) = add([self.total_moments(evaluation, x, weights, mine)])
+        return self.from_moments(total.view(len(x), -1))
+
+    def total_moments(self, evaluation: Evaluation, x: Tensor, weights: Tensor, mine: Shard) -> Tensor:
+        """The weighted sum of the moments of a shard of the clients, [replicas, size] in float64."""
         total = torch.zeros(len(x), self.size, dtype=torch.float64, device=x.device)
         stacks = torch.split(x, len(x) if evaluation.stacks_replicas else 1)
         for inputs, share in self.batches(evaluation.problem, weights, mine, len(stacks[0])):
             moments = torch.cat([self.moments(evaluation, stack, inputs) for stack in stacks])
             total += (share[:, None] * moments).sum(dim=1)
-        (total,) = add([total])
-        parts = self.split(total.view(len(x), -1))
+        return total
+
+    def from_moments(self, moments: Tensor) -> Tensor:
+        """Means and variances from means and second moments, [..., size]."""
+        parts = self.split(moments)
         pairs = [(mean, (square - mean**2).clamp(min=0)) for mean, square in zip(parts[::2], parts[1::2], strict=True)]
         return torch.cat([part for pair in pairs for part in pair], dim=-1)
+
+    def client_moments(self, evaluation: Evaluation, x: Tensor, client: int) -> Tensor:
+        """The moments of one client's samples at x [replicas, d]: [replicas, size] in float64."""
+        alone = torch.zeros_like(evaluation.problem.sizes, dtype=torch.float64)
+        alone[client] = 1
+        return self.total_moments(evaluation, x, alone, lambda _: slice(client, client + 1))
 
     def batches(self, problem: Neural, weights: Tensor, mine: Shard, replicas: int) -> Iterator[tuple[Any, Tensor]]:
         """Mini-batches [n, batch, ...] of the samples of a shard of the clients, and their weights [n] in the mean.

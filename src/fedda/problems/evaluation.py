@@ -86,8 +86,8 @@ class Evaluation:
         problem = self.problem
         # Not at the start, where a model may be constant, and on samples of all clients: if all samples have the same
         # class or the same loss, every kind of mean is the same.
-        x = problem.point()
-        x = x + 0.1 * torch.sin(torch.arange(problem.d, device=x.device, dtype=x.dtype) * 1.7)
+        x = problem.full_point()
+        x = x + 0.1 * torch.sin(torch.arange(len(x), device=x.device, dtype=x.dtype) * 1.7)
         # In a distributed run each process may have the samples of its clients only, but all have the test set.
         source = next((part for part in (problem.test, problem.validation) if part is not None), problem.data)
         spread = torch.linspace(0, source.samples - 1, 32, device=x.device).long()
@@ -112,7 +112,7 @@ class Evaluation:
         problem = self.problem
         if problem.device.type == "cpu" and convolutional(problem.model):
             return False
-        x = self.with_statistics(problem.point())
+        x = self.with_statistics(problem.full_point())
         inputs = problem.standardised(problem.pick(problem.data, slice(1))).x
         return runs(lambda: vmap(problem.inference, (0, None))(x[None], inputs))
 
@@ -120,7 +120,7 @@ class Evaluation:
     def stacks_batches(self) -> bool:
         """Whether several batches go through the model in training mode at once, for the statistics of BatchNorm."""
         inputs = self.problem.standardised(self.problem.example(2)[1]).x
-        return runs(lambda: vmap(self.problem.forward, (None, 0))(self.problem.point(), inputs))
+        return runs(lambda: vmap(self.problem.forward, (None, 0))(self.problem.full_point(), inputs))
 
     def with_statistics(self, x: Tensor) -> Tensor:
         """The parameters x [d], followed by default statistics if the model has BatchNorm."""

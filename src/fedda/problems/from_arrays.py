@@ -13,7 +13,7 @@ from ..checks import Bound, check, number, one_line
 from ..data.holdout import validation_mask
 from .augment import Augmentation
 from .batchnorm import refuse_synchronised
-from .neural import Batch, Loss, Neural, Scale, cast, freeze_others
+from .neural import Batch, Loss, Neural, Scale, cast, freeze_others, matching
 from .neural import trainable as trained_parameters
 from .randomness import CounterRandom
 from .trees import at, call, first_tensor, map_tensors, tensors_of
@@ -36,6 +36,8 @@ def problem(
     validation: Any = None,
     augment: Augmentation | None = None,
     trainable: str | Sequence[str] | None = None,
+    personal: str | Sequence[str] | None = None,
+    personal_lr: Any = None,
 ) -> Neural:
     """A federated problem from a model, a loss (a mean over the batch) and arrays.
 
@@ -53,6 +55,11 @@ def problem(
 
     `trainable` names the parameters to train, by a pattern such as "head.*" or a list of patterns. All others are
     frozen, like parameters with `requires_grad=False`: they are shared by all clients and never sent.
+
+    `personal` names, by patterns as well, parameters that stay on their clients and are never sent (FedPer, FedBN).
+    Each of a client's mini-batches moves them by one gradient step, with the rate `personal_lr` (a number or a
+    schedule), by default the algorithm's `lr`. A client's samples are evaluated with its own parameters, `test` and
+    `validation` too if they are (x, y, client); without owners, with the mean over clients.
 
     >>> import torch, fedda
     >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
@@ -78,19 +85,38 @@ def problem(
             f"problem: client must be {data.samples} whole numbers or names, one per sample, "
             f"got {owner.dtype} {list(owner.shape)}"
         )
-    owner = np.unique(owner, return_inverse=True)[1]
+    names, owner = np.unique(owner, return_inverse=True)
+
+    owners: dict[str, Tensor] = {}
 
     def other_samples(name: str, pair: Any) -> Batch:
-        return _arrays(name, *_pair(name, pair, "(x, y)"), device, dtype, standard)
+        if isinstance(pair, tuple | list) and len(pair) == 3:
+            pair, client = pair[:2], pair[2]
+            if personal:
+                owners[name] = _numbers_of(name, client, names).to(device)
+        samples = _arrays(name, *_pair(name, pair, "(x, y) or (x, y, client)"), device, dtype, standard)
+        if name in owners and len(owners[name]) != samples.samples:
+            raise ValueError(f"problem: {name} has {samples.samples} samples and {len(owners[name])} clients")
+        return samples
 
     tested = None if test is None else other_samples("test", test)
     validated = None
     if isinstance(validation, tuple | list):
         validated = other_samples("validation", validation)
     elif validation is not None:
-        data, rows, owner, validated = _hold_out(data, rows, owner, check_share("problem", validation))
+        held = validation_samples(
+            "problem", owner, first_tensor(data.y).cpu().numpy(), check_share("problem", validation)
+        )
+        owners["validation"] = torch.as_tensor(owner[held]).to(device)
+        data, rows, owner, validated = _hold_out(data, rows, owner, held)
+    stays = matching("problem", "personal", [n for n, _ in trained_parameters(model)], personal) if personal else set()
+    if len(stays) == len(parameters):
+        raise ValueError("problem: all parameters are personal, so clients have nothing to share")
     ids = torch.as_tensor(owner).to(device)
-    neural = Neural(model, loss, data, ids, batch, tested, init, standard, rows, validated)
+    neural = Neural(
+        model, loss, data, ids, batch, tested, init, standard, rows, validated, sorted(stays), owners if stays else {}
+    )
+    neural.personal_lr = personal_lr
     if augment is not None and not callable(augment):
         raise ValueError(f"problem: augment must be a function of samples, as fedda.augment gives it, got {augment!r}")
     neural.augment = augment
@@ -159,17 +185,25 @@ def validation_samples(name: str, owner: np.ndarray, y: np.ndarray, share: float
 
 
 def _hold_out(
-    data: Batch, rows: Tensor | None, owner: np.ndarray, share: float
+    data: Batch, rows: Tensor | None, owner: np.ndarray, held: np.ndarray
 ) -> tuple[Batch, Tensor | None, np.ndarray, Batch]:
     """The training samples, their rows, their owners, and the samples that are held out."""
     y = first_tensor(data.y)
-    held = validation_samples("problem", owner, y.cpu().numpy(), share)
     train, out = (torch.as_tensor(np.flatnonzero(which)).to(y.device) for which in (~held, held))
     if rows is None:
         return data.map(lambda v: v[train]), None, owner[~held], data.map(lambda v: v[out])
     held_x = map_tensors(lambda v: v.index_select(0, rows[out]), data.x)  # a copy in memory, like the test samples
     train_y, held_y = (at(data.y, index) for index in (train, out))
     return Batch(data.x, train_y), rows[train], owner[~held], Batch(held_x, held_y)
+
+
+def _numbers_of(name: str, client: Any, names: np.ndarray) -> Tensor:
+    """The numbers of the clients that own some held-out samples."""
+    client = np.asarray(client)
+    unknown = np.setdiff1d(client, names)
+    if len(unknown):
+        raise ValueError(f"problem: {name} has samples of the client {unknown[0]!r}, which has no training samples")
+    return torch.as_tensor(np.searchsorted(names, client))
 
 
 def _rows(x: Any, rows: Any) -> Tensor | None:

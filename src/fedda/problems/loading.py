@@ -40,6 +40,8 @@ def load(
     client: str | None = None,
     augment: Augmentation | None = None,
     trainable: str | Sequence[str] | None = None,
+    personal: str | Sequence[str] | None = None,
+    personal_lr: Any = None,
     **options: Any,
 ) -> Neural:
     """A problem from a data set (a name, a .npz, .csv or .parquet file, or a folder of images), a partition over the
@@ -50,8 +52,8 @@ def load(
     first parameters of the model. With `resplit`, training and test samples are joined and divided again, at random
     within each owner. With `validation=0.1`, this share of each client's training samples is held out and gives
     `validation_loss` and `validation_accuracy`, next to the metrics of the test set. With `validation=True`, a fifth of
-    the training samples replaces the test set, as in a sweep. `trainable` names the parameters to train, as in
-    `fedda.problem`.
+    the training samples replaces the test set, as in a sweep. `trainable` names the parameters to train, and
+    `personal` those that stay on their clients, as in `fedda.problem`.
 
     >>> import fedda
     >>> fedda.load("digits", clients=10, partition="dominant_class", rho=0.8, model="mlp", hidden=32).d
@@ -87,10 +89,13 @@ def load(
         clients = len(np.unique(data.client)) if owned and data.client is not None else CLIENTS
     check("load", clients=clients)
     owner = split(partition, data.y, clients, seed, data.client, **partition_options)
+    test_owner: list[Any] = []
     if owned and data.client_test is not None:
         # test only on the clients that take part
         tested = np.isin(np.asarray(data.client_test), np.unique(np.asarray(data.client)[owner >= 0]))
         data = data._replace(x_test=data.x_test[tested], y_test=data.y_test[tested])
+        number = dict(zip(np.asarray(data.client).tolist(), owner.tolist(), strict=True))
+        test_owner = [np.array([number[name] for name in np.asarray(data.client_test)[tested].tolist()])]
 
     def build(seed: int) -> tuple[nn.Module, Loss]:
         if by_name is None:
@@ -107,7 +112,7 @@ def load(
     keep, mapped, validated = owner >= 0, isinstance(data.x, np.memmap), None
     if share is not None:
         held = validation_samples("load", owner, data.y, share)
-        keep, validated = keep & ~held, (np.array(data.x[held]), np.array(data.y[held]))
+        keep, validated = keep & ~held, (np.array(data.x[held]), np.array(data.y[held]), owner[held])
         if data.mean is not None:  # without the samples that are held out
             mean, std = moments(data.x, np.flatnonzero(~held))
             data = data._replace(mean=mean, std=std)
@@ -122,12 +127,14 @@ def load(
         y=data.y[keep],
         client=owner[keep],
         batch=batch,
-        test=(np.array(data.x_test), np.array(data.y_test)),  # copies: arrays of a file are read-only
+        test=(np.array(data.x_test), np.array(data.y_test), *test_owner),  # copies: arrays of a file are read-only
         validation=validated,
         init=None if by_name is None else lambda s: flatten(build(s)[0]),
         scale=scale,
         augment=augment,
         trainable=trainable,
+        personal=personal,
+        personal_lr=personal_lr,
     ).to(device, dtype)
 
 

@@ -15,7 +15,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import rng
-from ..core import Problem
+from ..core import Layout, Problem
+from . import personal
 from .augment import Augmentation
 from .augment import apply as augment
 from .batchnorm import BatchNorms
@@ -84,7 +85,7 @@ class Neural(Problem):
     def __init__(
         self, model: nn.Module, loss: Loss, data: Batch, client: Tensor, batch: int, test: Batch | None,
         init: Callable[[int], Tensor] | None = None, scale: Scale | None = None, rows: Tensor | None = None,
-        validation: Batch | None = None,
+        validation: Batch | None = None, stays: Sequence[str] = (), owners: dict[str, Tensor] | None = None,
     ):  # fmt: skip
         self.model, self.loss, self.batch_size, self.init, self.scale = model, loss, batch, init, scale
         order = torch.argsort(client, stable=True)
@@ -96,11 +97,21 @@ class Neural(Problem):
         self.data = Batch(x, at(data.y, order))
         # How x and y are put together from their tensors; None if both are tensors.
         self.structure = None if all(isinstance(v, Tensor) for v in data) else tree_flatten((data.x, data.y))[1]
-        self.test, self.validation = test, validation
+        self.test, self.validation, self.owners = test, validation, dict[str, Tensor]()
+        for name, owner in (owners or {}).items():  # held-out samples with owners are sorted by them
+            self.owners[name], order = torch.sort(owner, stable=True)
+            part = self.held_out[name]
+            setattr(self, name, Batch(at(part.x, order), at(part.y, order)))
         self.clients = len(self.sizes)
         self.local_clients = slice(0, self.clients)  # the clients whose samples this process has
-        self.d = flatten(model).numel()
-        self.chain = None if self.structure else Chain.of(model, loss, tuple(data.x.shape[1:]))
+        self.personal = tuple(stays)  # the names of the parameters that stay on their clients
+        self.personal_values: Tensor | None = None  # those of each client, for evaluation
+        names = [name for name, _ in trainable(model)]
+        self.d_personal = sum(p.numel() for name, p in trainable(model) if name in self.personal)
+        self.d = flatten(model).numel() - self.d_personal
+        self.chain = None
+        if self.structure is None and names == [name for name, _ in trainable(model, self.personal)]:
+            self.chain = Chain.of(model, loss, tuple(data.x.shape[1:]))
         if self.chain is not None and not all(self.chain.takes(part.y) for part in (data, *self.held_out.values())):
             self.chain = None
         self._rebuild_caches()
@@ -157,6 +168,7 @@ class Neural(Problem):
         moved.data = cast(data, moved.dtype, moved.scale, device)
         for name, part in self.held_out.items():
             setattr(moved, name, cast(part, moved.dtype, moved.scale, device))
+        moved.owners = {name: owner.to(device) for name, owner in self.owners.items()}
         moved._rebuild_caches()
         return moved
 
@@ -172,18 +184,54 @@ class Neural(Problem):
         return part
 
     @property
-    def layout(self) -> list[tuple[str, tuple[int, ...]]]:
+    def layout(self) -> Layout:
         """Names and shapes of the parameters, in the order of the flat vector."""
-        return [(name, tuple(p.shape)) for name, p in trainable(self.model)]
+        return [(name, tuple(p.shape)) for name, p in trainable(self.model) if name not in self.personal]
+
+    @property
+    def personal_layout(self) -> Layout:
+        return [(name, tuple(p.shape)) for name, p in trainable(self.model) if name in self.personal]
 
     def start(self, seed: int) -> Tensor:
         """The first point: the parameters of the model, or those of `init(seed)`."""
-        x = self.init(seed) if self.init else self.point()
-        return x.to(device=self.device, dtype=self.dtype)
+        return self._first(seed)[: self.d]
+
+    def personal_start(self, seed: int) -> Tensor:
+        return self._first(seed)[self.d :]
+
+    def _first(self, seed: int) -> Tensor:
+        if self.init is None:
+            return self.full_point()
+        x = self.init(seed).to(device=self.device, dtype=self.dtype)
+        if not self.personal:
+            return x
+        # `init` gives all parameters in the order of the module
+        parameters = trainable(self.model)
+        parts = dict(zip([name for name, _ in parameters], x.split([p.numel() for _, p in parameters]), strict=True))
+        return torch.cat([parts[name] for name, _ in trainable(self.model, self.personal)])
 
     def point(self) -> Tensor:
-        """The parameters of the model as one vector."""
-        return flatten(self.model)
+        """The shared parameters of the model as one vector."""
+        return self.full_point()[: self.d]
+
+    def full_point(self) -> Tensor:
+        """All parameters of the model that are trained: the shared ones, then the personal ones."""
+        return flatten(self.model, self.personal)
+
+    def personalised(self, personal: Tensor) -> Neural:
+        other = copy.copy(self)
+        other.personal_values = personal.reshape(-1, *personal.shape[-2:])
+        other._evaluation = copy.copy(self._evaluation)
+        other._evaluation.problem = other
+        return other
+
+    @property
+    def local_statistics(self) -> Tensor:
+        """Which statistics of BatchNorm stay on their clients, [size]: those of layers with personal parameters."""
+        norms = self.batch_norms
+        flags = [any(name.startswith(f"{layer}.") for name in self.personal) for layer in norms.layers]
+        widths = torch.tensor([2 * width for width in norms.widths])
+        return torch.tensor(flags).repeat_interleave(widths).to(self.device)
 
     # -- batches ------------------------------------------------------------------------------------------------
     def batch(self, ids: Tensor, key: Tensor) -> Batch:
@@ -222,7 +270,7 @@ class Neural(Problem):
         """A stack of n points and their batches, for measurements."""
         clients = self.local_clients
         ids = clients.start + torch.arange(n, device=self.device) % (clients.stop - clients.start)
-        return self.point().expand(n, self.d).contiguous(), self.batch(ids, ids)
+        return self.full_point().expand(n, -1).contiguous(), self.batch(ids, ids)
 
     def everything(self, client: int) -> Batch:
         """All samples of a client. Its random layers take the same numbers each time, those of the client."""
@@ -263,15 +311,15 @@ class Neural(Problem):
         if self.random and key is None:
             key = torch.zeros((), dtype=torch.int64, device=x.device)
         with nullcontext() if key is None else CounterRandom(key):
-            return functional_call(model, unflatten(model, x), *arguments(inputs), tie_weights=False)
+            return functional_call(model, unflatten(model, x, self.personal), *arguments(inputs), tie_weights=False)
 
     def inference(self, point: Tensor, inputs: Any) -> Any:
         """The output of the model in evaluation mode; `point` is its parameters, then any BatchNorm statistics."""
         if not (self.batch_norms.layers or self.random):
             return self.forward(point, inputs)
-        x, statistics = torch.split(point, [self.d, self.batch_norms.size])
+        x, statistics = torch.split(point, [self.d + self.d_personal, self.batch_norms.size])
         model = self.batch_norms.evaluation
-        named = unflatten(model, x) | self.batch_norms.named(statistics)
+        named = unflatten(model, x, self.personal) | self.batch_norms.named(statistics)
         return functional_call(model, named, *arguments(inputs), tie_weights=False)
 
     def objective(self, x: Tensor, inputs: Any, targets: Any, key: Tensor | None = None) -> Tensor:
@@ -293,11 +341,12 @@ class Neural(Problem):
             return gradient(self.objective, x, *self.standardised(batch))
 
     def gradients(self, x: Tensor, batch: Batch) -> Tensor:
-        """The gradients of a stack. x [points, ..., c, d] has one leading axis more than the batch: points share it."""
+        """The gradients of a stack. x [points, ..., c, d] has one leading axis more than the batch: points share it.
+        Personal parameters follow the shared ones in x."""
         lead = x.dim() - 2
         if lead > 1:
             batch = batch.map(lambda v: v.flatten(0, lead - 1))
-        gradients: Tensor = self.gradient_paths(x.reshape(-1, self.d), batch)
+        gradients: Tensor = self.gradient_paths(x.reshape(-1, x.shape[-1]), batch)
         return gradients.view(x.shape)
 
     def bytes_per_client(self) -> int:
@@ -313,9 +362,9 @@ class Neural(Problem):
             if self.batch_norms.layers or self.random:  # these need a whole batch
                 batch = self.standardised(self.example(1)[1].map(lambda v: v[0]))
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-                self.objective(self.point().requires_grad_(), *batch)
+                self.objective(self.full_point().requires_grad_(), *batch)
             samples = sum(v.nbytes for v in tree_leaves((batch.x, batch.y)))
-            self._client_bytes = 4 * sum(saved) + 2 * samples + 16 * self.point().nbytes
+            self._client_bytes = 4 * sum(saved) + 2 * samples + 16 * self.full_point().nbytes
         return self._client_bytes
 
     # -- evaluation ---------------------------------------------------------------------------------------------
@@ -330,11 +379,27 @@ class Neural(Problem):
         over all processes, for the statistics of BatchNorm."""
         points = x.reshape(-1, self.d)
         with self.arithmetic():
-            if self.batch_norms.layers:
-                statistics = self.batch_norms.estimate(self._evaluation, points, weights, mine, add)
-                points = torch.cat([points, statistics.to(x.dtype)], dim=-1)
-            totals = self._evaluation(points, weights, mine)
+            if self.personal:
+                totals = personal.totals(self, self._evaluation, points, weights, mine, add)
+            else:
+                if self.batch_norms.layers:
+                    statistics = self.batch_norms.estimate(self._evaluation, points, weights, mine, add)
+                    points = torch.cat([points, statistics.to(x.dtype)], dim=-1)
+                totals = self._evaluation(points, weights, mine)
         return {name: (total.view(x.shape[:-1]), weight) for name, (total, weight) in totals.items()}
+
+    @torch.no_grad()
+    def named_values(self, x: Tensor, weights: Tensor | None = None, client: int | None = None) -> dict[str, Tensor]:
+        """The trained parameters and the statistics of BatchNorm at x [d], by name. Personal parameters are those of
+        `client`, or else the mean over clients."""
+        if not self.personal:
+            return unflatten(self.model, x) | self.statistics(x, weights)
+        weights = torch.ones_like(self.sizes, dtype=torch.float64) if weights is None else weights
+        points, mean = personal.client_points(self, self._evaluation, x[None], weights, whole_range)
+        point = mean[0] if client is None else points[0, client]
+        named = unflatten(self.model, point[: self.d + self.d_personal], self.personal)
+        norms = self.batch_norms
+        return named | (norms.named(point[self.d + self.d_personal :]) if norms.layers else {})
 
     @torch.no_grad()
     def statistics(self, x: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
@@ -369,14 +434,16 @@ def freeze_others(owner: str, model: nn.Module, patterns: str | Sequence[str] | 
             parameter.requires_grad_(name in kept)
 
 
-def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that are trained; frozen ones (`requires_grad_(False)`) are constants."""
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+def trainable(model: nn.Module, last: Sequence[str] = ()) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are trained, those in `last` at the end; frozen ones (`requires_grad_(False)`) are
+    constants."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return sorted(named, key=lambda entry: entry[0] in last) if last else named
 
 
-def unflatten(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The parameters by name, as views of the flat vector x [d]."""
-    parameters = [p for _, p in trainable(model)]
+def unflatten(model: nn.Module, x: Tensor, last: Sequence[str] = ()) -> dict[str, Tensor]:
+    """The parameters by name, as views of the flat vector x [d]. Those in `last` are at its end."""
+    parameters = [p for _, p in trainable(model, last)]
     parts = torch.split(x, [p.numel() for p in parameters])
     values = {id(p): part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
     # All names of a tied parameter, but only one name of a module that is used twice. With `tie_weights`,
@@ -389,9 +456,9 @@ def unflatten(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     }
 
 
-def flatten(model: nn.Module) -> Tensor:
-    """The parameters as one vector, in the order of `named_parameters`."""
-    return torch.cat([p.detach().flatten() for _, p in trainable(model)])
+def flatten(model: nn.Module, last: Sequence[str] = ()) -> Tensor:
+    """The parameters as one vector, in the order of `named_parameters`, those in `last` at the end."""
+    return torch.cat([p.detach().flatten() for _, p in trainable(model, last)])
 
 
 def cast(data: Batch, dtype: torch.dtype, scale: Scale | None = None, device: Device = None) -> Batch:
