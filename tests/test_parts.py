@@ -260,3 +260,18 @@ def test_mistakes_with_personal_parameters(options, message):
         made(**options)
     with pytest.raises(ValueError, match=r"^model: client must be a number from 0 to 3, got 4"):
         fedda.train(stable("fedavg"), made(personal="norm.*"), rounds=1).model(client=4)
+
+
+# -- GroupNorm --------------------------------------------------------------------------------------------------------
+def test_batch_norms_become_group_norms():
+    network = nn.Sequential(nn.Conv2d(1, 12, 3), nn.BatchNorm2d(12), nn.Sequential(nn.BatchNorm2d(12, affine=False)))
+    nn.init.normal_(network[1].weight)
+    network[1].bias.requires_grad_(False)
+    other = fedda.to_group_norm(network.double(), groups=8)
+    assert isinstance(network[1], nn.BatchNorm2d) and isinstance(other[2][0], nn.GroupNorm) and not other[2][0].affine
+    x = torch.randn(2, 12, 4, 4, dtype=torch.float64)
+    expected = F.group_norm(x, 6, network[1].weight, network[1].bias)
+    assert torch.equal(other[1](x), expected) and other[1].num_groups == 6 and not other[1].bias.requires_grad
+    assert isinstance(fedda.to_group_norm(nn.BatchNorm1d(7)), nn.GroupNorm)
+    with pytest.raises(ValueError, match=r"^to_group_norm: groups must be"):
+        fedda.to_group_norm(network, groups=0)

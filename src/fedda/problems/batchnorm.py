@@ -17,6 +17,7 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import rng
+from ..checks import count
 from .trees import at, first_tensor
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .neural import Neural
 
 SAMPLES = 10_000  # for an estimate, approximately, over all clients
+GROUPS = 32  # of a GroupNorm, at most
 AT_ONCE = 2_000  # samples that the model takes at once, over all replicas: more is not faster and takes memory
 
 
@@ -173,3 +175,31 @@ def refuse_synchronised(model: nn.Module) -> None:
 def _copy(model: nn.Module) -> nn.Module:
     """A copy of the module that shares its parameters."""
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+
+def to_group_norm(module: nn.Module, groups: int = GROUPS) -> nn.Module:
+    """A copy of a module with a GroupNorm (Wu, He 2018) in place of each BatchNorm, with the same scale and offset.
+
+    A layer gets the largest number of groups that divides its channels and is at most `groups`.
+
+    >>> to_group_norm(nn.Sequential(nn.Conv2d(1, 48, 3), nn.BatchNorm2d(48)))[1]
+    GroupNorm(24, 48, eps=1e-05, affine=True)
+    """
+    count("to_group_norm", "groups", groups)
+    if isinstance(module, _BatchNorm):
+        return _group_norm(module, groups)
+    converted = copy.deepcopy(module)
+    for parent in list(converted.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, _group_norm(child, groups))
+    return converted
+
+
+def _group_norm(layer: _BatchNorm, groups: int) -> nn.GroupNorm:
+    channels = layer.num_features
+    most = max(n for n in range(1, min(groups, channels) + 1) if channels % n == 0)
+    norm = nn.GroupNorm(most, channels, layer.eps, layer.affine).train(layer.training)
+    if layer.affine:
+        norm.weight, norm.bias = (nn.Parameter(p.detach().clone(), p.requires_grad) for p in (layer.weight, layer.bias))
+    return norm
