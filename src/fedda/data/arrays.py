@@ -1,5 +1,6 @@
 """From raw arrays to a `Dataset`, with checks of layouts, labels and lengths; errors name the file."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,6 +110,15 @@ def class_numbers(
         if low < 0 or high > top:
             raise BadFile(where, f"{name} must hold classes from 0 to {top}, got {low if low < 0 else high}")
     new = [part.astype(np.int64) for part in parts]
+    present = np.unique(np.concatenate(new))
+    if labels is None and len(present) <= present[-1]:
+        absent = np.setdiff1d(np.arange(present[-1] + 1), present)
+        some = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
+        warnings.warn(
+            f"{where}: the classes {some} have no sample; the model gets {present[-1] + 1} classes, number them from 0 "
+            "without gaps for fewer",
+            stacklevel=2,
+        )
     classes = labels or 1 + int(max(part.max() for part in new))
     return new[0], None if y_test is None else new[1], classes, None
 

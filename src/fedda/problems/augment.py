@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from .. import rng
 from ..checks import Bound, count, number
+from ..registry import augmentations
 from .trees import first_tensor, map_tensors
 
 Uniform = Callable[..., Tensor]
@@ -56,6 +57,7 @@ def _kinds(samples: Any) -> str:
     return str(kinds)
 
 
+@augmentations.register("flip")
 @dataclass(frozen=True)
 class Flip:
     """Mirror an image left to right, with probability 1/2."""
@@ -65,6 +67,7 @@ class Flip:
         return torch.where(mirrored.view(-1, *[1] * (x.dim() - 1)), x.flip(-1), x)
 
 
+@augmentations.register("crop")
 @dataclass(frozen=True)
 class Crop:
     """Shift an image by up to `pad` pixels in each direction; what comes in from outside is 0."""
@@ -86,6 +89,7 @@ class Crop:
         return moved.masked_fill(~inside[:, None], 0)
 
 
+@augmentations.register("cutout")
 @dataclass(frozen=True)
 class Cutout:
     """Set a square of `size` pixels at a random position to 0 (DeVries, Taylor 2017); it may reach over the edge."""
@@ -103,6 +107,7 @@ class Cutout:
         return x.masked_fill(hole[:, None], 0)
 
 
+@augmentations.register("noise")
 @dataclass(frozen=True)
 class AddNoise:
     """Add normal noise with deviation `std`, in the units in which the samples are stored (0 to 255 for bytes)."""
@@ -134,6 +139,7 @@ class Compose:
 flip, crop, cutout, noise = Flip, Crop, Cutout, AddNoise  # `fedda.augment.crop(4)`
 
 
+@augmentations.register("crop_flip")
 def crop_flip(pad: int = 4) -> Compose:
     """The usual augmentation for small images: `crop(pad)`, then `flip()`."""
     return Compose((Crop(pad), Flip()))
@@ -142,3 +148,26 @@ def crop_flip(pad: int = 4) -> Compose:
 def compose(*parts: Augmentation) -> Compose:
     """One augmentation after the other."""
     return Compose(parts)
+
+
+def named(owner: str, augment: Any) -> Augmentation | None:
+    """An augmentation from its name, from a table such as {"kind": "crop", "pad": 2}, or from a list of these; a
+    function stays as it is.
+
+    >>> named("problem", ["flip", {"kind": "crop", "pad": 2}])
+    Compose(parts=(Flip(), Crop(pad=2)))
+    """
+    if augment is None or callable(augment):
+        return augment  # type: ignore[no-any-return]
+    if isinstance(augment, list | tuple) and augment:
+        parts = [named(owner, part) for part in augment]
+        return compose(*(part for part in parts if part is not None))
+    table = {"kind": augment} if isinstance(augment, str) else augment
+    if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
+        raise ValueError(
+            f'{owner}: augment must be a name, a table such as {{kind = "crop", pad = 4}}, a list of these, or a '
+            f"function, got {augment!r}"
+        )
+    entry = augmentations.find(table["kind"])
+    made: Augmentation = entry(**{key: value for key, value in table.items() if key != "kind"})
+    return made

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..checks import Bound, check, number, one_line
 from ..data.holdout import validation_mask
-from .augment import Augmentation
+from .augment import named as named_augmentation
 from .batchnorm import refuse_synchronised
 from .neural import Batch, Loss, Neural, Scale, cast, freeze_others, matching
 from .neural import trainable as trained_parameters
@@ -34,7 +34,7 @@ def problem(
     scale: tuple[Any, Any] | None = None,
     rows: Any = None,
     validation: Any = None,
-    augment: Augmentation | None = None,
+    augment: Any = None,
     trainable: str | Sequence[str] | None = None,
     personal: str | Sequence[str] | None = None,
     personal_lr: Any = None,
@@ -51,7 +51,8 @@ def problem(
     `validation` is a share, such as 0.1, of each client's samples to hold out, or a pair (x, y) of other samples; the
     rows of metrics get `validation_loss` and, for classes, `validation_accuracy`.
 
-    `augment` changes training samples at random, as they are drawn: see `fedda.augment`.
+    `augment` changes training samples at random, as they are drawn: a function as in `fedda.augment`, or the name of
+    one, such as "crop_flip" or {"kind": "crop", "pad": 2}, or a list of these.
 
     `trainable` names the parameters to train, by a pattern such as "head.*" or a list of patterns. All others are
     frozen, like parameters with `requires_grad=False`: they are shared by all clients and never sent.
@@ -117,9 +118,7 @@ def problem(
         model, loss, data, ids, batch, tested, init, standard, rows, validated, sorted(stays), owners if stays else {}
     )
     neural.personal_lr = personal_lr
-    if augment is not None and not callable(augment):
-        raise ValueError(f"problem: augment must be a function of samples, as fedda.augment gives it, got {augment!r}")
-    neural.augment = augment
+    neural.augment = named_augmentation("problem", augment)
     norms = neural.batch_norms
     for part in (neural.data, *neural.held_out.values()):
         refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))))

@@ -16,7 +16,6 @@ from ..data.partition import ARGUMENTS, split
 from ..registry import Entry, models, partitions
 from . import models as _models  # noqa: F401  registers the models
 from . import sequences as _sequences  # noqa: F401  as above
-from .augment import Augmentation
 from .from_arrays import check_share, problem, validation_samples
 from .neural import Device, Loss, Neural, flatten, freeze_others
 
@@ -38,7 +37,7 @@ def load(
     loss: Loss | None = None,
     target: str | None = None,
     client: str | None = None,
-    augment: Augmentation | None = None,
+    augment: Any = None,
     trainable: str | Sequence[str] | None = None,
     personal: str | Sequence[str] | None = None,
     personal_lr: Any = None,
@@ -90,7 +89,13 @@ def load(
     check("load", clients=clients)
     owner = split(partition, data.y, clients, seed, data.client, **partition_options)
     test_owner: list[Any] = []
-    if owned and data.client_test is not None:
+    if owned and data.client is not None and data.client_test is not None:
+        only_tested = np.setdiff1d(np.asarray(data.client_test), np.asarray(data.client))
+        if len(only_tested) and clients == len(np.unique(data.client)):
+            some = ", ".join(map(str, only_tested[:5])) + (", ..." if len(only_tested) > 5 else "")
+            warnings.warn(
+                f"{name}: {len(only_tested)} clients have test samples only and do not take part: {some}", stacklevel=2
+            )
         # test only on the clients that take part
         tested = np.isin(np.asarray(data.client_test), np.unique(np.asarray(data.client)[owner >= 0]))
         data = data._replace(x_test=data.x_test[tested], y_test=data.y_test[tested])
