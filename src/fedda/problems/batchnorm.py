@@ -182,8 +182,8 @@ def to_group_norm(module: nn.Module, groups: int = GROUPS) -> nn.Module:
 
     A layer gets the largest number of groups that divides its channels and is at most `groups`.
 
-    >>> to_group_norm(nn.Sequential(nn.Conv2d(1, 48, 3), nn.BatchNorm2d(48)))[1]
-    GroupNorm(24, 48, eps=1e-05, affine=True)
+    >>> to_group_norm(nn.Sequential(nn.Conv2d(1, 48, 3), nn.BatchNorm2d(48)))[1].num_groups
+    24
     """
     count("to_group_norm", "groups", groups)
     if isinstance(module, _BatchNorm):

@@ -1,6 +1,7 @@
 """A federated problem from a user's model, loss and arrays, with checks that they fit together."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..checks import Bound, check, number, one_line
+from ..checks import POSITIVE, Bound, check, number, one_line
 from ..data.holdout import validation_mask
 from .augment import named as named_augmentation
 from .batchnorm import refuse_synchronised
@@ -80,7 +81,7 @@ def problem(
     standard = None if scale is None else _scale(scale, device, dtype)
     rows = _rows(x, rows)
     data = _arrays("x and y", x, y, device, dtype, standard, rows)
-    owner = np.zeros(data.samples, dtype=np.int64) if client is None else np.asarray(client)
+    owner = np.zeros(data.samples, dtype=np.int64) if client is None else _array(client)
     if owner.shape != (data.samples,) or owner.dtype.kind not in "iuUS":
         raise ValueError(
             f"problem: client must be {data.samples} whole numbers or names, one per sample, "
@@ -117,11 +118,14 @@ def problem(
     neural = Neural(
         model, loss, data, ids, batch, tested, init, standard, rows, validated, sorted(stays), owners if stays else {}
     )
+    if personal_lr is not None and not callable(personal_lr):
+        number("problem", "personal_lr", personal_lr, POSITIVE)
     neural.personal_lr = personal_lr
     neural.augment = named_augmentation("problem", augment)
     norms = neural.batch_norms
     for part in (neural.data, *neural.held_out.values()):
         refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))))
+        refuse_targets(norms.evaluation, loss, neural, part)
     first = neural.standardised(neural.pick(neural.data, slice(2)))
     if norms.layers:  # these need a whole batch, even if there is only one sample
         first = neural.standardised(neural.pick(neural.data, torch.arange(batch, device=device) % data.samples))
@@ -134,16 +138,55 @@ def problem(
     return neural
 
 
-def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch) -> None:
+def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch, which: str = "") -> None:
     """Refuse a model and a loss that do not fit the data."""
+    output: Any = None
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            value: Any = loss(call(copy.deepcopy(model), samples.x), samples.y)
+            output = call(copy.deepcopy(model), samples.x)
+            value: Any = loss(output, samples.y)
     except Exception as why:
-        raise ValueError(f"problem: the model and the loss cannot take this data: {one_line(why)}") from why
+        if output is not None and not isinstance(output, Tensor):
+            which += f"; the model returns a {type(output).__name__}, of which the loss must take its part"
+        raise ValueError(f"problem: the model and the loss cannot take this data: {one_line(why)}{which}") from why
     if not isinstance(value, Tensor) or value.dim() != 0:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"problem: the loss must be a function to one number, the mean over the batch, got {got}")
+
+
+def refuse_targets(model: nn.Module, loss: Loss, neural: Neural, part: Batch) -> None:
+    """Refuse targets that the loss cannot take, wherever they are, and a loss that is a sum over the batch."""
+    y, index = first_tensor(part.y), torch.arange(min(8, part.samples))
+    if not y.is_floating_point():  # also the samples with the smallest and the largest targets
+        flat = y.flatten(1) if y.dim() > 1 else y[:, None]
+        low, high = flat.amin(dim=1), flat.amax(dim=1)
+        index = torch.stack([low.argmin(), high.argmax(), high.argmin(), low.argmax()])
+        part_y = f" (the targets are from {int(low.min())} to {int(high.max())})"
+        refuse_mismatch(model, loss, neural.standardised(neural.pick(part, index)), part_y)
+    x, y = neural.standardised(neural.pick(part, index))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        output = call(copy.deepcopy(model), x)
+
+        def of(rows: list[int]) -> float:
+            return float(loss(at(output, rows), at(y, rows)))
+
+        try:
+            rows = list(range(len(index)))
+            each, once, twice = [of([i]) for i in rows], of(rows), of(rows + rows)
+        except Exception:  # the loss cannot take one sample, or outputs have no axis of samples
+            return
+    for i, value in enumerate(each):
+        if not math.isfinite(value):
+            target = first_tensor(y)[i].flatten()[:4].tolist()
+            raise ValueError(
+                f"problem: the loss of a sample with the target {str(target).strip('[]')} is not finite; leave such "
+                "samples out (a loss with ignore_index is NaN if all targets are ignored)"
+            )
+    if math.isclose(twice, 2 * once, rel_tol=1e-4) and abs(once) > 1e-6:
+        raise ValueError(
+            "problem: the loss must be the mean over the batch, and this one is the sum: it is twice as large for "
+            "the same samples twice; take reduction='mean'"
+        )
 
 
 def has_random_layers(model: nn.Module, x: Any) -> bool:
@@ -205,10 +248,18 @@ def _numbers_of(name: str, client: Any, names: np.ndarray) -> Tensor:
     return torch.as_tensor(np.searchsorted(names, client))
 
 
+def _array(values: Any) -> np.ndarray:
+    """The values as an array; an empty one if they are ragged."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError):
+        return np.empty((0,), dtype=object)
+
+
 def _rows(x: Any, rows: Any) -> Tensor | None:
     """The rows of the samples in a file that is mapped into memory; None for other arrays."""
     leaves = tree_leaves(x) if isinstance(x, tuple | dict) else [x]
-    if not all(isinstance(v, np.memmap) for v in leaves):
+    if not leaves or not all(isinstance(v, np.memmap) for v in leaves):
         if rows is not None:
             raise ValueError("problem: rows need an x that is mapped into memory, by np.load(mmap_mode='r')")
         return None
@@ -222,7 +273,8 @@ def _rows(x: Any, rows: Any) -> Tensor | None:
 def _arrays(
     name: str, x: Any, y: Any, device: torch.device, dtype: torch.dtype, scale: Scale | None, rows: Tensor | None = None
 ) -> Batch:  # fmt: skip
-    x, y = tensors_of(x), tensors_of(y)
+    both = ("x", "y") if name == "x and y" else (f"the x of {name}", f"the y of {name}")
+    x, y = (tensors_of(f"problem: {called}", v) for called, v in zip(both, (x, y), strict=True))
     if scale is not None and not isinstance(x, Tensor):
         raise ValueError("problem: scale needs an x that is one array; standardise the parts of a tuple or dict first")
     shapes, leaves = (map_tensors(lambda v: list(v.shape), (x, y)), tree_leaves((x, y)))

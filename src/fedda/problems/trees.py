@@ -54,15 +54,33 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
     return model(*args, **kwargs)
 
 
-def tensors_of(values: Any) -> Any:
+def tensors_of(owner: str, values: Any) -> Any:
     """A user's array as a tensor; of a tuple or dict of arrays, each of them. A list, and a tuple of numbers, are one
-    array."""
-    if isinstance(values, Mapping):
-        return {name: tensors_of(value) for name, value in values.items()}
-    if isinstance(values, tuple) and not all(np.isscalar(v) for v in values):
-        return tuple(map(tensors_of, values))
+    array.
+
+    >>> tensors_of("problem: y", ["cat", "dog"])
+    Traceback (most recent call last):
+    ValueError: problem: y must be numbers, got texts; number them: names, y = np.unique(y, return_inverse=True)
+    """
+    if isinstance(values, Mapping) and values:
+        return {name: tensors_of(f"{owner}[{name!r}]", value) for name, value in values.items()}
+    if isinstance(values, tuple) and values and not all(np.isscalar(v) for v in values):
+        return tuple(tensors_of(f"{owner}[{i}]", value) for i, value in enumerate(values))
     if isinstance(values, Tensor):
         return values
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError):
+        array = np.asarray(None)
+    if array.dtype.kind in "US":
+        raise ValueError(
+            f"{owner} must be numbers, got texts; number them: names, y = np.unique(y, return_inverse=True)"
+        )
+    if array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{owner} must be one array with all samples, of equal shapes, got {type(values).__name__}; join the "
+            "arrays of clients by torch.cat, and name the owner of each sample in client"
+        )
     with warnings.catch_warnings():  # a mapped file is read-only, and we never write to it
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.as_tensor(np.asarray(values))
+        return torch.as_tensor(array)
