@@ -407,7 +407,7 @@ BAD = [
     ("folder", lambda f: (f / "pets" / "empty").mkdir(parents=True), "pets/empty: must hold images"),
     ("folder", lambda f: (f / "pets").mkdir(), "pets: must hold a folder of images for each class, two or more, got 0"),
     ("folder", lambda f: as_folder(write_folder(f)[1]), "cat/1.png: must be an image, got a folder"),
-    ("folder", lambda f: (f / "pets").write_text(""), "pets: must be a .npz, .csv or .parquet file, or a folder"),
+    ("folder", lambda f: (f / "pets").write_text(""), "pets: must be a .npz, .csv, .parquet or LEAF .json file, or a folder"),
 ]  # fmt: skip
 
 

@@ -158,11 +158,12 @@ def test_a_run_on_two_ranks_is_the_run_on_one(one, two):
     assert json.loads((two / "environment.json").read_text())["processes"] == 2
 
 
-@pytest.mark.parametrize("cohort", [3, 5])
-def test_ranks_agree_on_batchnorm_s_statistics(tmp_path, cohort):
+@pytest.mark.parametrize("cohort, personal", [(3, "2.*"), (5, "[26].*"), (5, None)])
+def test_ranks_agree_on_batchnorm_s_statistics_and_personal_parameters(tmp_path, cohort, personal):
     """Each estimates with its clients alone, also where it holds no other samples (everybody in every round)."""
     problem = {"data": "digits", "clients": 5, "batch": 8, "validation": 0.1}
     problem |= {"model": "cnn", "filters": 4, "layers": 2, "norm": "batch"}
+    problem |= {"personal": personal} if personal else {}
     words = {"rounds": 2, "cohort": cohort, "seeds": [0], "problem": problem, "algorithms": {"fedavg": {"lr": 0.05}}}
     experiment = write(tmp_path / "norm.toml", name="norm", **words)
     done = fedda("run", experiment, "--out", tmp_path / "one")

@@ -115,7 +115,7 @@ def test_a_state_dict_is_a_start():
     (lambda: fedda.train(fedda.make("fedavg"), made(), 1).model(seed=4), "seed must be one of 0, got 4"),
     (lambda: fedda.train(fedda.make("fedavg"), fedda.Quadratic([[1.0]], [[1.0]]), 1).model(), "has no network, it is a Quadratic"),
     (lambda: made(augment=lambda x, uniform: x[:, :2]), "must return samples of the same shape and dtype"),
-    (lambda: made(augment=3), "augment must be a function"),
+    (lambda: made(augment=3), "augment must be a name, a table"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(ask, line):
     with pytest.raises(ValueError, match=line) as raised:

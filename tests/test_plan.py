@@ -16,6 +16,7 @@ from fedda.experiments import find
 from fedda.experiments.ranks import Ranks
 from fedda.experiments.runner import build_problem
 from fedda.plan import drawn_cohorts, measure_rounds, plan, repeat_clients, requirements, rows_between, worlds
+from fedda.problems.neural import Batch
 from ranks import fine, spawn
 
 K, R, ROUNDS, SEEDS = 13, 6, 5, [0, 3]
@@ -133,10 +134,11 @@ def test_rows_are_those_of_the_engine(clients, cohort, world):
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 def by_hand(name, clients, cohorts, world, **params):
     """Of a problem whose numbers are known: ten parameters, five samples of 10 bytes each per client."""
-    data = SimpleNamespace(x=torch.zeros(25, 1, dtype=torch.float16), y=torch.zeros(25, dtype=torch.int64))
+    data = Batch(torch.zeros(25, 1, dtype=torch.float16), torch.zeros(25, dtype=torch.int64))
+    tested = Batch(torch.zeros(70, dtype=torch.uint8), ())
     problem = SimpleNamespace(
         d=10, dtype=torch.float32, device=torch.device("cpu"), layout=[("w", (10,))], data=data, sizes=torch.full((5,), 5),
-        held_out={"test": (torch.zeros(70, dtype=torch.uint8),)}, bytes_per_client=lambda: 10**8,
+        d_personal=0, held_out={"test": tested}, bytes_per_client=lambda: 10**8,
     )  # fmt: skip
     return requirements(fedda.make(name, **params), problem, 500, clients, cohorts, world)
 

@@ -42,7 +42,7 @@ ALLOWED = {
     "arguments": BASE | {"aggregation", "core", "engines"},
     "run": BASE | {"aggregation", "arguments", "core", "engines", "rows"},
     "rows": {"core"},
-    "training": BASE | {"arguments", "core", "problems", "rules", "run"},
+    "training": BASE | {"arguments", "core", "engines", "problems", "rules", "run"},
     "testing": BASE | {"aggregation", "core", "engines", "problems", "rules", "run"},
     "runs": {"files"},
     "report": {"files", "runs"},

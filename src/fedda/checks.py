@@ -91,7 +91,8 @@ def number(owner: str, name: str, value: Any, bound: Bound) -> None:
         real = isinstance(value, Real) and not isinstance(value, bool)
         good = real and math.isfinite(value) and bool(bound.holds(value))
     if not good:
-        raise ValueError(f"{owner}: {name} must be {bound.text}, got {shown(value)}")
+        text = " (a text, write the number without quotes)" if isinstance(value, str) else ""
+        raise ValueError(f"{owner}: {name} must be {bound.text}, got {shown(value)}{text}")
 
 
 def count(owner: str, name: str, value: Any, at_most: int | None = None) -> None:

@@ -173,6 +173,8 @@ class Problem:
     d: int
     sizes: Tensor  # samples of each client, [clients]
     batch_size: int = 1  # samples in a mini-batch
+    d_personal: int = 0  # parameters that stay on their clients; they follow the d shared ones in a point
+    personal_lr: Any = None  # their rate; None for that of the algorithm
     max_rate: float = math.inf  # a larger first effective rate is refused
     gradient_paths: Any = None  # for networks: the way in which the gradients of a stack are computed
 
@@ -229,6 +231,19 @@ class Problem:
     def noiseless(self) -> bool:
         """Whether every mini-batch gradient is the full gradient."""
         return False
+
+    @property
+    def personal_layout(self) -> Layout:
+        """Names and shapes of the parameters that stay on their clients."""
+        return []
+
+    def personal_start(self, seed: int) -> Tensor:
+        """The first values of the parameters that stay on their clients, [d_personal]."""
+        raise NotImplementedError
+
+    def personalised(self, personal: Tensor) -> Problem:
+        """The same problem, evaluated with these personal parameters of the process's clients, [..., clients, n]."""
+        raise NotImplementedError
 
     def batches(self, ids: Tensor, keys: Tensor) -> Iterator[Any]:
         """A batch for each of keys [draws, ..., c]."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import presets, registry
+from . import checks, presets, registry
 from .aggregation import aggregations
 from .experiments import builtin, find
 from .problems import Quadratic, options_of
@@ -16,6 +16,7 @@ REGISTRIES = {
     "data": registry.datasets,
     "partitions": registry.partitions,
     "models": registry.models,
+    "augmentations": registry.augmentations,
     "prox": registry.proxes,
     "engines": registry.engines,
     "aggregation": aggregations,
@@ -41,7 +42,7 @@ def rows(kind: str) -> Table:
             (which, name, _text(values)) for which, table in presets.builtin().items() for name, values in table.items()
         ]
     if kind == "algorithms":
-        return ("name", "what it is", *COSTS.values()), [(names(e), e.summary, *cost(e.name)) for e in entries]
+        return ("name", "what it is", *COSTS.values()), [(names(e), e.summary, *cost_or_error(e.name)) for e in entries]
     if kind == "params":
         return ("algorithm", "hyper-parameters and defaults"), [(names(e), params(e)) for e in entries]
     return ("name", "what it is", "parameters and defaults"), [(e.name, e.summary, params(e)) for e in REGISTRIES[kind]]
@@ -97,6 +98,14 @@ def cost(name: str) -> Cost:
         start=_vectors(start["bytes_up"]),
         memory=", ".join(memory) or "none",
     )
+
+
+def cost_or_error(name: str) -> tuple[str, ...]:
+    """The costs; if a plugin's algorithm fails, the first column says why, so that the others can still be listed."""
+    try:
+        return cost(name)
+    except Exception as why:  # a plugin can raise anything
+        return (f"cannot run: {type(why).__name__}: {checks.one_line(why, 60)}", *["?"] * (len(COSTS) - 1))
 
 
 def _measure(name: str, steps: int) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:

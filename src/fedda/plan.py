@@ -71,12 +71,13 @@ def requirements(
     # Every all-reduce holds the sums of the replies, their weight, and which clients of the cohort replied.
     messages = [DOUBLE * replicas * (sum(shape[-1] for shape in exchange.up) + 1 + cohort) for exchange in exchanges]
     row = problem.dtype.itemsize * sum(1 if isinstance(name, Number) else problem.d for name in algorithm.memory)
+    row += problem.dtype.itemsize * problem.d_personal
     matrix = rows_between(cohorts, clients, world).double()
     away = matrix - matrix.diagonal(dim1=-2, dim2=-1).diag_embed()
     # In every exchange a row travels from its owner to its reader and back.
     sent = row * len(exchanges) * (away.sum(dim=-1) + away.sum(dim=-2))
-    samples = (problem.data.x[0].nbytes + problem.data.y[0].nbytes) * float(problem.sizes.double().mean())
-    tested = sum(v.nbytes for part in problem.held_out.values() for v in part)
+    samples = sum(v[0].nbytes for v in problem.data.leaves()) * float(problem.sizes.double().mean())
+    tested = sum(v.nbytes for part in problem.held_out.values() for v in part.leaves())
     computed = problem.bytes_per_client() * replicas
     chunk = torch.cuda.mem_get_info(problem.device)[0] // 4 if like.is_cuda else int(2e9)  # as in Vectorised
     for_draws = max(DOUBLE if clients // 4 < cohort < clients else 0, AT_START if start else 0)

@@ -32,7 +32,8 @@ def load(plugin: str) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except Exception as why:  # a plugin can raise anything: the user gets one line
-        raise ValueError(f"plugin {plugin!r} cannot be loaded: {type(why).__name__}: {why}") from why
+        said = " ".join(str(why).split())[:300]
+        raise ValueError(f"plugin {plugin!r} cannot be loaded: {type(why).__name__}: {said}") from why
 
 
 def discover() -> None:

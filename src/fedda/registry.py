@@ -123,6 +123,7 @@ engines = Registry("engine", "fedda.engines")
 datasets = Registry("data set", "fedda.data")
 partitions = Registry("partition", "fedda.data")
 models = Registry("model", "fedda.problems")
+augmentations = Registry("augmentation", "fedda.problems")
 proxes = Registry("prox", "fedda.rules.prox")
 schedules = Registry("schedule", "fedda.rules.schedules")
 

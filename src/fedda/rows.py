@@ -45,10 +45,10 @@ def report(run: Run, detail: bool) -> list[dict[str, Any]]:
 
 def evaluation(run: Run, x: Tensor) -> dict[str, Tensor]:
     """The problem's metrics. Every rank evaluates its part of the data."""
-    weights, world = run.simulation.objective, run.world
+    problem, weights, world = run.simulation.personalised(), run.simulation.objective, run.world
     if world.size == 1:
-        return run.problem.evaluate(x, weights)
-    totals = run.problem.totals(x, weights, world.mine, world.sum)
+        return problem.evaluate(x, weights)
+    totals = problem.totals(x, weights, world.mine, world.sum)
     sums = world.sum([v for pair in totals.values() for v in pair])
     return {name: total / weight for name, total, weight in zip(totals, sums[::2], sums[1::2], strict=True)}
 

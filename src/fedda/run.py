@@ -14,7 +14,7 @@ from .aggregation.compression import bytes_of
 from .aggregation.dry_run import takes_client_steps
 from .arguments import check_device, check_engine, check_seeds, check_shapes, flat_point
 from .core import Algorithm, Cohort, Problem, bind_to_problem
-from .engines import Counting, Counts, Draws, Engine, Participation, Simulation, cohort_size
+from .engines import PERSONAL, Counting, Counts, Draws, Engine, Participation, Simulation, cohort_size
 from .engines.graphs import NoGraph, capture
 
 PATIENCE = 3  # rounds in a row without a finite reply, after which a run (or a replica) has ended
@@ -92,6 +92,8 @@ class Run:
         memory = (*algorithm.memory, *residuals(self.aggregation, self.algorithm, start))
         self.simulation = Simulation(self.problem, engine, seeds, weights, memory, draws, self.algorithm, participation)
         self.world = self.simulation.world
+        if self.problem.d_personal:
+            self.simulation.memory[PERSONAL] = self._first_personal(x0)
         self.privacy = privacy(
             self.aggregation, self.algorithm, start, problem.clients, self.cohort,
             None if budget is None else Budget.of(budget), self.simulation.draws.secret, charged,
@@ -107,7 +109,7 @@ class Run:
         self.idle = zeros.clone()  # gradients in `counts` that clients did not compute, because they were not active
         self.first_rates: list[float] | None = None  # eta_0 / min h of every replica, if the algorithm has one
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.wants_graph = self._can_capture(engine, bool(memory))
+        self.wants_graph = self._can_capture(engine, bool(self.simulation.memory))
         if state is None:
             self._start(start, force)
         else:
@@ -127,6 +129,16 @@ class Run:
                 )
             x = point.to(device=self.problem.device, dtype=self.problem.dtype).expand(len(self.seeds), d)
         return x.clone().view(*self.lead, 1, d)
+
+    def _first_personal(self, x0: Any) -> Tensor:
+        """The first personal parameters of this process's clients, [..., clients, n]."""
+        owned = self.simulation.owned
+        if isinstance(x0, Mapping):
+            first = flat_point(x0, self.problem.personal_layout).expand(len(self.seeds), -1)
+        else:
+            first = torch.stack([self.problem.personal_start(seed) for seed in self.seeds])
+        first = first.to(device=self.problem.device, dtype=self.problem.dtype).view(*self.lead, 1, -1)
+        return first.expand(*self.lead, owned.stop - owned.start, -1).clone()
 
     def _can_capture(self, engine: Engine, memory: bool) -> bool:
         if self.problem.device.type != "cuda" or not engine.graph:
@@ -299,7 +311,7 @@ class Run:
         for name in self.simulation.memory:
             if f"memory.{name}" not in state:
                 raise ValueError(
-                    f"train: the state has no client memory {name!r}: it is of a run with other aggregation"
+                    f"train: the state has no client memory {name!r}: it is of a run with other aggregation or personal"
                 )
             self.simulation.memory[name] = state[f"memory.{name}"][..., self.simulation.owned, :].to(device, copy=True)
         self.counts = Counts(**{name: int(state[f"counts.{name}"]) for name in asdict(self.counts)})

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from . import checks
 from .arguments import TrainOptions, check_options
 from .core import Algorithm, Problem, map_fields
+from .engines import PERSONAL
 from .problems.neural import Neural
 from .problems.trained import trained_model, trained_state
 from .rules.schedules import RateDecay
@@ -63,16 +64,17 @@ class Result:
         """Everything that the run needs to resume, for `train(..., state=...)`."""
         return {name: value.clone() for name, value in self.run.state().items()}
 
-    def model(self, seed: int | None = None) -> nn.Module:
+    def model(self, seed: int | None = None, client: int | None = None) -> nn.Module:
         """The trained network as an nn.Module in eval mode. It takes samples as they were given to the problem: if the
-        problem standardises them, so does the module. With several seeds, `seed` says which; the first by default."""
-        return trained_model(*self._network(seed))
+        problem standardises them, so does the module. With several seeds, `seed` says which; the first by default.
+        If the problem has personal parameters, the module has those of `client`, or else their mean over clients."""
+        return trained_model(*self._network(seed, client), client)
 
-    def state_dict(self, seed: int | None = None) -> dict[str, Tensor]:
-        """The state_dict of the user's own module, after training."""
-        return trained_state(*self._network(seed))
+    def state_dict(self, seed: int | None = None, client: int | None = None) -> dict[str, Tensor]:
+        """The state_dict of the user's own module, after training, with the personal parameters of `client`."""
+        return trained_state(*self._network(seed, client), client)
 
-    def _network(self, seed: int | None) -> tuple[Neural, Tensor, Tensor]:
+    def _network(self, seed: int | None, client: int | None) -> tuple[Neural, Tensor, Tensor]:
         problem, seeds = self.run.problem, self.run.seeds
         if not isinstance(problem, Neural):
             raise ValueError(f"model: the problem has no network, it is a {type(problem).__name__}; take result.x")
@@ -80,6 +82,15 @@ class Result:
             raise ValueError(f"model: seed must be one of {', '.join(map(str, seeds))}, got {seed!r}")
         number = 0 if seed is None else seeds.index(seed)
         x = self.x[number] if self.x.dim() == 2 else self.x
+        if client is not None:
+            if not problem.personal:
+                raise ValueError("model: without personal parameters all clients have the same model; leave out client")
+            if client not in range(problem.clients):
+                raise ValueError(f"model: client must be a number from 0 to {problem.clients - 1}, got {client!r}")
+        if problem.personal:
+            kept = self.run.simulation.memory[PERSONAL]
+            kept = self.run.world.gather(kept, kept.dim() - 2)
+            problem = problem.personalised(kept[number] if kept.dim() == 3 else kept)
         return problem, x, self.run.simulation.objective
 
 

@@ -14,7 +14,7 @@ def list_(what: Annotated[str, typer.Argument()] = "all", plugin: Plugins = None
     """List everything, or one kind.
 
     WHAT is experiments, algorithms (with what they cost), params (the hyper-parameters of the algorithms), presets,
-    data, partitions, models, prox, engines or aggregation.
+    data, partitions, models, augmentations, prox, engines or aggregation.
     """
     from .. import checks, listing
     from ..progress import print_table

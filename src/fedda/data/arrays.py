@@ -1,5 +1,6 @@
 """From raw arrays to a `Dataset`, with checks of layouts, labels and lengths; errors name the file."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -99,6 +100,8 @@ def class_numbers(
     if all(part.dtype.kind in "US" for part in parts) and labels is None:
         parts = [part.astype(str) if part.dtype.kind == "U" else np.char.decode(part, "utf-8") for part in parts]
         names, number = np.unique(np.concatenate(parts), return_inverse=True)
+        if len(names) < 2:
+            raise BadFile(where, f"{called[0]} must have two classes or more, all samples have {str(names[0])!r}")
         new = np.split(number.astype(np.int64), [len(y)])
         return new[0], None if y_test is None else new[1], len(names), tuple(map(str, names))
     for name, part in zip(called, parts, strict=False):
@@ -109,6 +112,17 @@ def class_numbers(
         if low < 0 or high > top:
             raise BadFile(where, f"{name} must hold classes from 0 to {top}, got {low if low < 0 else high}")
     new = [part.astype(np.int64) for part in parts]
+    present = np.unique(np.concatenate(new))
+    if len(present) < 2:
+        raise BadFile(where, f"{called[0]} must have two classes or more, all samples have {present[0]}")
+    if labels is None and len(present) <= present[-1]:
+        absent = np.setdiff1d(np.arange(present[-1] + 1), present)
+        some = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
+        warnings.warn(
+            f"{where}: the classes {some} have no sample; the model gets {present[-1] + 1} classes, number them from 0 "
+            "without gaps for fewer",
+            stacklevel=2,
+        )
     classes = labels or 1 + int(max(part.max() for part in new))
     return new[0], None if y_test is None else new[1], classes, None
 

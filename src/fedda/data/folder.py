@@ -1,4 +1,5 @@
-"""Images in a folder per class: FOLDER/CLASS/*.png, or FOLDER/train/CLASS and FOLDER/test/CLASS."""
+"""Images in a folder per class: FOLDER/CLASS/*.png, or FOLDER/train/CLASS and FOLDER/test/CLASS. There may be a folder
+per client around the classes, FOLDER/CLIENT/CLASS/*.png."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,26 +30,51 @@ def read_folder(folder: Path) -> Dataset:
     )
     if test and x.shape[1] != x_test.shape[1]:  # grey images in one part, colours in the other
         x, x_test = (np.repeat(part, 3, axis=1) if part.shape[1] == 1 else part for part in (x, x_test))
-    return assemble(folder, x, y, x_test if test else None, y_test if test else None, names=classes)
+    client, client_test = (
+        np.array([path.parent.parent.name for path in part]) if part and nested(folder) else None for part in paths
+    )
+    if not test:
+        return assemble(folder, x, y, client=client, names=classes)
+    return assemble(folder, x, y, x_test, y_test, client, client_test, classes)
 
 
 def parts(folder: Path) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
     """The files of each class, for training and for testing."""
     try:
         split = (folder / "train").is_dir() and any(p.is_dir() for p in (folder / "train").iterdir())
-        train = by_class(folder / "train" if split else folder)
-        return train, by_class(folder / "test") if split and (folder / "test").is_dir() else {}
+        clients = nested(folder)
+        train = by_class(folder / "train" if split else folder, clients)
+        return train, by_class(folder / "test", clients) if split and (folder / "test").is_dir() else {}
     except OSError as why:
         raise BadFile(why.filename or folder, f"cannot be read: {why.strerror}") from None
 
 
-def by_class(folder: Path) -> dict[str, list[Path]]:
-    paths = {}
-    for part in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
-        images = sorted(p for p in part.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+def nested(folder: Path) -> bool:
+    """Whether the folders in a folder (or in its `train`) are clients: they hold folders and no image."""
+    inner = (
+        folder / "train"
+        if (folder / "train").is_dir() and any(map(Path.is_dir, (folder / "train").iterdir()))
+        else folder
+    )
+    return any(folders(part) and not images_in(part) for part in folders(inner)[:1])
+
+
+def folders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def images_in(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+
+
+def by_class(folder: Path, clients: bool = False) -> dict[str, list[Path]]:
+    """The images of each class; with `clients`, the classes are inside the clients."""
+    paths: dict[str, list[Path]] = {}
+    for part in [inner for client in folders(folder) for inner in folders(client)] if clients else folders(folder):
+        images = images_in(part)
         if not images:
             raise BadFile(part, f"must hold images ({', '.join(SUFFIXES)}), it has none")
-        paths[part.name] = images
+        paths.setdefault(part.name, []).extend(images)
     return paths
 
 

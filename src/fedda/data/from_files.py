@@ -1,4 +1,4 @@
-"""Data sets from files: by name from the data folder, or by the path of a .npz file or of a folder of images."""
+"""Data sets from files: by name from the data folder, or by the path of a file or a folder."""
 
 import os
 from collections.abc import Callable
@@ -10,6 +10,8 @@ from .cache import cached
 from .datasets import Dataset
 from .files import BadFile, data_folder
 from .folder import files_of, read_folder
+from .idx import idx_files, read_idx
+from .leaf import leaf_files, read_leaf
 from .npz import read_npz
 from .tables import TABLES, read_table
 
@@ -106,7 +108,7 @@ def find_dataset(
     try:
         entry = datasets.find(name)
     except ValueError as why:
-        if os.path.exists(name) or "/" in name or os.sep in name or name.endswith((".npz", *TABLES)):
+        if os.path.exists(name) or "/" in name or os.sep in name or name.endswith((".npz", ".json", *TABLES)):
             return lambda: open_path(Path(name).expanduser(), fresh, target, client)
         raise ValueError(f"{why} (or give a .npz or .csv file, or a folder)") from None
     if target is not None or client is not None:
@@ -114,17 +116,28 @@ def find_dataset(
     return FILE_DATASETS[name].parse if fresh and name in FILE_DATASETS else entry
 
 
+def reader_of(path: Path) -> tuple[list[Path], Callable[[Path], Dataset]]:
+    """The files of a data set, and the function that reads them."""
+    if path.suffix == ".npz" and not path.is_dir():
+        return [path], read_npz
+    leaf = leaf_files(path)
+    if leaf is not None:
+        return [*leaf[0], *leaf[1]], read_leaf
+    if not path.is_dir():
+        raise BadFile(path, "must be a .npz, .csv, .parquet or LEAF .json file, or a folder of images or idx files")
+    pairs = idx_files(path)
+    return ([file for pair in pairs for file in pair], read_idx) if pairs else (files_of(path), read_folder)
+
+
 def open_path(path: Path, fresh: bool = False, target: str | None = None, client: str | None = None) -> Dataset:
-    """A data set from a .npz, .csv or .parquet file, or from a folder of images by class."""
+    """A data set from a .npz, .csv or .parquet file, from LEAF's JSON, or from a folder of images or idx files."""
     if not os.path.exists(path):
         raise BadFile(path, "there is no such file or folder")
     if path.suffix in TABLES:
         return read_table(path, target, client)
     if target is not None or client is not None:
         raise BadFile(path, "target and client name columns of a table: a .csv or .parquet file")
-    if not path.is_dir() and path.suffix != ".npz":
-        raise BadFile(path, "must be a .npz, .csv or .parquet file, or a folder of images with a folder for each class")
-    files, read = (files_of(path), read_folder) if path.is_dir() else ([path], read_npz)
+    files, read = reader_of(path)
     if fresh or sum(file.stat().st_size for file in files) < SMALL:
         return read(path)
     return cached(path.resolve().stem, files, lambda: read(path))

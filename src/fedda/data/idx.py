@@ -17,6 +17,29 @@ FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3
 UINT8 = 0x08
 
 
+PARTS = (("train*images*idx3*", "train*labels*idx1*"), ("t*images*idx3*", "t*labels*idx1*"))  # test or t10k
+
+
+def idx_files(folder: Path) -> list[list[Path]]:
+    """The idx files in a folder: images and labels for training, then those for testing, if there are any. Names may
+    have a prefix, as in EMNIST."""
+    pairs = []
+    for number, patterns in enumerate(PARTS):
+        found = [
+            sorted(p for p in folder.glob(f"*{pattern}") if number == 0 or "train" not in p.name)
+            for pattern in patterns
+        ]
+        if all(found):
+            pairs.append([paths[0] for paths in found])
+    return pairs
+
+
+def read_idx(folder: Path) -> Dataset:
+    """A data set from the idx files in a folder; without test files, a fifth is held out."""
+    (x, y), *test = [(idx(images, 3), idx(labels, 1)) for images, labels in idx_files(folder)]
+    return assemble(folder, x, y, *test[0]) if test else assemble(folder, x, y)
+
+
 def read_mnist(paths: Sequence[Path]) -> Dataset:
     """MNIST from its four files: images and labels for training, images and labels for testing."""
     x, y, x_test, y_test = (idx(path, dims) for path, dims in zip(paths, (3, 1, 3, 1), strict=True))

@@ -107,6 +107,8 @@ def targets(path: Path, name: str, y: Array) -> tuple[Array, tuple[str, ...] | N
         check_finite(path, name, y)
         return y.astype(np.float32), None
     values, number = np.unique(y, return_inverse=True)
+    if len(values) < 2:
+        raise BadFile(path, f"{name} must have two different values or more, all rows have {values[0]}")
     if len(values) > min(MOST_CLASSES, max(MOST_VALUES, len(y) // 10)):
         raise BadFile(
             path,

@@ -4,12 +4,12 @@ from .counting import CountedClient, Counting, Counts
 from .distributed import Distributed
 from .participation import CounterDraws, Draws, Participation, cohort_size
 from .sequential import Sequential, single_client
-from .simulated import Engine, Simulation
+from .simulated import PERSONAL, Engine, Simulation
 from .vectorised import Vectorised
 from .world import SINGLE_PROCESS, SingleProcess, World, join
 
 __all__ = [
-    "SINGLE_PROCESS", "CountedClient", "CounterDraws", "Counting", "Counts", "Distributed", "Draws", "Engine",
-    "Participation", "Sequential", "Simulation", "SingleProcess", "Vectorised", "World", "cohort_size", "join",
-    "single_client",
+    "PERSONAL", "SINGLE_PROCESS", "CountedClient", "CounterDraws", "Counting", "Counts", "Distributed", "Draws",
+    "Engine", "Participation", "Sequential", "Simulation", "SingleProcess", "Vectorised", "World", "cohort_size",
+    "join", "single_client",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -18,8 +19,10 @@ from ..core import Algorithm, ClientTask, Move, Number, Problem, both, check_rep
 from .participation import CounterDraws, Draws, Participation
 from .world import SINGLE_PROCESS, SingleProcess
 
+PERSONAL = "personal parameters"  # the memory that holds them
 UNIFORM = -1  # folded into a client's key for its random numbers; batches fold in their number, from 0
 UNEQUAL = 1 << 18  # after steps of unequal work the next batch has a number that is this much higher, on every client
+Rate = Callable[[int], Any]
 Replies = tuple[list[Tensor], Tensor]  # the replies, each [..., clients, m], and the clients' weights [..., clients, 1]
 
 
@@ -84,9 +87,13 @@ class Simulation:
         sizes, batch = self.problem.sizes, self.problem.batch_size
         return int(self.algorithm.full_work(self.algorithm.steps, sizes, batch).max())
 
+    def personalised(self) -> Problem:
+        """The problem as it is evaluated: with the clients' personal parameters, if there are any."""
+        return self.problem.personalised(self.memory[PERSONAL]) if self.problem.d_personal else self.problem
+
     def everyone(self) -> SimulatedCohort:
         """All clients, for the start of a run."""
-        return SimulatedCohort(self, *self.draws.everyone(self.problem.clients))
+        return SimulatedCohort(self, *self.draws.everyone(self.problem.clients), training=False)
 
     def cohort(self, tau: int | Tensor, size: int) -> SimulatedCohort:
         """The clients of round tau, drawn without replacement."""
@@ -117,9 +124,10 @@ class SimulatedCohort:
 
     def __init__(
         self, simulation: Simulation, ids: Tensor, key: Tensor, available: Tensor | None = None,
-        arrives: Tensor | None = None,
+        arrives: Tensor | None = None, training: bool = True,
     ):  # fmt: skip
-        self.simulation, self.ids, self.key = simulation, ids, key
+        self.simulation, self.ids, self.key, self.training = simulation, ids, key, training
+        self.personal_rate: Rate | None = None  # of the current exchange
         self.size, self.population = ids.shape[-1], simulation.problem.clients
         # Batches drawn in this round: by earlier exchanges, and by all. A second exchange draws fresh ones.
         self.drawn_before = self.drawn_so_far = 0
@@ -137,19 +145,21 @@ class SimulatedCohort:
         return weight[..., None, None].to(self.simulation.problem.dtype)
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
-        self._begin(task)
+        self._begin(task, down)
         return self.simulation.engine.average(self, task, down)
 
     def replies(self, task: ClientTask, *down: Tensor) -> Replies:
-        self._begin(task)
+        self._begin(task, down)
         return self.simulation.engine.replies(self, task, down)
 
-    def _begin(self, task: ClientTask) -> None:
+    def _begin(self, task: ClientTask, down: tuple[Tensor, ...]) -> None:
         if not getattr(task, "on_client", False):
             raise ValueError(
                 f"{getattr(task, '__qualname__', task)} is not a task for clients: mark it with @on_client"
             )
         self.drawn_before, self.task = self.drawn_so_far, task
+        if self.training and self.simulation.problem.d_personal:
+            self.personal_rate = personal_rate(self.simulation.problem, task, down)
 
     def accept_replies(self, clients: ClientStack, replies: tuple[Tensor, ...]) -> Replies:
         """The replies that the server uses, and the clients' weights.
@@ -179,7 +189,7 @@ class ClientStack:
     def __init__(self, cohort: SimulatedCohort, part: slice, stacked: bool):
         self.problem, self.part, self.stacked = cohort.simulation.problem, part, stacked
         self.ids, self.key, self.drawn_before = cohort.ids[..., part], cohort.key[..., part], cohort.drawn_before
-        self.count = self.ids.shape[-1]
+        self.count, self._rate = self.ids.shape[-1], cohort.personal_rate
         self._next, self._uniforms = cohort.drawn_before, 0  # the next batch; random numbers drawn in this exchange
         self.batches_drawn = 0  # in this exchange
         self._kept = cohort.memory.values
@@ -235,6 +245,26 @@ class ClientStack:
 
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
         active = both(self.active, active)
+        if self.problem.d_personal:
+            return self._personal_gradients(points, active)
+        return self._active_gradients(points, active)
+
+    def _personal_gradients(self, points: tuple[Tensor, ...], active: Tensor | None) -> tuple[Tensor, ...]:
+        """The gradients of the shared parameters. The personal ones take a gradient step at the first point."""
+        batch, personal = self._next - self.drawn_before, self.memory[PERSONAL]
+        full = self._active_gradients(tuple(map(self._with_personal, points)), active)
+        if self._rate is not None:
+            assert self._algorithm is not None
+            rate = self._rate(batch)
+            new = self._algorithm.decayed(personal, rate) - rate * full[0][..., self.problem.d :]
+            self.memory[PERSONAL] = new if active is None else torch.where(active, new, personal)
+        return tuple(g[..., : self.problem.d] for g in full)
+
+    def _with_personal(self, x: Tensor) -> Tensor:
+        """The full point of each client: shared parameters, then personal ones."""
+        return torch.cat([self._expand(x), self.memory[PERSONAL]], dim=-1) if self.problem.d_personal else x
+
+    def _active_gradients(self, points: tuple[Tensor, ...], active: Tensor | None) -> tuple[Tensor, ...]:
         if active is None:
             return self._clipped(self._gradients(points))
         if self.count and rng.on_cpu(active) and not bool(active.any()):
@@ -278,7 +308,10 @@ class ClientStack:
 
     def full_gradient(self, x: Tensor) -> Tensor:
         everything = self.problem.everything
-        return self._clipped((self._each(x, lambda at, x: self.problem.gradient(x, everything(int(self.ids[at])))),))[0]
+        gradient = self._each(
+            self._with_personal(x), lambda at, x: self.problem.gradient(x, everything(int(self.ids[at])))
+        )
+        return self._clipped((gradient[..., : self.problem.d],))[0]
 
     def remember(self, finite: Tensor) -> None:
         """Write the memory of the clients whose replies were finite back into that of all clients."""
@@ -286,7 +319,7 @@ class ClientStack:
             kept[self._rows] = torch.where(finite, self.memory[name], kept[self._rows])
 
     def _expand(self, x: Tensor) -> Tensor:
-        return x.expand(*self.ids.shape, self.problem.d)
+        return x.expand(*self.ids.shape, x.shape[-1])
 
     def _each(self, x: Tensor, gradient: Callable[[tuple[int, ...], Tensor], Tensor]) -> Tensor:
         """A loop over the clients of every replica."""
@@ -297,6 +330,21 @@ class ClientStack:
         for at in torch.cartesian_prod(*[torch.arange(n) for n in self.ids.shape]).view(-1, self.ids.dim()).tolist():
             out[tuple(at)] = gradient(tuple(at), x[tuple(at)])
         return out
+
+
+def personal_rate(problem: Problem, task: ClientTask, down: tuple[Tensor, ...]) -> Rate:
+    """The rate of personal parameters at batch i of an exchange: that of the problem, or else of the algorithm. The
+    step counter is the task's argument `t`; without one, the rate is that of the first steps."""
+    bound = inspect.unwrap(task)
+    algorithm = getattr(bound, "__self__", None)
+    rate = problem.personal_lr
+    if rate is None:
+        rate = getattr(algorithm, "rate", getattr(algorithm, "lr", None))
+    if rate is None:
+        raise ValueError(f"personal: {type(algorithm).__name__} has no lr; give personal_lr")
+    names = list(inspect.signature(bound).parameters)[1:]  # without the client
+    t: Any = down[names.index("t")] if "t" in names else 0
+    return (lambda i: rate(torch.as_tensor(t + i))) if callable(rate) else (lambda i: rate)
 
 
 def concatenate(chunks: Iterator[Replies]) -> Replies:

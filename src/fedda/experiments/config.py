@@ -25,6 +25,7 @@ from ..core import Algorithm
 from ..data import find_dataset
 from ..engines import cohort_size
 from ..problems import Neural, load, options_of
+from ..problems.augment import named
 from ..problems.loading import CLIENTS, names_owners, partition_of
 from ..registry import algorithms, make, models, partitions, with_preset
 from ..runs.toml import dumps, loads, read_toml
@@ -48,6 +49,10 @@ class ProblemTable(BaseModel):
     validation: float | None = Field(None, gt=0, lt=1)
     target: str | None = None  # a column of a table
     client: str | None = None  # another one
+    augment: str | dict[str, Any] | list[str | dict[str, Any]] | None = None
+    trainable: str | list[str] | None = None  # the parameters to train, by patterns
+    personal: str | list[str] | None = None  # those that stay on their clients
+    personal_lr: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _owners_of_a_table(self) -> ProblemTable:
@@ -57,7 +62,7 @@ class ProblemTable(BaseModel):
     @model_serializer(mode="wrap")
     def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without later keys that are None: older files, and names made of them, stay the same."""
-        later = ("validation", "target", "client")
+        later = ("validation", "target", "client", "augment", "trainable", "personal", "personal_lr")
         return {key: value for key, value in fields(self).items() if key not in later or value is not None}
 
     def build(self, tuning: bool = False) -> Neural:
@@ -75,6 +80,7 @@ class ProblemTable(BaseModel):
         options: dict[str, Any] = {}
         with errors_named("problem"):
             find_dataset(self.data, target=self.target, client=self.client)
+            named("problem", self.augment)  # built only to refuse a mistake now
             for entry in (partitions.find(self.partition), models.find(self.model)):
                 options |= options_of(entry)
             for key in self.model_extra or {}:

@@ -1,8 +1,9 @@
 """Problems: what a gradient is."""
 
+from .batchnorm import to_group_norm
 from .from_arrays import problem
 from .loading import load, options_of
 from .neural import Neural
 from .quadratic import Quadratic
 
-__all__ = ["Neural", "Quadratic", "load", "options_of", "problem"]
+__all__ = ["Neural", "Quadratic", "load", "options_of", "problem", "to_group_norm"]

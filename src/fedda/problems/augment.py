@@ -7,28 +7,32 @@ Any function of this form can be given to `fedda.problem(augment=...)`. Samples 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from .. import rng
 from ..checks import Bound, count, number
+from ..registry import augmentations
+from .trees import first_tensor, map_tensors
 
 Uniform = Callable[..., Tensor]
-Augmentation = Callable[[Tensor, Uniform], Tensor]
+Augmentation = Callable[[Any, Uniform], Any]
 POSITIVE = Bound("> 0", lambda v: v > 0)
 
 
-def apply(augmentation: Augmentation, x: Tensor, key: Tensor) -> Tensor:
+def apply(augmentation: Augmentation, x: Any, key: Tensor) -> Any:
     """Augment batches x [..., batch, *sample], one key [...] for each batch.
 
     >>> x = torch.arange(12.0).view(1, 2, 1, 2, 3)
     >>> apply(flip(), x, torch.tensor([3])).shape
     torch.Size([1, 2, 1, 2, 3])
     """
-    lead = key.dim() + 1
-    size = x.shape[lead - 1]
-    keys = rng.fold(rng.fold(key, -rng.AUGMENT)[..., None], torch.arange(size, device=x.device)).flatten()
+    lead, first = key.dim() + 1, first_tensor(x)
+    size, device = first.shape[lead - 1], first.device
+    keys = rng.fold(rng.fold(key, -rng.AUGMENT)[..., None], torch.arange(size, device=device)).flatten()
     calls = 0
 
     def uniform(*shape: int) -> Tensor:
@@ -36,19 +40,24 @@ def apply(augmentation: Augmentation, x: Tensor, key: Tensor) -> Tensor:
         calls += 1
         own = rng.fold(keys, calls)
         if shape:
-            own = rng.fold(own[:, None], torch.arange(torch.Size(shape).numel(), device=x.device)).view(-1, *shape)
+            own = rng.fold(own[:, None], torch.arange(torch.Size(shape).numel(), device=device)).view(-1, *shape)
         return rng.uniform(own)
 
-    samples = x.reshape(-1, *x.shape[lead:])
+    samples = map_tensors(lambda v: v.reshape(-1, *v.shape[lead:]), x)
     changed = augmentation(samples, uniform)
-    if changed.shape != samples.shape or changed.dtype != samples.dtype:
-        raise ValueError(
-            f"augment: the function must return samples of the same shape and dtype, {list(samples.shape)} "
-            f"{samples.dtype}, got {list(changed.shape)} {changed.dtype}"
-        )
-    return changed.view(x.shape)
+    wanted, got = _kinds(samples), _kinds(changed)
+    if got != wanted:
+        raise ValueError(f"augment: the function must return samples of the same shape and dtype, {wanted}, got {got}")
+    return map_tensors(lambda v: v.view(*first.shape[:lead], *v.shape[1:]), changed)
 
 
+def _kinds(samples: Any) -> str:
+    """The shapes and dtypes of samples, such as "[4, 3] torch.float32"."""
+    kinds = tree_map(lambda v: f"{list(v.shape)} {v.dtype}" if isinstance(v, Tensor) else type(v).__name__, samples)
+    return str(kinds)
+
+
+@augmentations.register("flip")
 @dataclass(frozen=True)
 class Flip:
     """Mirror an image left to right, with probability 1/2."""
@@ -58,6 +67,7 @@ class Flip:
         return torch.where(mirrored.view(-1, *[1] * (x.dim() - 1)), x.flip(-1), x)
 
 
+@augmentations.register("crop")
 @dataclass(frozen=True)
 class Crop:
     """Shift an image by up to `pad` pixels in each direction; what comes in from outside is 0."""
@@ -79,6 +89,7 @@ class Crop:
         return moved.masked_fill(~inside[:, None], 0)
 
 
+@augmentations.register("cutout")
 @dataclass(frozen=True)
 class Cutout:
     """Set a square of `size` pixels at a random position to 0 (DeVries, Taylor 2017); it may reach over the edge."""
@@ -96,6 +107,7 @@ class Cutout:
         return x.masked_fill(hole[:, None], 0)
 
 
+@augmentations.register("noise")
 @dataclass(frozen=True)
 class AddNoise:
     """Add normal noise with deviation `std`, in the units in which the samples are stored (0 to 255 for bytes)."""
@@ -127,6 +139,7 @@ class Compose:
 flip, crop, cutout, noise = Flip, Crop, Cutout, AddNoise  # `fedda.augment.crop(4)`
 
 
+@augmentations.register("crop_flip")
 def crop_flip(pad: int = 4) -> Compose:
     """The usual augmentation for small images: `crop(pad)`, then `flip()`."""
     return Compose((Crop(pad), Flip()))
@@ -135,3 +148,26 @@ def crop_flip(pad: int = 4) -> Compose:
 def compose(*parts: Augmentation) -> Compose:
     """One augmentation after the other."""
     return Compose(parts)
+
+
+def named(owner: str, augment: Any) -> Augmentation | None:
+    """An augmentation from its name, from a table such as {"kind": "crop", "pad": 2}, or from a list of these; a
+    function stays as it is.
+
+    >>> named("problem", ["flip", {"kind": "crop", "pad": 2}])
+    Compose(parts=(Flip(), Crop(pad=2)))
+    """
+    if augment is None or callable(augment):
+        return augment  # type: ignore[no-any-return]
+    if isinstance(augment, list | tuple) and augment:
+        parts = [named(owner, part) for part in augment]
+        return compose(*(part for part in parts if part is not None))
+    table = {"kind": augment} if isinstance(augment, str) else augment
+    if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
+        raise ValueError(
+            f'{owner}: augment must be a name, a table such as {{kind = "crop", pad = 4}}, a list of these, or a '
+            f"function, got {augment!r}"
+        )
+    entry = augmentations.find(table["kind"])
+    made: Augmentation = entry(**{key: value for key, value in table.items() if key != "kind"})
+    return made

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,15 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import rng
+from ..checks import count
+from .trees import at, first_tensor
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Shard, Sum
     from .neural import Neural
 
 SAMPLES = 10_000  # for an estimate, approximately, over all clients
+GROUPS = 32  # of a GroupNorm, at most
 AT_ONCE = 2_000  # samples that the model takes at once, over all replicas: more is not faster and takes memory
 
 
@@ -64,17 +67,31 @@ class BatchNorms:
     # -- estimation ---------------------------------------------------------------------------------------------
     def estimate(self, evaluation: Evaluation, x: Tensor, weights: Tensor, mine: Shard, add: Sum) -> Tensor:
         """Means and variances at x [replicas, d]: [replicas, size] in float64."""
+        (total,) = add([self.total_moments(evaluation, x, weights, mine)])
+        return self.from_moments(total.view(len(x), -1))
+
+    def total_moments(self, evaluation: Evaluation, x: Tensor, weights: Tensor, mine: Shard) -> Tensor:
+        """The weighted sum of the moments of a shard of the clients, [replicas, size] in float64."""
         total = torch.zeros(len(x), self.size, dtype=torch.float64, device=x.device)
         stacks = torch.split(x, len(x) if evaluation.stacks_replicas else 1)
         for inputs, share in self.batches(evaluation.problem, weights, mine, len(stacks[0])):
             moments = torch.cat([self.moments(evaluation, stack, inputs) for stack in stacks])
             total += (share[:, None] * moments).sum(dim=1)
-        (total,) = add([total])
-        parts = self.split(total.view(len(x), -1))
+        return total
+
+    def from_moments(self, moments: Tensor) -> Tensor:
+        """Means and variances from means and second moments, [..., size]."""
+        parts = self.split(moments)
         pairs = [(mean, (square - mean**2).clamp(min=0)) for mean, square in zip(parts[::2], parts[1::2], strict=True)]
         return torch.cat([part for pair in pairs for part in pair], dim=-1)
 
-    def batches(self, problem: Neural, weights: Tensor, mine: Shard, replicas: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def client_moments(self, evaluation: Evaluation, x: Tensor, client: int) -> Tensor:
+        """The moments of one client's samples at x [replicas, d]: [replicas, size] in float64."""
+        alone = torch.zeros_like(evaluation.problem.sizes, dtype=torch.float64)
+        alone[client] = 1
+        return self.total_moments(evaluation, x, alone, lambda _: slice(client, client + 1))
+
+    def batches(self, problem: Neural, weights: Tensor, mine: Shard, replicas: int) -> Iterator[tuple[Any, Tensor]]:
         """Mini-batches [n, batch, ...] of the samples of a shard of the clients, and their weights [n] in the mean.
         They are drawn as in training, but from a separate random stream, and are always the same."""
         part = mine(problem.clients)
@@ -92,10 +109,10 @@ class BatchNorms:
             part = slice(first, first + size)
             yield problem.standardised(problem.pick(problem.data, index[part])).x, share[part]
 
-    def moments(self, evaluation: Evaluation, x: Tensor, inputs: Tensor) -> Tensor:
+    def moments(self, evaluation: Evaluation, x: Tensor, inputs: Any) -> Tensor:
         """The moments [replicas, n, size] of the layers' inputs for batches [n, batch, ...] at x [replicas, d]."""
 
-        def one(x: Tensor, inputs: Tensor) -> Tensor:
+        def one(x: Tensor, inputs: Any) -> Tensor:
             return self.batch_moments(evaluation.problem.forward, x, inputs)
 
         paths = evaluation.problem.gradient_paths
@@ -106,9 +123,10 @@ class BatchNorms:
             of_batches = vmap(one, (None, 0))
             moments: Tensor = vmap(of_batches, (0, None))(x, inputs) if len(x) > 1 else of_batches(x[0], inputs)[None]
             return moments
-        return torch.stack([torch.stack([one(point, batch) for batch in inputs]) for point in x])
+        batches = [at(inputs, i) for i in range(len(first_tensor(inputs)))]
+        return torch.stack([torch.stack([one(point, batch) for batch in batches]) for point in x])
 
-    def batch_moments(self, forward: Callable[[Tensor, Tensor], Tensor], x: Tensor, inputs: Tensor) -> Tensor:
+    def batch_moments(self, forward: Callable[[Tensor, Any], Any], x: Tensor, inputs: Any) -> Tensor:
         """Mean and second moment of the input of each layer in one batch, [size], over all calls of the layer."""
         seen: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in self.layers}
 
@@ -168,3 +186,31 @@ def refuse_synchronised(model: nn.Module) -> None:
 def _copy(model: nn.Module) -> nn.Module:
     """A copy of the module that shares its parameters."""
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+
+def to_group_norm(module: nn.Module, groups: int = GROUPS) -> nn.Module:
+    """A copy of a module with a GroupNorm (Wu, He 2018) in place of each BatchNorm, with the same scale and offset.
+
+    A layer gets the largest number of groups that divides its channels and is at most `groups`.
+
+    >>> to_group_norm(nn.Sequential(nn.Conv2d(1, 48, 3), nn.BatchNorm2d(48)))[1].num_groups
+    24
+    """
+    count("to_group_norm", "groups", groups)
+    if isinstance(module, _BatchNorm):
+        return _group_norm(module, groups)
+    converted = copy.deepcopy(module)
+    for parent in list(converted.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, _group_norm(child, groups))
+    return converted
+
+
+def _group_norm(layer: _BatchNorm, groups: int) -> nn.GroupNorm:
+    channels = layer.num_features
+    most = max(n for n in range(1, min(groups, channels) + 1) if channels % n == 0)
+    norm = nn.GroupNorm(most, channels, layer.eps, layer.affine).train(layer.training)
+    if layer.affine:
+        norm.weight, norm.bias = (nn.Parameter(p.detach().clone(), p.requires_grad) for p in (layer.weight, layer.bias))
+    return norm

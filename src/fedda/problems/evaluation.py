@@ -5,13 +5,15 @@ Metrics are sums and weights first, so that each of several processes can evalua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+
+from .trees import at, first_tensor, join
 
 if TYPE_CHECKING:
     from .neural import Batch, Neural
@@ -53,7 +55,7 @@ class Evaluation:
         for name, values in values_by_client.items():
             totals[f"train_{name}"] = zero_unless(share, values @ weights[shard]), share * weights[shard].sum()
         for part, data in problem.held_out.items():
-            shard, share = non_empty(mine(len(data.y)))
+            shard, share = non_empty(mine(data.samples))
             if self.loss_is_mean:
                 tested = self.samples(x, data, shard)
             else:  # the process with the first sample evaluates all of them, as one batch
@@ -84,18 +86,19 @@ class Evaluation:
         problem = self.problem
         # Not at the start, where a model may be constant, and on samples of all clients: if all samples have the same
         # class or the same loss, every kind of mean is the same.
-        x = problem.point()
-        x = x + 0.1 * torch.sin(torch.arange(problem.d, device=x.device, dtype=x.dtype) * 1.7)
+        x = problem.full_point()
+        x = x + 0.1 * torch.sin(torch.arange(len(x), device=x.device, dtype=x.dtype) * 1.7)
         # In a distributed run each process may have the samples of its clients only, but all have the test set.
         source = next((part for part in (problem.test, problem.validation) if part is not None), problem.data)
-        spread = torch.linspace(0, len(source.y) - 1, 32, device=x.device).long()
+        spread = torch.linspace(0, source.samples - 1, 32, device=x.device).long()
         inputs, targets = problem.standardised(problem.pick(source, spread))
         x = self.with_statistics(x)
         output = self.outputs(x[None], inputs)  # the same for both losses, so that only these can differ
         close = 1e-4 if x.dtype == torch.float32 else 1e-8
         for part in (slice(None), slice(0, None, 2), slice(1, 20)):
             try:
-                each, whole = self.losses(output[:, part], targets[part]), problem.loss(output[0, part], targets[part])
+                few = at(output, (slice(None), part)), at(targets, part)
+                each, whole = self.losses(*few), problem.loss(at(few[0], 0), few[1])
             except Exception:  # any error of the user's loss under vmap, or outputs without an axis of samples
                 return False
             if not torch.isclose(each.mean(), whole.double(), rtol=close):
@@ -109,7 +112,7 @@ class Evaluation:
         problem = self.problem
         if problem.device.type == "cpu" and convolutional(problem.model):
             return False
-        x = self.with_statistics(problem.point())
+        x = self.with_statistics(problem.full_point())
         inputs = problem.standardised(problem.pick(problem.data, slice(1))).x
         return runs(lambda: vmap(problem.inference, (0, None))(x[None], inputs))
 
@@ -117,31 +120,30 @@ class Evaluation:
     def stacks_batches(self) -> bool:
         """Whether several batches go through the model in training mode at once, for the statistics of BatchNorm."""
         inputs = self.problem.standardised(self.problem.example(2)[1]).x
-        return runs(lambda: vmap(self.problem.forward, (None, 0))(self.problem.point(), inputs))
+        return runs(lambda: vmap(self.problem.forward, (None, 0))(self.problem.full_point(), inputs))
 
     def with_statistics(self, x: Tensor) -> Tensor:
         """The parameters x [d], followed by default statistics if the model has BatchNorm."""
         norms = self.problem.batch_norms
         return torch.cat([x, norms.default_statistics(x)]) if norms.layers else x
 
-    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
-        """The outputs of the model, [replicas, samples, ...]."""
+    def outputs(self, x: Tensor, inputs: Any) -> Any:
+        """The outputs of the model, [replicas, samples, ...]: a tensor, or a tuple or dict of tensors."""
         if self.problem.chain is not None and inputs.is_cpu:
             return self.problem.chain.outputs(x, inputs)
         paths = self.problem.gradient_paths
         if paths.kernels is not None and paths.chosen == "kernels":
-            outputs: Tensor = paths.kernels.outputs(x, inputs)
-            return outputs
+            return paths.kernels.outputs(x, inputs)
         if self.stacks_replicas and len(x) > 1:
-            stack: Tensor = vmap(self.problem.inference, (0, None))(x, inputs)
-            return stack
-        return torch.stack([self.problem.inference(one, inputs) for one in x])
+            return vmap(self.problem.inference, (0, None))(x, inputs)
+        return join(torch.stack, [self.problem.inference(one, inputs) for one in x])
 
     def as_one_batch(self, x: Tensor, data: Batch, index: slice) -> dict[str, Tensor]:
         """The metrics of some samples as one batch, [replicas, 1]."""
         inputs, targets = self.problem.standardised(self.problem.pick(data, index))
         output = self.outputs(x, inputs)
-        metrics = {"loss": torch.stack([self.problem.loss(one, targets) for one in output]).double()[:, None]}
+        each = [self.problem.loss(at(output, i), targets) for i in range(len(x))]
+        metrics = {"loss": torch.stack(each).double()[:, None]}
         right = correct(output, targets)
         return metrics if right is None else metrics | {"accuracy": right.double().mean(dim=-1, keepdim=True)}
 
@@ -155,24 +157,28 @@ class Evaluation:
                 columns.setdefault("accuracy", []).append(right.double())
         return {name: torch.cat(parts, dim=-1) for name, parts in columns.items()}
 
-    def losses(self, output: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, output: Any, targets: Any) -> Tensor:
         """The loss of each sample, [replicas, samples]."""
-        each = vmap(vmap(lambda output, target: self.problem.loss(output[None], target[None])), (0, None))
+
+        def of_sample(*pair: Any) -> Tensor:
+            return self.problem.loss(*(at(one, None) for one in pair))
+
+        each = vmap(vmap(of_sample), (0, None))
         losses: Tensor = each(output, targets).double()
         return losses
 
-    def outputs_in_chunks(self, x: Tensor, data: Batch, index: slice) -> Iterator[tuple[Tensor, Tensor]]:
+    def outputs_in_chunks(self, x: Tensor, data: Batch, index: slice) -> Iterator[tuple[Any, Any]]:
         """Outputs and targets in large chunks; the model takes few samples at a time."""
-        outputs: list[Tensor] = []
-        targets: list[Tensor] = []
+        outputs: list[Any] = []
+        targets: list[Any] = []
         size = max(1, SAMPLES // len(x))
         for first in range(index.start, index.stop, size):
             part = slice(first, min(first + size, index.stop))
             inputs, target = self.problem.standardised(self.problem.pick(data, part))
             outputs.append(self.outputs(x, inputs))
             targets.append(target)
-            if first + size >= index.stop or sum(v.numel() for v in outputs) >= OUTPUTS:
-                yield torch.cat(outputs, dim=1), torch.cat(targets)
+            if first + size >= index.stop or sum(first_tensor(v).numel() for v in outputs) >= OUTPUTS:
+                yield join(partial(torch.cat, dim=1), outputs), join(torch.cat, targets)
                 outputs, targets = [], []
 
 
@@ -199,8 +205,13 @@ def runs(call: Callable[[], object]) -> bool:
     return True
 
 
-def correct(output: Tensor, target: Tensor) -> Tensor | None:
-    """Whether each sample is classified correctly, [replicas, samples]; None if the targets are not classes."""
+def correct(output: Any, target: Any) -> Tensor | None:
+    """Whether each sample is classified correctly, [replicas, samples]; None if the targets are not classes. Of a dict
+    of outputs, `logits` counts."""
+    if isinstance(output, Mapping):
+        output = output.get("logits")
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor):
+        return None
     if target.is_floating_point() or target.dim() != 1:
         return None
     if output.dim() == 3 and output.shape[-1] > 1:

@@ -1,20 +1,23 @@
 """A federated problem from a user's model, loss and arrays, with checks that they fit together."""
 
 import copy
-import warnings
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from ..checks import Bound, check, number, one_line
+from ..checks import POSITIVE, Bound, check, number, one_line
 from ..data.holdout import validation_mask
-from .augment import Augmentation
+from .augment import named as named_augmentation
 from .batchnorm import refuse_synchronised
-from .neural import Batch, Loss, Neural, Scale, cast, trainable
+from .neural import Batch, Loss, Neural, Scale, cast, freeze_others, matching
+from .neural import trainable as trained_parameters
 from .randomness import CounterRandom
+from .trees import at, call, first_tensor, map_tensors, tensors_of
 
 SHARE = Bound("in (0, 1)", lambda v: (v > 0) & (v < 1))  # of samples to hold out
 
@@ -32,9 +35,15 @@ def problem(
     scale: tuple[Any, Any] | None = None,
     rows: Any = None,
     validation: Any = None,
-    augment: Augmentation | None = None,
+    augment: Any = None,
+    trainable: str | Sequence[str] | None = None,
+    personal: str | Sequence[str] | None = None,
+    personal_lr: Any = None,
 ) -> Neural:
     """A federated problem from a model, a loss (a mean over the batch) and arrays.
+
+    `x` is an array of samples, or several: a tuple becomes the positional arguments of the model, a dict its keyword
+    arguments. `y` may be a tuple or dict as well. The loss gets the output of the model and y as they are.
 
     `client` is the owner of each sample (whole numbers or names; clients may have unequal sizes). Runs start at the
     parameters of the model, or at `init(seed)`, a flat vector. With `scale=(mean, std)`, arrays that fit a sample (such
@@ -43,7 +52,16 @@ def problem(
     `validation` is a share, such as 0.1, of each client's samples to hold out, or a pair (x, y) of other samples; the
     rows of metrics get `validation_loss` and, for classes, `validation_accuracy`.
 
-    `augment` changes training samples at random, as they are drawn: see `fedda.augment`.
+    `augment` changes training samples at random, as they are drawn: a function as in `fedda.augment`, or the name of
+    one, such as "crop_flip" or {"kind": "crop", "pad": 2}, or a list of these.
+
+    `trainable` names the parameters to train, by a pattern such as "head.*" or a list of patterns. All others are
+    frozen, like parameters with `requires_grad=False`: they are shared by all clients and never sent.
+
+    `personal` names, by patterns as well, parameters that stay on their clients and are never sent (FedPer, FedBN).
+    Each of a client's mini-batches moves them by one gradient step, with the rate `personal_lr` (a number or a
+    schedule), by default the algorithm's `lr`. A client's samples are evaluated with its own parameters, `test` and
+    `validation` too if they are (x, y, client); without owners, with the mean over clients.
 
     >>> import torch, fedda
     >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))
@@ -53,43 +71,64 @@ def problem(
     (4, 8)
     """
     check("problem", batch=batch)
-    parameters = [p for _, p in trainable(model)]
+    model = copy.deepcopy(model)
+    freeze_others("problem", model, trainable)
+    parameters = [p for _, p in trained_parameters(model)]
     if not parameters or len({(p.dtype, p.device) for p in model.parameters()}) > 1:
         raise ValueError("problem: the model must have parameters to train, all of one dtype on one device")
     refuse_synchronised(model)
-    model = copy.deepcopy(model)
     device, dtype = parameters[0].device, parameters[0].dtype
     standard = None if scale is None else _scale(scale, device, dtype)
     rows = _rows(x, rows)
     data = _arrays("x and y", x, y, device, dtype, standard, rows)
-    owner = np.zeros(len(data.y), dtype=np.int64) if client is None else np.asarray(client)
-    if owner.shape != (len(data.y),) or owner.dtype.kind not in "iuUS":
+    owner = np.zeros(data.samples, dtype=np.int64) if client is None else _array(client)
+    if owner.shape != (data.samples,) or owner.dtype.kind not in "iuUS":
         raise ValueError(
-            f"problem: client must be {len(data.y)} whole numbers or names, one per sample, "
+            f"problem: client must be {data.samples} whole numbers or names, one per sample, "
             f"got {owner.dtype} {list(owner.shape)}"
         )
-    owner = np.unique(owner, return_inverse=True)[1]
+    names, owner = np.unique(owner, return_inverse=True)
+
+    owners: dict[str, Tensor] = {}
 
     def other_samples(name: str, pair: Any) -> Batch:
-        return _arrays(name, *_pair(name, pair, "(x, y)"), device, dtype, standard)
+        if isinstance(pair, tuple | list) and len(pair) == 3:
+            pair, client = pair[:2], pair[2]
+            if personal:
+                owners[name] = _numbers_of(name, client, names).to(device)
+        samples = _arrays(name, *_pair(name, pair, "(x, y) or (x, y, client)"), device, dtype, standard)
+        if name in owners and len(owners[name]) != samples.samples:
+            raise ValueError(f"problem: {name} has {samples.samples} samples and {len(owners[name])} clients")
+        return samples
 
     tested = None if test is None else other_samples("test", test)
     validated = None
     if isinstance(validation, tuple | list):
         validated = other_samples("validation", validation)
     elif validation is not None:
-        data, rows, owner, validated = _hold_out(data, rows, owner, check_share("problem", validation))
+        held = validation_samples(
+            "problem", owner, first_tensor(data.y).cpu().numpy(), check_share("problem", validation)
+        )
+        owners["validation"] = torch.as_tensor(owner[held]).to(device)
+        data, rows, owner, validated = _hold_out(data, rows, owner, held)
+    stays = matching("problem", "personal", [n for n, _ in trained_parameters(model)], personal) if personal else set()
+    if len(stays) == len(parameters):
+        raise ValueError("problem: all parameters are personal, so clients have nothing to share")
     ids = torch.as_tensor(owner).to(device)
-    neural = Neural(model, loss, data, ids, batch, tested, init, standard, rows, validated)
-    if augment is not None and not callable(augment):
-        raise ValueError(f"problem: augment must be a function of samples, as fedda.augment gives it, got {augment!r}")
-    neural.augment = augment
+    neural = Neural(
+        model, loss, data, ids, batch, tested, init, standard, rows, validated, sorted(stays), owners if stays else {}
+    )
+    if personal_lr is not None and not callable(personal_lr):
+        number("problem", "personal_lr", personal_lr, POSITIVE)
+    neural.personal_lr = personal_lr
+    neural.augment = named_augmentation("problem", augment)
     norms = neural.batch_norms
     for part in (neural.data, *neural.held_out.values()):
         refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))))
+        refuse_targets(norms.evaluation, loss, neural, part)
     first = neural.standardised(neural.pick(neural.data, slice(2)))
     if norms.layers:  # these need a whole batch, even if there is only one sample
-        first = neural.standardised(neural.pick(neural.data, torch.arange(batch, device=device) % len(data.y)))
+        first = neural.standardised(neural.pick(neural.data, torch.arange(batch, device=device) % data.samples))
         refuse_mismatch(norms.training, loss, first)
     if has_random_layers(norms.training, first.x):
         neural.random = True
@@ -99,33 +138,73 @@ def problem(
     return neural
 
 
-def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch) -> None:
+def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch, which: str = "") -> None:
     """Refuse a model and a loss that do not fit the data."""
+    output: Any = None
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            value: Any = loss(copy.deepcopy(model)(samples.x), samples.y)
+            output = call(copy.deepcopy(model), samples.x)
+            value: Any = loss(output, samples.y)
     except Exception as why:
-        raise ValueError(f"problem: the model and the loss cannot take this data: {one_line(why)}") from why
+        if output is not None and not isinstance(output, Tensor):
+            which += f"; the model returns a {type(output).__name__}, of which the loss must take its part"
+        raise ValueError(f"problem: the model and the loss cannot take this data: {one_line(why)}{which}") from why
     if not isinstance(value, Tensor) or value.dim() != 0:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"problem: the loss must be a function to one number, the mean over the batch, got {got}")
 
 
-def has_random_layers(model: nn.Module, x: Tensor) -> bool:
+def refuse_targets(model: nn.Module, loss: Loss, neural: Neural, part: Batch) -> None:
+    """Refuse targets that the loss cannot take, wherever they are, and a loss that is a sum over the batch."""
+    y, index = first_tensor(part.y), torch.arange(min(8, part.samples))
+    if not y.is_floating_point():  # also the samples with the smallest and the largest targets
+        flat = y.flatten(1) if y.dim() > 1 else y[:, None]
+        low, high = flat.amin(dim=1), flat.amax(dim=1)
+        index = torch.stack([low.argmin(), high.argmax(), high.argmin(), low.argmax()])
+        part_y = f" (the targets are from {int(low.min())} to {int(high.max())})"
+        refuse_mismatch(model, loss, neural.standardised(neural.pick(part, index)), part_y)
+    x, y = neural.standardised(neural.pick(part, index))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        output = call(copy.deepcopy(model), x)
+
+        def of(rows: list[int]) -> float:
+            return float(loss(at(output, rows), at(y, rows)))
+
+        try:
+            rows = list(range(len(index)))
+            each, once, twice = [of([i]) for i in rows], of(rows), of(rows + rows)
+        except Exception:  # the loss cannot take one sample, or outputs have no axis of samples
+            return
+    for i, value in enumerate(each):
+        if not math.isfinite(value):
+            target = first_tensor(y)[i].flatten()[:4].tolist()
+            raise ValueError(
+                f"problem: the loss of a sample with the target {str(target).strip('[]')} is not finite; leave such "
+                "samples out (a loss with ignore_index is NaN if all targets are ignored)"
+            )
+    if math.isclose(twice, 2 * once, rel_tol=1e-4) and abs(once) > 1e-6:
+        raise ValueError(
+            "problem: the loss must be the mean over the batch, and this one is the sum: it is twice as large for "
+            "the same samples twice; take reduction='mean'"
+        )
+
+
+def has_random_layers(model: nn.Module, x: Any) -> bool:
     """Whether a forward pass draws random numbers; one that depends on more than parameters and inputs is refused."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     outputs = []
     for _ in range(2):
-        probe, random = copy.deepcopy(model), CounterRandom(torch.zeros((), dtype=torch.int64, device=x.device))
+        key = torch.zeros((), dtype=torch.int64, device=first_tensor(x).device)
+        probe, random = copy.deepcopy(model), CounterRandom(key)
         with torch.no_grad(), random:
-            outputs.append(probe(x))
+            outputs.append([v for v in tree_leaves(call(probe, x)) if isinstance(v, Tensor)])
     changed = [name for name, buffer in probe.named_buffers() if not torch.equal(buffer, before[name])]
     if changed:
         raise ValueError(
             f"problem: a forward pass changes the buffer {changed[0]!r}: running statistics are not parameters, and no "
             "method here says how to average them; use BatchNorm or GroupNorm, or model.eval() to freeze them"
         )
-    if not torch.equal(*outputs):
+    if not all(map(torch.equal, *outputs)):
         raise ValueError(
             "problem: two forward passes on the same input differ: the model draws random numbers outside of PyTorch, "
             "so a run could not be repeated; use dropout, torch.rand or torch.randn"
@@ -148,40 +227,63 @@ def validation_samples(name: str, owner: np.ndarray, y: np.ndarray, share: float
 
 
 def _hold_out(
-    data: Batch, rows: Tensor | None, owner: np.ndarray, share: float
+    data: Batch, rows: Tensor | None, owner: np.ndarray, held: np.ndarray
 ) -> tuple[Batch, Tensor | None, np.ndarray, Batch]:
     """The training samples, their rows, their owners, and the samples that are held out."""
-    held = validation_samples("problem", owner, data.y.cpu().numpy(), share)
-    train, out = (torch.as_tensor(np.flatnonzero(which)).to(data.y.device) for which in (~held, held))
+    y = first_tensor(data.y)
+    train, out = (torch.as_tensor(np.flatnonzero(which)).to(y.device) for which in (~held, held))
     if rows is None:
-        return Batch(data.x[train], data.y[train]), None, owner[~held], Batch(data.x[out], data.y[out])
-    held_x = data.x.index_select(0, rows[out])  # a copy in memory, like the test samples
-    return Batch(data.x, data.y[train]), rows[train], owner[~held], Batch(held_x, data.y[out])
+        return data.map(lambda v: v[train]), None, owner[~held], data.map(lambda v: v[out])
+    held_x = map_tensors(lambda v: v.index_select(0, rows[out]), data.x)  # a copy in memory, like the test samples
+    train_y, held_y = (at(data.y, index) for index in (train, out))
+    return Batch(data.x, train_y), rows[train], owner[~held], Batch(held_x, held_y)
+
+
+def _numbers_of(name: str, client: Any, names: np.ndarray) -> Tensor:
+    """The numbers of the clients that own some held-out samples."""
+    client = np.asarray(client)
+    unknown = np.setdiff1d(client, names)
+    if len(unknown):
+        raise ValueError(f"problem: {name} has samples of the client {unknown[0]!r}, which has no training samples")
+    return torch.as_tensor(np.searchsorted(names, client))
+
+
+def _array(values: Any) -> np.ndarray:
+    """The values as an array; an empty one if they are ragged."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError):
+        return np.empty((0,), dtype=object)
 
 
 def _rows(x: Any, rows: Any) -> Tensor | None:
     """The rows of the samples in a file that is mapped into memory; None for other arrays."""
-    if not isinstance(x, np.memmap):
+    leaves = tree_leaves(x) if isinstance(x, tuple | dict) else [x]
+    if not leaves or not all(isinstance(v, np.memmap) for v in leaves):
         if rows is not None:
             raise ValueError("problem: rows need an x that is mapped into memory, by np.load(mmap_mode='r')")
         return None
-    index = torch.arange(len(x)) if rows is None else torch.as_tensor(np.array(rows))
-    if index.dim() != 1 or index.dtype != torch.int64 or not bool(((index >= 0) & (index < len(x))).all()):
-        raise ValueError(f"problem: rows must be whole numbers from 0 to {len(x) - 1}, got {list(index.shape)}")
+    size = len(leaves[0])
+    index = torch.arange(size) if rows is None else torch.as_tensor(np.array(rows))
+    if index.dim() != 1 or index.dtype != torch.int64 or not bool(((index >= 0) & (index < size)).all()):
+        raise ValueError(f"problem: rows must be whole numbers from 0 to {size - 1}, got {list(index.shape)}")
     return index
 
 
 def _arrays(
     name: str, x: Any, y: Any, device: torch.device, dtype: torch.dtype, scale: Scale | None, rows: Tensor | None = None
 ) -> Batch:  # fmt: skip
-    with warnings.catch_warnings():  # a mapped file is read-only, and we never write to it
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in (x, y))
-    samples = len(x) if rows is None else len(rows)
-    if x.dim() < 1 or y.dim() < 1 or samples != len(y) or samples == 0:
-        shapes = f"{list(x.shape)}, {list(y.shape)}"
-        raise ValueError(f"problem: {name} must hold the same number of samples, at least 1, got {shapes}")
-    if not all(bool(v.isfinite().all()) for v in (x, y) if v.is_floating_point()):
+    both = ("x", "y") if name == "x and y" else (f"the x of {name}", f"the y of {name}")
+    x, y = (tensors_of(f"problem: {called}", v) for called, v in zip(both, (x, y), strict=True))
+    if scale is not None and not isinstance(x, Tensor):
+        raise ValueError("problem: scale needs an x that is one array; standardise the parts of a tuple or dict first")
+    shapes, leaves = (map_tensors(lambda v: list(v.shape), (x, y)), tree_leaves((x, y)))
+    sizes = {len(v) if v.dim() else 0 for v in tree_leaves(y)}
+    sizes |= {len(v) if v.dim() else 0 for v in tree_leaves(x)} if rows is None else {len(rows)}
+    if len(sizes) != 1 or 0 in sizes:
+        got = ", ".join(map(str, shapes))
+        raise ValueError(f"problem: {name} must hold the same number of samples, at least 1, got {got}")
+    if not all(bool(v.isfinite().all()) for v in leaves if v.is_floating_point()):
         raise ValueError(f"problem: {name} must be finite numbers; some are NaN or infinite")
     return cast(Batch(x, y), dtype, scale, device)
 

@@ -1,6 +1,7 @@
 """A problem from the names of a data set, a partition and a model."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,8 @@ from ..data.partition import ARGUMENTS, split
 from ..registry import Entry, models, partitions
 from . import models as _models  # noqa: F401  registers the models
 from . import sequences as _sequences  # noqa: F401  as above
-from .augment import Augmentation
 from .from_arrays import check_share, problem, validation_samples
-from .neural import Device, Loss, Neural, flatten
+from .neural import Device, Loss, Neural, flatten, freeze_others
 
 CLIENTS = 10  # if neither the user nor the data gives their number
 SHIFT = 0.5  # between the classes of the training and the test part; two random parts of LEAF's FEMNIST have 0.05
@@ -37,7 +37,10 @@ def load(
     loss: Loss | None = None,
     target: str | None = None,
     client: str | None = None,
-    augment: Augmentation | None = None,
+    augment: Any = None,
+    trainable: str | Sequence[str] | None = None,
+    personal: str | Sequence[str] | None = None,
+    personal_lr: Any = None,
     **options: Any,
 ) -> Neural:
     """A problem from a data set (a name, a .npz, .csv or .parquet file, or a folder of images), a partition over the
@@ -48,7 +51,8 @@ def load(
     first parameters of the model. With `resplit`, training and test samples are joined and divided again, at random
     within each owner. With `validation=0.1`, this share of each client's training samples is held out and gives
     `validation_loss` and `validation_accuracy`, next to the metrics of the test set. With `validation=True`, a fifth of
-    the training samples replaces the test set, as in a sweep.
+    the training samples replaces the test set, as in a sweep. `trainable` names the parameters to train, and
+    `personal` those that stay on their clients, as in `fedda.problem`.
 
     >>> import fedda
     >>> fedda.load("digits", clients=10, partition="dominant_class", rho=0.8, model="mlp", hidden=32).d
@@ -84,10 +88,19 @@ def load(
         clients = len(np.unique(data.client)) if owned and data.client is not None else CLIENTS
     check("load", clients=clients)
     owner = split(partition, data.y, clients, seed, data.client, **partition_options)
-    if owned and data.client_test is not None:
+    test_owner: list[Any] = []
+    if owned and data.client is not None and data.client_test is not None:
+        only_tested = np.setdiff1d(np.asarray(data.client_test), np.asarray(data.client))
+        if len(only_tested) and clients == len(np.unique(data.client)):
+            some = ", ".join(map(str, only_tested[:5])) + (", ..." if len(only_tested) > 5 else "")
+            warnings.warn(
+                f"{name}: {len(only_tested)} clients have test samples only and do not take part: {some}", stacklevel=2
+            )
         # test only on the clients that take part
         tested = np.isin(np.asarray(data.client_test), np.unique(np.asarray(data.client)[owner >= 0]))
         data = data._replace(x_test=data.x_test[tested], y_test=data.y_test[tested])
+        number = dict(zip(np.asarray(data.client).tolist(), owner.tolist(), strict=True))
+        test_owner = [np.array([number[name] for name in np.asarray(data.client_test)[tested].tolist()])]
 
     def build(seed: int) -> tuple[nn.Module, Loss]:
         if by_name is None:
@@ -96,14 +109,15 @@ def load(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.key(seed, rng.MODEL)))
             shape = tuple(data.x.shape[1:])
-            pair: tuple[nn.Module, Loss] = by_name(shape=shape, classes=data.classes, **model_options)
-            return pair
+            network, of_batch = by_name(shape=shape, classes=data.classes, **model_options)
+        freeze_others("load", network, trainable)
+        return network, of_batch
 
     network, of_batch = build(0)
     keep, mapped, validated = owner >= 0, isinstance(data.x, np.memmap), None
     if share is not None:
         held = validation_samples("load", owner, data.y, share)
-        keep, validated = keep & ~held, (np.array(data.x[held]), np.array(data.y[held]))
+        keep, validated = keep & ~held, (np.array(data.x[held]), np.array(data.y[held]), owner[held])
         if data.mean is not None:  # without the samples that are held out
             mean, std = moments(data.x, np.flatnonzero(~held))
             data = data._replace(mean=mean, std=std)
@@ -118,11 +132,14 @@ def load(
         y=data.y[keep],
         client=owner[keep],
         batch=batch,
-        test=(np.array(data.x_test), np.array(data.y_test)),  # copies: arrays of a file are read-only
+        test=(np.array(data.x_test), np.array(data.y_test), *test_owner),  # copies: arrays of a file are read-only
         validation=validated,
         init=None if by_name is None else lambda s: flatten(build(s)[0]),
         scale=scale,
         augment=augment,
+        trainable=trainable,
+        personal=personal,
+        personal_lr=personal_lr,
     ).to(device, dtype)
 
 

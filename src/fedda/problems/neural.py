@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import rng
-from ..core import Problem
+from ..core import Layout, Problem
+from . import personal
 from .augment import Augmentation
 from .augment import apply as augment
 from .batchnorm import BatchNorms
@@ -23,28 +26,40 @@ from .gradients.choose import GradientPaths, allow_tf32
 from .gradients.kernels import draw_kernel
 from .gradients.vmap import gradient
 from .randomness import CounterRandom
+from .trees import arguments, at, first_tensor, map_tensors
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 Device = torch.device | str | None
+NAMES = 20  # of parameters, in an error message
 GATHER_BYTES = 8e6  # up to this size, several batches are gathered together
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Inputs and targets, with leading axes for replicas and clients: `x, y = batch`.
+    """Inputs and targets, with leading axes for replicas and clients: `x, y = batch`. Each of them is a tensor, or a
+    tuple or dict of tensors.
 
     If the model has random layers, a third tensor, `key`, decides their numbers.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Any
+    y: Any
     key: Tensor | None = None
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         return iter((self.x, self.y) if self.key is None else (self.x, self.y, self.key))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        return Batch(*map(function, self))
+        return Batch(*(map_tensors(function, v) for v in self))
+
+    def leaves(self) -> list[Tensor]:
+        """All tensors: those of x, those of y, the key."""
+        return tree_leaves(tuple(self))
+
+    @property
+    def samples(self) -> int:
+        """The length of the first axis."""
+        return len(first_tensor(self.y))
 
 
 class Scale(NamedTuple):
@@ -70,7 +85,7 @@ class Neural(Problem):
     def __init__(
         self, model: nn.Module, loss: Loss, data: Batch, client: Tensor, batch: int, test: Batch | None,
         init: Callable[[int], Tensor] | None = None, scale: Scale | None = None, rows: Tensor | None = None,
-        validation: Batch | None = None,
+        validation: Batch | None = None, stays: Sequence[str] = (), owners: dict[str, Tensor] | None = None,
     ):  # fmt: skip
         self.model, self.loss, self.batch_size, self.init, self.scale = model, loss, batch, init, scale
         order = torch.argsort(client, stable=True)
@@ -78,16 +93,29 @@ class Neural(Problem):
         self.offsets = self.sizes.cumsum(0) - self.sizes
         # If x is a file mapped into memory, `rows` are the rows of the samples in it: other rows are never read.
         self.rows = None if rows is None else rows[order]
-        self.data = Batch(data.x[order] if rows is None else data.x, data.y[order])
-        self.test, self.validation = test, validation
+        x = at(data.x, order) if rows is None else data.x
+        self.data = Batch(x, at(data.y, order))
+        # How x and y are put together from their tensors; None if both are tensors.
+        self.structure = None if all(isinstance(v, Tensor) for v in data) else tree_flatten((data.x, data.y))[1]
+        self.test, self.validation, self.owners = test, validation, dict[str, Tensor]()
+        for name, owner in (owners or {}).items():  # held-out samples with owners are sorted by them
+            self.owners[name], order = torch.sort(owner, stable=True)
+            part = self.held_out[name]
+            setattr(self, name, Batch(at(part.x, order), at(part.y, order)))
         self.clients = len(self.sizes)
         self.local_clients = slice(0, self.clients)  # the clients whose samples this process has
-        self.d = flatten(model).numel()
+        self.personal = tuple(stays)  # the names of the parameters that stay on their clients
+        self.personal_values: Tensor | None = None  # those of each client, for evaluation
+        self.d_personal = sum(p.numel() for name, p in trainable(model) if name in self.personal)
+        self.d = flatten(model).numel() - self.d_personal
         self.chain = self.known_chain()
         self._rebuild_caches()
 
     def known_chain(self, norms: bool = False) -> Chain | None:
         """The model as a chain of known layers, if it is one and the chain's loss fits all targets."""
+        names = [name for name, _ in trainable(self.model)]
+        if self.structure is not None or names != [name for name, _ in trainable(self.model, self.personal)]:
+            return None
         chain = Chain.of(self.model, self.loss, tuple(self.data.x.shape[1:]), norms)
         fits = chain is not None and all(chain.takes(part.y) for part in (self.data, *self.held_out.values()))
         return chain if fits else None
@@ -123,7 +151,7 @@ class Neural(Problem):
     # -- device and dtype ---------------------------------------------------------------------------------------
     @property
     def device(self) -> torch.device:
-        return self.data.x.device
+        return first_tensor(self.data.x).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -135,39 +163,79 @@ class Neural(Problem):
         for name in ("sizes", "offsets"):
             setattr(moved, name, getattr(self, name).to(device))
         moved.scale = self.scale and Scale(*(v.to(device, moved.dtype) for v in self.scale))
-        data, x = self.data, self.data.x
-        stays_mapped = moved.sizes.device.type == "cpu" and not (x.is_floating_point() and x.dtype != moved.dtype)
+        data = self.data
+        stays_mapped = moved.sizes.device.type == "cpu" and not any(
+            v.is_floating_point() and v.dtype != moved.dtype for v in tree_leaves(data.x)
+        )
         if self.rows is not None and not stays_mapped:
             data, moved.rows = self.pick(data, slice(None)), None  # copy only the samples that are used
         moved.data = cast(data, moved.dtype, moved.scale, device)
         for name, part in self.held_out.items():
             setattr(moved, name, cast(part, moved.dtype, moved.scale, device))
+        moved.owners = {name: owner.to(device) for name, owner in self.owners.items()}
         moved._rebuild_caches()
         return moved
 
     def only(self, clients: slice) -> Neural:
         """The same problem with the samples of a range of clients only: other processes have the rest."""
         part, span = copy.copy(self), self.spans(clients)
-        x = self.data.x if self.rows is not None else self.data.x[span].clone()
-        part.rows = self.rows if self.rows is None else self.rows[span].clone()
-        part.data, part.offsets = Batch(x, self.data.y[span].clone()), self.offsets - span.start
+        own = self.data.map(lambda v: v[span].clone()) if self.rows is None else self.data
+        if self.rows is not None:
+            part.rows, own = self.rows[span].clone(), replace(own, y=map_tensors(torch.clone, at(own.y, span)))
+        part.data, part.offsets = own, self.offsets - span.start
         part.local_clients = clients
         part._rebuild_caches()
         return part
 
     @property
-    def layout(self) -> list[tuple[str, tuple[int, ...]]]:
+    def layout(self) -> Layout:
         """Names and shapes of the parameters, in the order of the flat vector."""
-        return [(name, tuple(p.shape)) for name, p in trainable(self.model)]
+        return [(name, tuple(p.shape)) for name, p in trainable(self.model) if name not in self.personal]
+
+    @property
+    def personal_layout(self) -> Layout:
+        return [(name, tuple(p.shape)) for name, p in trainable(self.model) if name in self.personal]
 
     def start(self, seed: int) -> Tensor:
         """The first point: the parameters of the model, or those of `init(seed)`."""
-        x = self.init(seed) if self.init else self.point()
-        return x.to(device=self.device, dtype=self.dtype)
+        return self._first(seed)[: self.d]
+
+    def personal_start(self, seed: int) -> Tensor:
+        return self._first(seed)[self.d :]
+
+    def _first(self, seed: int) -> Tensor:
+        if self.init is None:
+            return self.full_point()
+        x = self.init(seed).to(device=self.device, dtype=self.dtype)
+        if not self.personal:
+            return x
+        # `init` gives all parameters in the order of the module
+        parameters = trainable(self.model)
+        parts = dict(zip([name for name, _ in parameters], x.split([p.numel() for _, p in parameters]), strict=True))
+        return torch.cat([parts[name] for name, _ in trainable(self.model, self.personal)])
 
     def point(self) -> Tensor:
-        """The parameters of the model as one vector."""
-        return flatten(self.model)
+        """The shared parameters of the model as one vector."""
+        return self.full_point()[: self.d]
+
+    def full_point(self) -> Tensor:
+        """All parameters of the model that are trained: the shared ones, then the personal ones."""
+        return flatten(self.model, self.personal)
+
+    def personalised(self, personal: Tensor) -> Neural:
+        other = copy.copy(self)
+        other.personal_values = personal.reshape(-1, *personal.shape[-2:])
+        other._evaluation = copy.copy(self._evaluation)
+        other._evaluation.problem = other
+        return other
+
+    @property
+    def local_statistics(self) -> Tensor:
+        """Which statistics of BatchNorm stay on their clients, [size]: those of layers with personal parameters."""
+        norms = self.batch_norms
+        flags = [any(name.startswith(f"{layer}.") for name in self.personal) for layer in norms.layers]
+        widths = torch.tensor([2 * width for width in norms.widths])
+        return torch.tensor(flags).repeat_interleave(widths).to(self.device)
 
     # -- batches ------------------------------------------------------------------------------------------------
     def batch(self, ids: Tensor, key: Tensor) -> Batch:
@@ -190,10 +258,12 @@ class Neural(Problem):
 
     def _gathered(self, index: Tensor, keys: Tensor) -> Iterator[Batch]:
         """The batches of the samples [draws, ..., c, batch], gathered together if they are small."""
-        if index.numel() * self.data.x[0].nbytes > GATHER_BYTES:
+        if index.numel() * sum(v[0].nbytes for v in tree_leaves(self.data.x)) > GATHER_BYTES:
             return (self._trained_on(self.pick(self.data, one), key) for one, key in zip(index, keys, strict=True))
         together = self._trained_on(self.pick(self.data, index), keys)
-        return map(Batch, *together)
+        if self.structure is None:
+            return map(Batch, *together)
+        return (Batch(*(at(v, i) for v in together)) for i in range(len(keys)))
 
     def draw(self, ids: Tensor, key: Tensor) -> Tensor:
         """The indices of the samples of batches, [..., c, batch]."""
@@ -217,12 +287,12 @@ class Neural(Problem):
         """A stack of n points and their batches, for measurements."""
         clients = self.local_clients
         ids = clients.start + torch.arange(n, device=self.device) % (clients.stop - clients.start)
-        return self.point().expand(n, self.d).contiguous(), self.batch(ids, ids)
+        return self.full_point().expand(n, -1).contiguous(), self.batch(ids, ids)
 
     def everything(self, client: int) -> Batch:
         """All samples of a client. Its random layers take the same numbers each time, those of the client."""
         batch = self.pick(self.data, self.spans(slice(client, client + 1)))
-        if self.batch_norms.layers and len(batch.y) == 1:  # torch refuses one sample; twice the sample is the same
+        if self.batch_norms.layers and batch.samples == 1:  # torch refuses one sample; twice the sample is the same
             batch = batch.map(lambda v: torch.cat([v, v]))
         return self._keyed(batch, torch.tensor(client, device=self.device))
 
@@ -238,9 +308,10 @@ class Neural(Problem):
     def pick(self, data: Batch, index: Tensor | slice | int | tuple[int, ...]) -> Batch:
         """Some samples, or the batches of some clients, as they are stored."""
         if data is self.data and self.rows is not None:
-            index = index if isinstance(index, Tensor) else torch.arange(len(data.y))[index]
+            index = index if isinstance(index, Tensor) else torch.arange(data.samples)[index]
             rows = self.rows[index.flatten()]
-            return Batch(data.x.index_select(0, rows).view(*index.shape, *data.x.shape[1:]), data.y[index])
+            x = map_tensors(lambda v: v.index_select(0, rows).view(*index.shape, *v.shape[1:]), data.x)
+            return Batch(x, at(data.y, index))
         if not isinstance(index, Tensor):
             return data.map(lambda v: v[index])
         rows = index.flatten()  # index_select copies whole rows, unlike indexing
@@ -251,27 +322,32 @@ class Neural(Problem):
         return batch if self.scale is None else replace(batch, x=self.scale(batch.x))
 
     # -- gradients ----------------------------------------------------------------------------------------------
-    def forward(self, x: Tensor, inputs: Tensor, key: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, inputs: Any, key: Tensor | None = None) -> Any:
         """The output of the model in training mode, at the parameters x [d]; `key` is that of its random layers."""
         model = self.batch_norms.training
         if self.random and key is None:
             key = torch.zeros((), dtype=torch.int64, device=x.device)
         with nullcontext() if key is None else CounterRandom(key):
-            output: Tensor = functional_call(model, unflatten(model, x), (inputs,), tie_weights=False)
-        return output
+            return functional_call(model, unflatten(model, x, self.personal), *arguments(inputs), tie_weights=False)
 
-    def inference(self, point: Tensor, inputs: Tensor) -> Tensor:
+    def inference(self, point: Tensor, inputs: Any) -> Any:
         """The output of the model in evaluation mode; `point` is its parameters, then any BatchNorm statistics."""
         if not (self.batch_norms.layers or self.random):
             return self.forward(point, inputs)
-        x, statistics = torch.split(point, [self.d, self.batch_norms.size])
+        x, statistics = torch.split(point, [self.d + self.d_personal, self.batch_norms.size])
         model = self.batch_norms.evaluation
-        named = unflatten(model, x) | self.batch_norms.named(statistics)
-        output: Tensor = functional_call(model, named, (inputs,), tie_weights=False)
-        return output
+        named = unflatten(model, x, self.personal) | self.batch_norms.named(statistics)
+        return functional_call(model, named, *arguments(inputs), tie_weights=False)
 
-    def objective(self, x: Tensor, inputs: Tensor, targets: Tensor, key: Tensor | None = None) -> Tensor:
+    def objective(self, x: Tensor, inputs: Any, targets: Any, key: Tensor | None = None) -> Tensor:
         return self.loss(self.forward(x, inputs, key), targets)
+
+    def objective_of(self, x: Tensor, *leaves: Tensor) -> Tensor:
+        """The same from the leaves of a batch: paths that record or stack gradients take tensors only."""
+        if self.structure is None:
+            return self.objective(x, *leaves)
+        n = self.structure.num_leaves
+        return self.objective(x, *tree_unflatten(leaves[:n], self.structure), *leaves[n:])
 
     def batch_loss(self, x: Tensor, batch: Batch) -> Tensor:
         return self.objective(x, *self.standardised(batch))
@@ -282,11 +358,12 @@ class Neural(Problem):
             return gradient(self.objective, x, *self.standardised(batch))
 
     def gradients(self, x: Tensor, batch: Batch) -> Tensor:
-        """The gradients of a stack. x [points, ..., c, d] has one leading axis more than the batch: points share it."""
+        """The gradients of a stack. x [points, ..., c, d] has one leading axis more than the batch: points share it.
+        Personal parameters follow the shared ones in x."""
         lead = x.dim() - 2
         if lead > 1:
             batch = batch.map(lambda v: v.flatten(0, lead - 1))
-        gradients: Tensor = self.gradient_paths(x.reshape(-1, self.d), batch)
+        gradients: Tensor = self.gradient_paths(x.reshape(-1, x.shape[-1]), batch)
         return gradients.view(x.shape)
 
     def bytes_per_client(self) -> int:
@@ -302,9 +379,9 @@ class Neural(Problem):
             if self.batch_norms.layers or self.random:  # these need a whole batch
                 batch = self.standardised(self.example(1)[1].map(lambda v: v[0]))
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-                self.objective(self.point().requires_grad_(), *batch)
-            sizes = [v.numel() * v.element_size() for v in (batch.x, batch.y, self.point())]
-            self._client_bytes = 4 * sum(saved) + 2 * sum(sizes[:2]) + 16 * sizes[2]
+                self.objective(self.full_point().requires_grad_(), *batch)
+            samples = sum(v.nbytes for v in tree_leaves((batch.x, batch.y)))
+            self._client_bytes = 4 * sum(saved) + 2 * samples + 16 * self.full_point().nbytes
         return self._client_bytes
 
     # -- evaluation ---------------------------------------------------------------------------------------------
@@ -319,11 +396,27 @@ class Neural(Problem):
         over all processes, for the statistics of BatchNorm."""
         points = x.reshape(-1, self.d)
         with self.arithmetic():
-            if self.batch_norms.layers:
-                statistics = self.batch_norms.estimate(self._evaluation, points, weights, mine, add)
-                points = torch.cat([points, statistics.to(x.dtype)], dim=-1)
-            totals = self._evaluation(points, weights, mine)
+            if self.personal:
+                totals = personal.totals(self, self._evaluation, points, weights, mine, add)
+            else:
+                if self.batch_norms.layers:
+                    statistics = self.batch_norms.estimate(self._evaluation, points, weights, mine, add)
+                    points = torch.cat([points, statistics.to(x.dtype)], dim=-1)
+                totals = self._evaluation(points, weights, mine)
         return {name: (total.view(x.shape[:-1]), weight) for name, (total, weight) in totals.items()}
+
+    @torch.no_grad()
+    def named_values(self, x: Tensor, weights: Tensor | None = None, client: int | None = None) -> dict[str, Tensor]:
+        """The trained parameters and the statistics of BatchNorm at x [d], by name. Personal parameters are those of
+        `client`, or else the mean over clients."""
+        if not self.personal:
+            return unflatten(self.model, x) | self.statistics(x, weights)
+        weights = torch.ones_like(self.sizes, dtype=torch.float64) if weights is None else weights
+        points, mean = personal.client_points(self, self._evaluation, x[None], weights, whole_range)
+        point = mean[0] if client is None else points[0, client]
+        named = unflatten(self.model, point[: self.d + self.d_personal], self.personal)
+        norms = self.batch_norms
+        return named | (norms.named(point[self.d + self.d_personal :]) if norms.layers else {})
 
     @torch.no_grad()
     def statistics(self, x: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
@@ -338,14 +431,36 @@ class Neural(Problem):
         return self.batch_norms.named(statistics.to(x.dtype).view(*x.shape[:-1], -1))
 
 
-def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that are trained; frozen ones (`requires_grad_(False)`) are constants."""
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+def matching(owner: str, option: str, names: Sequence[str], patterns: str | Sequence[str]) -> set[str]:
+    """The names that fit a pattern such as "head.*", or one of several patterns."""
+    found = set[str]()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        fits = fnmatch.filter(names, pattern) if isinstance(pattern, str) else []
+        if not fits:
+            shown = ", ".join(names[:NAMES]) + (f" and {len(names) - NAMES} more" if len(names) > NAMES else "")
+            raise ValueError(f"{owner}: {option} = {pattern!r} fits no parameter; there are {shown}")
+        found.update(fits)
+    return found
 
 
-def unflatten(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The parameters by name, as views of the flat vector x [d]."""
-    parameters = [p for _, p in trainable(model)]
+def freeze_others(owner: str, model: nn.Module, patterns: str | Sequence[str] | None) -> None:
+    """Train the parameters that fit the patterns, and freeze all others."""
+    if patterns is not None:
+        kept = matching(owner, "trainable", [name for name, _ in model.named_parameters()], patterns)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in kept)
+
+
+def trainable(model: nn.Module, last: Sequence[str] = ()) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are trained, those in `last` at the end; frozen ones (`requires_grad_(False)`) are
+    constants."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return sorted(named, key=lambda entry: entry[0] in last) if last else named
+
+
+def unflatten(model: nn.Module, x: Tensor, last: Sequence[str] = ()) -> dict[str, Tensor]:
+    """The parameters by name, as views of the flat vector x [d]. Those in `last` are at its end."""
+    parameters = [p for _, p in trainable(model, last)]
     parts = torch.split(x, [p.numel() for p in parameters])
     values = {id(p): part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
     # All names of a tied parameter, but only one name of a module that is used twice. With `tie_weights`,
@@ -358,15 +473,20 @@ def unflatten(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     }
 
 
-def flatten(model: nn.Module) -> Tensor:
-    """The parameters as one vector, in the order of `named_parameters`."""
-    return torch.cat([p.detach().flatten() for _, p in trainable(model)])
+def flatten(model: nn.Module, last: Sequence[str] = ()) -> Tensor:
+    """The parameters as one vector, in the order of `named_parameters`, those in `last` at the end."""
+    return torch.cat([p.detach().flatten() for _, p in trainable(model, last)])
 
 
 def cast(data: Batch, dtype: torch.dtype, scale: Scale | None = None, device: Device = None) -> Batch:
-    """Floating-point data in this dtype, whole numbers (classes, tokens) in int64; x with a scale keeps its dtype."""
+    """Floating-point data in this dtype, whole numbers (classes, tokens) in int64; x with a scale keeps its dtype. In a
+    tuple or dict, masks (booleans) stay as they are."""
 
     def one(v: Tensor) -> Tensor:
         return v.to(device, dtype) if v.is_floating_point() else v.to(device, torch.int64)
 
-    return Batch(one(data.x) if scale is None else data.x.to(device), one(data.y))
+    def leaf(v: Tensor) -> Tensor:
+        return v.to(device) if v.dtype == torch.bool else one(v)
+
+    x, y = (one(v) if isinstance(v, Tensor) else tree_map(leaf, v) for v in (data.x, data.y))
+    return Batch(x if scale is None else data.x.to(device), y)

@@ -30,7 +30,7 @@ class Quadratic(Problem):
     def __init__(self, A: Any, b: Any, noise: float = 0.0, sizes: Any = None):
         check("Quadratic", noise=noise)
         self.noise = noise
-        self.A, self.b = (torch.as_tensor(v).to(torch.float64) for v in (A, b))
+        self.A, self.b = (torch.as_tensor(v, dtype=torch.float64) for v in (A, b))
         if self.A.shape != self.b.shape or self.A.dim() != 2:
             shapes = f"{list(self.A.shape)} and {list(self.b.shape)}"
             raise ValueError(f"Quadratic: A and b must be of one shape [clients, d], got {shapes}")

@@ -4,7 +4,7 @@ import copy
 
 from torch import Tensor, nn
 
-from .neural import Neural, Scale, unflatten
+from .neural import Neural, Scale
 
 
 class Standardised(nn.Module):
@@ -29,20 +29,23 @@ class Standardised(nn.Module):
         return out
 
 
-def trained_state(problem: Neural, x: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
-    """The state_dict of the user's module at the flat parameters x [d]: parameters, BatchNorm's statistics, buffers."""
+def trained_state(
+    problem: Neural, x: Tensor, weights: Tensor | None = None, client: int | None = None
+) -> dict[str, Tensor]:
+    """The state_dict of the user's module at the flat parameters x [d]: parameters, BatchNorm's statistics, buffers.
+    Personal parameters are those of `client`, or else the mean over clients (see `Problem.personalised`)."""
     state = {name: value.detach().clone() for name, value in problem.model.state_dict().items()}
-    values = unflatten(problem.model, x) | problem.statistics(x, weights)
+    values = problem.named_values(x, weights, client)
     for name, value in values.items():
         if name in state:  # a tied parameter has several names
             state[name] = value.detach().clone().to(state[name].dtype)
     return state
 
 
-def trained_model(problem: Neural, x: Tensor, weights: Tensor | None = None) -> nn.Module:
+def trained_model(problem: Neural, x: Tensor, weights: Tensor | None = None, client: int | None = None) -> nn.Module:
     """The user's module in eval mode with these parameters; it takes samples as the problem stores them."""
     model = copy.deepcopy(problem.model)
-    model.load_state_dict(trained_state(problem, x, weights))
+    model.load_state_dict(trained_state(problem, x, weights, client))
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     if problem.scale is not None:

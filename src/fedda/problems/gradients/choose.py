@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ...checks import one_of
 from ..evaluation import convolutional
@@ -71,7 +72,8 @@ class GradientPaths:
             problem, n = self.problem, min(clients, MEASURED_CLIENTS)
             x, batch = problem.example(n)
             ways = {name: partial(self.run, path, x, batch) for name, path in candidates.items()}
-            about = (problem.model, n, problem.data.x.shape[1:], problem.batch_size, problem.dtype, self.precision)
+            shape = tree_map(lambda v: v.shape[1:], problem.data.x)
+            about = (problem.model, n, shape, problem.batch_size, problem.dtype, self.precision)
             # On a busy machine threads wait for each other, and the times would say nothing about the paths.
             with threads(1):
                 tuned.chosen = autotune(ways, problem.device, *about)
@@ -100,7 +102,7 @@ class GradientPaths:
 
     def objective(self, x: Tensor, *batch: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bf16"):
-            return self.problem.objective(x, *batch)
+            return self.problem.objective_of(x, *batch)
 
     def by_kernels(self, kernels: Kernels, x: Tensor, batch: Batch) -> Tensor:
         scale = self.problem.scale
@@ -121,8 +123,9 @@ class GradientPaths:
 
     def repeat(self, x: Tensor, batch: Batch) -> list[Tensor]:
         """The standardised batches, once for each point."""
-        points = len(x) // len(batch.x)
-        return [v.expand(points, *v.shape).flatten(0, 1) for v in self.problem.standardised(batch)]
+        leaves = self.problem.standardised(batch).leaves()
+        points = len(x) // len(leaves[0])
+        return [v.expand(points, *v.shape).flatten(0, 1) for v in leaves]
 
 
 def by_channel(scale: Scale, channels: int) -> tuple[Tensor, Tensor] | None:
