@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -14,6 +15,7 @@ from . import checks
 from .arguments import TrainOptions, check_options
 from .best import MISSING
 from .core import Algorithm, Problem, map_fields
+from .problems.exporting import write_model
 from .problems.neural import Neural
 from .problems.trained import trained_model, trained_state
 from .rules.schedules import RateDecay
@@ -139,6 +141,12 @@ def train(
     for seconds in timed(run, rounds, every):
         history.extend(row | {"seconds": seconds} for row in run.evaluate(detail))
     return Result(run.server.x.squeeze(-2), run, history, run.server)
+
+
+def export(result: TrainedModel, path: str | Path, seed: int | None = None) -> Path:
+    """Write the model of `result` or `result.best` to a file: .pt, .safetensors or .onnx. With several seeds, `seed`
+    says which; the first by default."""
+    return write_model(Path(path), *result._network(seed))
 
 
 def for_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:

@@ -123,7 +123,7 @@ def run(
     ranks = join_ranks(shard)  # first, so that a failure on one rank reaches the others
     load_plugins(plugin)
     check_run_options(engine, device, precision, threads, resume, overwrite, save_seconds)
-    wanted = override(find(experiment), rounds, algorithms, seeds, data, preset, settings or ())
+    wanted = override(find(experiment), rounds, algorithms, seeds, data, preset, settings or (), plugin or ())
     folder = out or Path("runs") / wanted.name
     resume = should_resume(ranks, resume)
     if resume:

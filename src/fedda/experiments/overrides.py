@@ -1,17 +1,19 @@
 """Command-line options that replace values of an experiment, and the check that a folder holds the same experiment."""
 
 import copy
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import checks, presets
+from ..data import absolute
 from ..problems import options_of
 from ..registry import algorithms as registered
 from ..registry import models, partitions
 from ..runs.names import CONFIG
 from ..runs.toml import literal
-from .config import Experiment, checked, read
+from .config import Experiment, absolute_plugins, checked, hyper_params, read
 
 
 def override(
@@ -22,9 +24,11 @@ def override(
     data: str | None = None,
     preset: Path | None = None,
     settings: Sequence[str] = (),
+    plugins: Sequence[str] = (),
 ) -> Experiment:
     """The experiment with other rounds, algorithms (labels or names), seeds, data, hyper-parameters from a preset file,
-    or single settings ("problem.batch=32", "fedavg.lr=0.1"); checked like a file.
+    or single settings ("problem.batch=32", "fedavg.lr=0.1"); checked like a file. `plugins` were imported and are
+    recorded. Paths are relative to the working directory.
 
     >>> from fedda.experiments import find
     >>> list(override(find("digits"), 5, "fedavg", "0,1").algorithms)
@@ -50,13 +54,31 @@ def override(
         table["problem"]["data"] = data
     for text in settings:
         _apply_setting(table, text)
+    if isinstance(table["problem"].get("data"), str):
+        table["problem"]["data"] = absolute(table["problem"]["data"], Path.cwd())
+    table["plugin"] = [*(table["plugin"] or ()), *absolute_plugins(plugins, Path.cwd())] or None
     _drop_options(table["problem"], before["problem"])
+    if table["problem"].get("data") != before["problem"]["data"]:
+        _note_other_data(table, experiment, preset is not None)
     # With one value changed the setting is no longer the paper's.
     changed = any((table.get(key) or None) != before[key] for key in ("problem", "algorithms", "aggregation"))
     changed = changed or not set(table["algorithms"]) <= set(experiment.algorithms)
     if changed and table.get("setting") == before["setting"] != "":
         table["setting"] = "changed"
     return checked(table, "command line")
+
+
+def _note_other_data(table: dict[str, Any], experiment: Experiment, tuned: bool) -> None:
+    """The title does not fit other data, and neither may the rates."""
+    name = Path(str(table["problem"]["data"])).stem
+    if table["title"] == experiment.title:
+        table["title"] = f"{name}, with the settings of {experiment.name}" if experiment.title else ""
+    if not tuned and any(hyper_params(params) for params in table["algorithms"].values()):
+        warnings.warn(
+            f"the rates of {experiment.name} were chosen for {Path(experiment.problem.data).stem}, not for {name}; "
+            "fedda sweep searches others",
+            stacklevel=3,
+        )
 
 
 def _drop_options(problem: dict[str, Any], before: dict[str, Any]) -> None:
@@ -119,7 +141,7 @@ def saved_experiment(wanted: Experiment, folder: Path, rounds: int | None) -> Ex
     saved = read(folder / CONFIG).completed()
     complete = wanted.completed()
     for key, value in saved.model_dump().items():
-        if key in ("rounds", "title") or (key == "every" and wanted.every is None):
+        if key in ("rounds", "title", "plugin") or (key == "every" and wanted.every is None):
             continue
         if getattr(complete, key) != getattr(saved, key):
             raise ValueError(f"{folder}: was run with another {key!r}: {value}; give the same, or another --out")

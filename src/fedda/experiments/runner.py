@@ -24,6 +24,7 @@ from .config import Experiment, errors_named
 from .execution import agree_on_execution
 from .jobs import Job, JobRunner, Watcher
 from .ranks import SINGLE, Ranks, ShardedRun, folder_of
+from .saved_models import refuse_other_data
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class Program:
         self.problem = options.problem
         if self.problem is None:
             self.problem = build_problem(experiment, options.device, tuning, self.ranks)
+        if options.resume and not self.ranks.world.rank:
+            refuse_other_data(self.problem, folder.path)
         self.engine_name = self.ranks.engine_name(options.engine)
         self.execution = agree_on_execution(
             self.ranks.world, self.problem, self.engine_name, experiment.cohort or self.problem.clients, replicas,
@@ -134,6 +137,7 @@ class Program:
             "clients": self.problem.clients,
             "parameters": self.problem.d,
             "samples": int(self.problem.sizes.sum()),
+            "data_sha256": self.problem.fingerprint,
         }
         return json.dumps(facts, indent=1) + "\n"
 
@@ -142,6 +146,7 @@ def build_problem(experiment: Experiment, device: str | None, tuning: bool = Fal
     """The experiment's problem, on its device; for `tuning` it has no test set (`ProblemTable.build`)."""
     with errors_named(experiment.name):
         problem: Any = experiment.problem.build(tuning)
+    _ = problem.fingerprint  # of all clients, before each rank takes its own
     everyone = experiment.cohort in (None, problem.clients)
     if ranks.world.size > 1 and ranks.shard == "clients" and everyone and problem.clients >= ranks.world.size:
         problem = problem.only(ranks.world.mine(problem.clients))  # a rank always has the same clients
