@@ -69,14 +69,13 @@ def override(
 
 
 def _note_other_data(table: dict[str, Any], experiment: Experiment, tuned: bool) -> None:
-    """The title does not fit other data, and neither may the rates."""
-    name = Path(str(table["problem"]["data"])).stem
-    if table["title"] == experiment.title:
-        table["title"] = f"{name}, with the settings of {experiment.name}" if experiment.title else ""
+    """A title is not kept for other data; that hyper-parameters are is said."""
+    old, new = (Path(str(problem["data"])).name for problem in (experiment.problem.model_dump(), table["problem"]))
+    if table["title"] == experiment.title != "":
+        table["title"] = f"{new}, with the settings of {experiment.name}"
     if not tuned and any(hyper_params(params) for params in table["algorithms"].values()):
         warnings.warn(
-            f"the rates of {experiment.name} were chosen for {Path(experiment.problem.data).stem}, not for {name}; "
-            "fedda sweep searches others",
+            f"the hyper-parameters of {experiment.name} were chosen for {old}, not for {new}; fedda sweep finds others",
             stacklevel=3,
         )
 
