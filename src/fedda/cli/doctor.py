@@ -17,9 +17,8 @@ def doctor() -> None:
     from ..data.files import data_folder
     from ..experiments.execution import processors
 
-    print(
-        f"fedda    {__version__} on Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
-    )
+    print(f"fedda    {__version__}, Python {platform.python_version()}")
+    print(f"torch    {torch.__version__}, numpy {np.__version__}")
     print(f"system   {platform.platform()}")
     print(f"cpu      {processors()} processors, {torch.get_num_threads()} threads")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
