@@ -13,7 +13,7 @@ import fedda
 from commands import Quiet, inside, is_one_line, tiny
 from fedda import plugins, registry
 from fedda.experiments import config, find, run
-from fedda.experiments.overrides import override, saved_experiment
+from fedda.experiments.overrides import other_data_note, override, saved_experiment
 from fedda.problems import fingerprint as hashing
 from fedda.runs.toml import dumps
 
@@ -176,17 +176,18 @@ def test_the_hash_knows_all_targets_and_owners_and_spread_samples(tmp_path, monk
 def test_other_data_has_no_title_of_the_first_and_its_rates_are_named(own, monkeypatch):
     monkeypatch.chdir(own)
     digits = find("digits")
-    with pytest.warns(UserWarning, match=r"^the hyper-parameters of digits were chosen for digits, not for mine.npz;"):
-        other = override(digits, data="data/mine.npz")
+    other = override(digits, data="data/mine.npz")
     assert "Digits" not in other.title and other.title.startswith("mine.npz") and other.setting == digits.setting
     assert other.problem.data == str(own / "data" / "mine.npz")
-    with warnings.catch_warnings():
+    note = other_data_note(digits, other)
+    assert note.startswith("the hyper-parameters of digits were chosen for digits, not for mine.npz;")
+    with pytest.warns(UserWarning, match=note):
+        run(override(other, 1, "fedavg", "0", settings=["problem.partition=iid"]), own / "run", Quiet(), note=note)
+    assert other_data_note(digits, override(digits, 5)) == "" and override(digits, 5).title == digits.title
+    assert other_data_note(digits, override(digits, algorithms="fedprox", data="data/mine.npz")) == ""
+    with pytest.raises(ValueError), warnings.catch_warnings():  # an error is one line, without the note
         warnings.simplefilter("error")
-        assert override(digits, data="digits", rounds=5).title == digits.title  # the same data
-        assert (
-            "mine"
-            in override(config.parse(dumps(tiny(algorithms={"fedavg": {}})), "t"), data="data/mine.npz").problem.data
-        )
+        run(override(digits, data="absent.npz"), own / "bad", Quiet(), note=note)
 
 
 def test_doctor_names_versions_devices_and_folders(capsys, monkeypatch, tmp_path):

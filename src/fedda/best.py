@@ -56,11 +56,10 @@ class BestModels:
         """Everything as tensors with the axis of the replicas, if there is one, in front."""
         if self.x is None:
             return {}
-        lead = self.x.shape[:-2]
         names = dict.fromkeys(name for one in self.metrics for name in one)
-        columns = {
-            name: torch.tensor([one.get(name, math.nan) for one in self.metrics], dtype=torch.float64).view(lead)
-            for name in names
-        }
-        rounds = torch.tensor(self.rounds).view(lead)
-        return {f"{PREFIX}x": self.x, f"{PREFIX}round": rounds} | {METRICS + k: v for k, v in columns.items()}
+        columns = {f"{PREFIX}round": torch.tensor(self.rounds)}
+        for name in names:
+            values = [one.get(name, math.nan) for one in self.metrics]
+            columns[METRICS + name] = torch.tensor(values, dtype=torch.float64)
+        lead, device = self.x.shape[:-2], self.x.device
+        return {f"{PREFIX}x": self.x} | {name: v.view(lead).to(device) for name, v in columns.items()}

@@ -1,7 +1,6 @@
 """Command-line options that replace values of an experiment, and the check that a folder holds the same experiment."""
 
 import copy
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,8 +57,8 @@ def override(
         table["problem"]["data"] = absolute(table["problem"]["data"], Path.cwd())
     table["plugin"] = [*(table["plugin"] or ()), *absolute_plugins(plugins, Path.cwd())] or None
     _drop_options(table["problem"], before["problem"])
-    if table["problem"].get("data") != before["problem"]["data"]:
-        _note_other_data(table, experiment, preset is not None)
+    if table["problem"].get("data") != before["problem"]["data"] and table["title"] == experiment.title != "":
+        table["title"] = f"{Path(str(table['problem'].get('data'))).name}, with the settings of {experiment.name}"
     # With one value changed the setting is no longer the paper's.
     changed = any((table.get(key) or None) != before[key] for key in ("problem", "algorithms", "aggregation"))
     changed = changed or not set(table["algorithms"]) <= set(experiment.algorithms)
@@ -68,16 +67,21 @@ def override(
     return checked(table, "command line")
 
 
-def _note_other_data(table: dict[str, Any], experiment: Experiment, tuned: bool) -> None:
-    """A title is not kept for other data; that hyper-parameters are is said."""
-    old, new = (Path(str(problem["data"])).name for problem in (experiment.problem.model_dump(), table["problem"]))
-    if table["title"] == experiment.title != "":
-        table["title"] = f"{new}, with the settings of {experiment.name}"
-    if not tuned and any(hyper_params(params) for params in table["algorithms"].values()):
-        warnings.warn(
-            f"the hyper-parameters of {experiment.name} were chosen for {old}, not for {new}; fedda sweep finds others",
-            stacklevel=3,
-        )
+def other_data_note(experiment: Experiment, wanted: Experiment) -> str:
+    """What to say if `wanted` has other data than `experiment` but its hyper-parameters; empty otherwise.
+
+    >>> from fedda.experiments import find
+    >>> other_data_note(find("digits"), override(find("digits"), data="breast-cancer"))
+    'the hyper-parameters of digits were chosen for digits, not for breast-cancer; fedda sweep finds others'
+    """
+    old, new = experiment.problem.data, wanted.problem.data
+    kept = any(
+        hyper_params(params) and experiment.algorithms.get(k) == params for k, params in wanted.algorithms.items()
+    )
+    if old == new or not kept:
+        return ""
+    chosen = f"the hyper-parameters of {experiment.name} were chosen for {Path(old).name}, not for {Path(new).name}"
+    return f"{chosen}; fedda sweep finds others"
 
 
 def _drop_options(problem: dict[str, Any], before: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import json
 import platform
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -40,6 +41,7 @@ class RunOptions:
     threads: int | None = None  # measured if None
     precision: str = "auto"
     problem: Any = None  # the experiment's problem, if it is built already
+    note: str = ""  # a warning, given once the problem is built: an error before it stays one line
     ranks: Ranks = SINGLE
 
     def folder(self, out: Path) -> Folder:
@@ -80,6 +82,8 @@ class Program:
         self.problem = options.problem
         if self.problem is None:
             self.problem = build_problem(experiment, options.device, tuning, self.ranks)
+        if options.note:
+            warnings.warn(options.note, stacklevel=3)
         if options.resume and not self.ranks.world.rank:
             refuse_other_data(self.problem, folder.path)
         self.engine_name = self.ranks.engine_name(options.engine)
