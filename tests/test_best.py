@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import fedda
 from commands import Quiet, tiny
 from conftest import stable
-from fedda import metrics
+from fedda.best import BestModels
 from fedda.experiments import Experiment, run
 from fedda.run import Run
 
@@ -112,9 +112,9 @@ def test_a_diverged_replica_keeps_its_best_model():
     assert torch.equal(state.best.x[0], first[0]) and math.isfinite(state.best.metrics[0]["validation_loss"])
 
 
-def test_directions_of_metrics():
-    assert [metrics.direction(m) for m in ("test_loss", "validation_rmse", "objective")] == ["lower"] * 3
-    assert [metrics.direction(m) for m in ("test_accuracy", "validation_f1")] == ["higher"] * 2
-    assert metrics.direction("max_x") == ""
-    assert metrics.is_better("test_loss", 1.0, math.nan) and not metrics.is_better("test_loss", math.nan, 1.0)
-    assert not metrics.is_better("test_accuracy", 0.5, 0.5)
+def test_another_metric_can_choose():
+    best = BestModels()
+    best.chosen_by, best.directions = "validation_cost", {"cost": "lower"}
+    for i, cost in enumerate((3.0, math.nan, 1.0, 2.0)):
+        best.update(torch.full((1, 1), float(i)), [{"round": i, "validation_cost": cost, "validation_accuracy": i / 9}])
+    assert best.rounds == [2] and best.x == 2.0

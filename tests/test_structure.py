@@ -24,8 +24,7 @@ BASE = {"checks", "registry", "rng"}
 # Who may import whom; `report` and `claims` read run folders and nothing else.
 ALLOWED = {
     "checks": set(),
-    "metrics": set(),
-    "best": {"metrics"},
+    "best": {"runs"},
     "files": set(),
     "compiling": set(),
     "recording": set(),
@@ -47,12 +46,12 @@ ALLOWED = {
     "training": BASE | {"arguments", "best", "core", "problems", "rules", "run"},
     "testing": BASE | {"aggregation", "core", "engines", "problems", "rules", "run"},
     "runs": {"files"},
-    "report": {"files", "metrics", "runs"},
+    "report": {"files", "runs"},
     "claims": {"files", "runs"},
     "progress": set(),
     "experiments": BASE
     | {"aggregation", "core", "algorithms", "engines", "data", "files", "presets", "problems", "rules"}
-    | {"best", "metrics", "plugins", "processes", "runs", "run", "__init__"},
+    | {"best", "plugins", "processes", "runs", "run", "__init__"},
     "listing": BASE | {"aggregation", "presets", "problems", "experiments", "run"},
     "bench": BASE | {"runs", "core", "engines", "problems", "run", "report", "__init__"},
     "plan": BASE | {"aggregation", "bench", "core", "engines", "experiments", "problems", "run"},

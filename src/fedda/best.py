@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .metrics import choosing_metric, is_better
+from .runs.metrics import is_better, metric, validation_metric
 
 PREFIX = "best."  # of the names in a state
 METRICS = f"{PREFIX}metrics."
@@ -19,6 +19,9 @@ MISSING = "there is no validation metric to choose the best model by; give the p
 class BestModels:
     """One model, its round and its metrics for each replica; empty before the first evaluation.
 
+    `chosen_by` is the metric that decides, by default the validation accuracy, or the validation loss if there are no
+    classes; `directions` are those of a run's own metrics.
+
     >>> best = BestModels()
     >>> for round, loss in enumerate((2.0, 1.0, 3.0)):
     ...     best.update(torch.full((1, 1), float(round)), [{"round": round, "validation_loss": loss}])
@@ -27,6 +30,8 @@ class BestModels:
     """
 
     def __init__(self, state: Mapping[str, Tensor] | None = None, device: Any = None):
+        self.chosen_by: str | None = None
+        self.directions: Mapping[str, Any] = {}
         state = state or {}
         self.x = state[f"{PREFIX}x"].to(device) if f"{PREFIX}x" in state else None
         self.rounds: list[int] = state[f"{PREFIX}round"].reshape(-1).tolist() if self.x is not None else []
@@ -37,14 +42,15 @@ class BestModels:
 
     def update(self, x: Tensor, rows: Sequence[Mapping[str, Any]]) -> None:
         """Keep the models x [..., 1, d] whose rows are better than earlier ones; of two equal ones, the first."""
-        metric = choosing_metric(rows[0])
-        if metric is None:
+        key = self.chosen_by or validation_metric(rows[0])
+        if key is None:
             return
         found = [{name: value for name, value in row.items() if isinstance(value, float)} for row in rows]
         if self.x is None:
             self.x, self.rounds, self.metrics = x.clone(), [row["round"] for row in rows], found
             return
-        better = [is_better(metric, new[metric], old[metric]) for new, old in zip(found, self.metrics, strict=True)]
+        side = metric(key, self.directions).better
+        better = [is_better(new[key], old[key], side) for new, old in zip(found, self.metrics, strict=True)]
         if not any(better):
             return
         choice = torch.tensor(better, device=x.device).view(*x.shape[:-2], 1, 1)

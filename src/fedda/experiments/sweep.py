@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..metrics import direction
 from ..registry import make
 from ..run import Run
 from ..runs.final_values import mean, tail
@@ -26,7 +25,13 @@ from .grid import Point, apply_point, points
 from .jobs import Job, Watcher
 from .runner import Program, RunOptions
 
-METRICS_OF_SWEEPS = ("validation_accuracy", "validation_loss", "train_accuracy", "train_loss", "objective")
+METRIC_DIRECTIONS = {
+    "validation_accuracy": "higher",
+    "validation_loss": "lower",
+    "train_accuracy": "higher",
+    "train_loss": "lower",
+    "objective": "lower",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Sweep:
     force: bool = False  # accept a point whose first step size `fedda run` would refuse
 
     def __post_init__(self) -> None:
-        checks.one_of("--metric", "a metric", self.metric, METRICS_OF_SWEEPS)
+        checks.one_of("--metric", "a metric", self.metric, METRIC_DIRECTIONS)
         if self.budget is not None:
             checks.count("sweep", "budget", self.budget, at_most=10_000)
         if self.draw < 0:
@@ -161,7 +166,7 @@ def judge_points(
                 "best": False,
                 "gradients": max((seed[-1]["gradients"] for seed in by_seed.values()), default=None),
             })  # fmt: skip
-    better = direction(sweep.metric)
+    better = METRIC_DIRECTIONS[sweep.metric]
     for table in tables.values():
         valid = [point for point in table["points"] if point["value"] is not None]
         if valid:

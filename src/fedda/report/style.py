@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 
-from ..metrics import Better, direction
 from ..runs.curves import Curve
 
 # Okabe and Ito's palette without black and yellow, which vanish on a dark or a light page. Violet and crimson are as
@@ -28,7 +27,7 @@ class Metric:
     key: str
     name: str
     percent: bool
-    better: Better
+    better: Literal["lower", "higher", ""]
 
 
 def metric(key: str) -> Metric:
@@ -38,8 +37,13 @@ def metric(key: str) -> Metric:
     Metric(key='test_accuracy', name='Test accuracy', percent=True, better='higher')
     """
     parts = key.replace("-", "_").split("_")
-    percent = parts[-1] in ("accuracy", "density", "nonzero")
-    return Metric(key, " ".join(parts).capitalize(), percent, direction(key))
+    lower = not {"loss", "error", "gap", "norm", "objective", "residual"}.isdisjoint(parts)
+    return Metric(
+        key=key,
+        name=" ".join(parts).capitalize(),
+        percent=parts[-1] in ("accuracy", "density", "nonzero"),
+        better="lower" if lower else "higher" if parts[-1] == "accuracy" else "",
+    )
 
 
 @dataclass(frozen=True)
