@@ -129,6 +129,7 @@ def close(folder, other, bound):
 def experiment(tmp_path_factory):
     """Slow enough to be killed: with an algorithm whose clients remember, on cohorts of three of seven."""
     problem = {"data": "digits", "clients": 7, "model": "mlp", "hidden": 16, "batch": 8}
+    problem["validation"] = 0.2  # so that the best model of each seed is kept as well
     algorithms = {"scaffold": {"lr": 0.1}, "fedda-mvr": {"lr": 0.02, "w": 1000.0}}
     place = tmp_path_factory.mktemp("experiment") / "short.toml"
     return write(place, name="short", rounds=ROUNDS, every=5, cohort=3, problem=problem, algorithms=algorithms)

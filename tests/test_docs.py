@@ -56,6 +56,10 @@ def place(tmp_path_factory):
                 (folder / f"{name}.toml").write_text(text)
     walk = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
     (folder / "clipped.py").write_text(next(text for language, text in BLOCK.findall(walk) if language == "python"))
+    rows = [
+        f"{20 + i % 90},{('flat', 'house')[i % 2]},{('Ulm', 'Bonn', 'Kiel')[i % 3]},{1 + i / 100}" for i in range(240)
+    ]
+    (folder / "houses.csv").write_text("\n".join(["area,kind,city,price", *rows]))
     tools = folder / "bin"
     tools.mkdir()
     command = tools / "fedda"

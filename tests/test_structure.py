@@ -24,6 +24,7 @@ BASE = {"checks", "registry", "rng"}
 # Who may import whom; `report` and `claims` read run folders and nothing else.
 ALLOWED = {
     "checks": set(),
+    "best": {"runs"},
     "files": set(),
     "compiling": set(),
     "recording": set(),
@@ -40,9 +41,9 @@ ALLOWED = {
     "data": BASE | {"files"},
     "problems": BASE | {"compiling", "core", "data", "files", "recording"},
     "arguments": BASE | {"aggregation", "core", "engines"},
-    "run": BASE | {"aggregation", "arguments", "core", "engines", "rows"},
+    "run": BASE | {"aggregation", "arguments", "best", "core", "engines", "rows"},
     "rows": {"core"},
-    "training": BASE | {"arguments", "core", "engines", "problems", "rules", "run"},
+    "training": BASE | {"arguments", "best", "core", "engines", "problems", "rules", "run"},
     "testing": BASE | {"aggregation", "core", "engines", "problems", "rules", "run"},
     "runs": {"files"},
     "report": {"files", "runs"},
@@ -50,7 +51,7 @@ ALLOWED = {
     "progress": set(),
     "experiments": BASE
     | {"aggregation", "core", "algorithms", "engines", "data", "files", "presets", "problems", "rules"}
-    | {"processes", "runs", "run", "training", "__init__"},
+    | {"best", "plugins", "processes", "runs", "run", "training", "__init__"},
     "listing": BASE | {"aggregation", "presets", "problems", "experiments", "run"},
     "bench": BASE | {"runs", "core", "engines", "problems", "run", "report", "__init__"},
     "plan": BASE | {"aggregation", "bench", "core", "engines", "experiments", "problems", "run"},

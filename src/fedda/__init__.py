@@ -14,9 +14,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Algorithm", "Client", "Cohort", "Diverged", "History", "Problem", "Quadratic", "Result", "Run", "aggregation",
-    "algorithms", "augment", "engines", "estimators", "load", "make", "on_client", "partition", "preconditioners",
-    "problem", "prox",
-    "rounds", "schedules", "step_counter", "to_group_norm", "train",
+    "algorithms", "augment", "engines", "estimators", "export", "load", "make", "on_client", "partition",
+    "preconditioners", "problem", "prox", "rounds", "schedules", "step_counter", "to_group_norm", "train",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from .registry import make
     from .rules import estimators, preconditioners, prox, schedules
     from .run import Diverged, Run
-    from .training import History, Result, rounds, train
+    from .training import History, Result, export, rounds, train
 else:
     # Torch takes seconds to import, so each name is imported on its first use. A public name must not be the name of a
     # module of the package: importing that module would replace it.
@@ -37,7 +36,7 @@ else:
         "problems": ("Quadratic", "load", "problem", "to_group_norm"),
         "registry": ("make",),
         "run": ("Diverged", "Run"),
-        "training": ("History", "Result", "rounds", "train"),
+        "training": ("History", "Result", "export", "rounds", "train"),
     }
     _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
     _MODULES = {name: f"rules.{name}" for name in ("estimators", "preconditioners", "prox", "schedules")}

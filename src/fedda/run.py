@@ -13,6 +13,7 @@ from .aggregation import Aggregated, Budget, Wrapper, check_wrappers, gaussian, 
 from .aggregation.compression import bytes_of
 from .aggregation.dry_run import takes_client_steps
 from .arguments import check_device, check_engine, check_seeds, check_shapes, flat_point
+from .best import BestModels
 from .core import Algorithm, Cohort, Problem, bind_to_problem
 from .engines import PERSONAL, Counting, Counts, Draws, Engine, Participation, Simulation, cohort_size
 from .engines.graphs import NoGraph, capture
@@ -103,6 +104,7 @@ class Run:
                 "train: privacy is accounted for cohorts drawn uniformly: leave out sampling, availability"
             )
         self.counts, self.round = Counts(), 0
+        self.best = BestModels(state, like.device)  # on the validation samples
         zeros = torch.zeros(self.lead, dtype=torch.int64, device=like.device)
         self.dropped = zeros  # replies that were not finite, summed over rounds
         self.silent = zeros.clone()  # rounds in a row without a finite reply
@@ -283,7 +285,9 @@ class Run:
         """One row for each seed: counts so far and metrics of the model. `detail` adds the density of every layer and,
         if the algorithm has one, the gradient mapping, which takes a pass over all data."""
         self.raise_if_diverged()
-        return rows.report(self, detail)
+        reported = rows.report(self, detail)
+        self.best.update(self.server.x, reported)
+        return reported
 
     def total_counts(self) -> Counts:
         """The counts of all ranks: bytes are counted for the whole cohort, gradients by the rank that computes them."""
@@ -303,6 +307,7 @@ class Run:
         tensors |= {f"counts.{name}": torch.tensor(value) for name, value in asdict(self.total_counts()).items()}
         idle = self.total_idle()
         tensors |= {"idle": idle} if bool(idle.any()) else {}  # few algorithms have inactive clients
+        tensors |= self.best.state()
         return tensors | {"round": torch.tensor(self.round), "dropped": self.dropped, "silent": self.silent}
 
     def _load(self, state: dict[str, Tensor]) -> None:

@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from . import checks
 from .arguments import TrainOptions, check_options
+from .best import MISSING
 from .core import Algorithm, Problem, map_fields
 from .engines import PERSONAL
+from .problems.exporting import write_model
 from .problems.neural import Neural
 from .problems.trained import trained_model, trained_state
 from .rules.schedules import RateDecay
@@ -46,23 +49,11 @@ class History(list[dict[str, Any]]):
 
 
 @dataclass(frozen=True)
-class Result:
-    """A trained model, the rows of its run, and the state from which the run can be resumed."""
+class TrainedModel:
+    """A model of a run, one for each seed."""
 
-    x: Tensor  # the model, [d], or [replicas, d] for several seeds
-    history: History
-    server: Any
+    x: Tensor  # the parameters, [d], or [replicas, d] for several seeds
     run: Run
-
-    def __repr__(self) -> str:
-        last = self.history[-1] if self.history else {}
-        metrics = ", ".join(f"{k}={v:.4g}" for k, v in last.items() if k.startswith(("train_", "validation_", "test_")))
-        return f"Result(round={last.get('round')}, parameters={self.x.shape[-1]:,}, {metrics})"
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """Everything that the run needs to resume, for `train(..., state=...)`."""
-        return {name: value.clone() for name, value in self.run.state().items()}
 
     def model(self, seed: int | None = None, client: int | None = None) -> nn.Module:
         """The trained network as an nn.Module in eval mode. It takes samples as they were given to the problem: if the
@@ -94,6 +85,46 @@ class Result:
         return problem, x, self.run.simulation.objective
 
 
+@dataclass(frozen=True)
+class Best(TrainedModel):
+    """The best model of a run on the validation samples. With several seeds, each has its own best round."""
+
+    round: int | list[int]  # one, or one for each seed, as the metrics
+    metrics: dict[str, float] | list[dict[str, float]]
+
+    def __repr__(self) -> str:
+        return f"Best(round={self.round}, parameters={self.x.shape[-1]:,})"
+
+
+@dataclass(frozen=True)
+class Result(TrainedModel):
+    """A trained model, the rows of its run, and the state from which the run can be resumed."""
+
+    history: History
+    server: Any
+
+    def __repr__(self) -> str:
+        last = self.history[-1] if self.history else {}
+        metrics = ", ".join(f"{k}={v:.4g}" for k, v in last.items() if k.startswith(("train_", "validation_", "test_")))
+        return f"Result(round={last.get('round')}, parameters={self.x.shape[-1]:,}, {metrics})"
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the run needs to resume, for `train(..., state=...)`."""
+        return {name: value.clone() for name, value in self.run.state().items()}
+
+    @property
+    def best(self) -> Best:
+        """The model that was best on the validation samples: by `validation_accuracy`, or by `validation_loss` if the
+        targets are not classes. It is chosen among the rounds that were evaluated."""
+        best = self.run.best
+        if best.x is None:
+            raise ValueError(f"best: {MISSING}")
+        one = not self.run.lead
+        rounds, metrics = (best.rounds[0], best.metrics[0]) if one else (best.rounds, best.metrics)
+        return Best(best.x.squeeze(-2).clone(), self.run, rounds, metrics)
+
+
 def train(
     algorithm: Algorithm,
     problem: Problem,
@@ -120,7 +151,13 @@ def train(
     history = History(row | {"seconds": 0.0} for row in run.evaluate(detail))
     for seconds in timed(run, rounds, every):
         history.extend(row | {"seconds": seconds} for row in run.evaluate(detail))
-    return Result(run.server.x.squeeze(-2), history, run.server, run)
+    return Result(run.server.x.squeeze(-2), run, history, run.server)
+
+
+def export(result: TrainedModel, path: str | Path, seed: int | None = None) -> Path:
+    """Write the model of `result` or `result.best` to a file: .pt, .safetensors or .onnx. With several seeds, `seed`
+    says which; the first by default."""
+    return write_model(Path(path), *result._network(seed, None))
 
 
 def for_rounds(algorithm: Algorithm, problem: Problem, rounds: int) -> Algorithm:

@@ -114,7 +114,7 @@ def run(
     from .. import claims, report
     from ..experiments import find
     from ..experiments import run as run_experiment
-    from ..experiments.overrides import override
+    from ..experiments.overrides import other_data_note, override
     from ..experiments.tensorboard import TensorBoard
     from ..progress import Silence, watcher
     from ..runs.reading import read_run
@@ -123,7 +123,9 @@ def run(
     ranks = join_ranks(shard)  # first, so that a failure on one rank reaches the others
     load_plugins(plugin)
     check_run_options(engine, device, precision, threads, resume, overwrite, save_seconds)
-    wanted = override(find(experiment), rounds, algorithms, seeds, data, preset, settings or ())
+    given = find(experiment)
+    wanted = override(given, rounds, algorithms, seeds, data, preset, settings or (), plugin or ())
+    note = other_data_note(given, wanted)
     folder = out or Path("runs") / wanted.name
     resume = should_resume(ranks, resume)
     if resume:
@@ -133,7 +135,7 @@ def run(
     with explain_write_errors(folder), display, board as watch:
         run_experiment(
             wanted, folder, watch, engine=engine, device=device_of_rank(device), resume=resume, overwrite=overwrite,
-            force=force, save_seconds=save_seconds, threads=threads, precision=precision, ranks=ranks,
+            force=force, save_seconds=save_seconds, threads=threads, precision=precision, ranks=ranks, note=note,
         )  # fmt: skip
     if not is_first_rank():
         return

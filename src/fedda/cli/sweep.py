@@ -53,7 +53,7 @@ def sweep(
     ranks = join_ranks(shard)  # first, so that a failure on one rank reaches the others
     load_plugins(plugin)
     check_run_options(engine, device, precision, threads, resume, overwrite, save_seconds)
-    wanted = override(find(experiment), rounds, algorithms, seeds, data, None, settings or ())
+    wanted = override(find(experiment), rounds, algorithms, seeds, data, None, settings or (), plugin or ())
     folder = out or Path("runs") / f"{wanted.name}-sweep"
     watch = watcher([]) if is_first_rank() else Silence()
     with explain_write_errors(folder), watch:

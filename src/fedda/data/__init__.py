@@ -2,7 +2,7 @@
 
 from . import catalogue, shakespeare  # noqa: F401  register data sets
 from .datasets import Dataset
-from .from_files import find_dataset, open_dataset
+from .from_files import absolute, find_dataset, open_dataset
 from .partition import split
 
-__all__ = ["Dataset", "find_dataset", "open_dataset", "split"]
+__all__ = ["Dataset", "absolute", "find_dataset", "open_dataset", "split"]

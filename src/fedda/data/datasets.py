@@ -30,6 +30,7 @@ class Dataset(NamedTuple):
     mean: Array | None = None
     std: Array | None = None
     names: tuple[str, ...] | None = None
+    columns: tuple[tuple[str, tuple[str, ...] | None], ...] | None = None  # of a table (`tables.Columns`)
 
     def validation(self) -> Dataset:
         """The training part only, with a fifth of it as the test set; if the data names owners, a fifth of each

@@ -108,12 +108,29 @@ def find_dataset(
     try:
         entry = datasets.find(name)
     except ValueError as why:
-        if os.path.exists(name) or "/" in name or os.sep in name or name.endswith((".npz", ".json", *TABLES)):
+        if is_path(name):
             return lambda: open_path(Path(name).expanduser(), fresh, target, client)
         raise ValueError(f"{why} (or give a .npz or .csv file, or a folder)") from None
     if target is not None or client is not None:
         raise ValueError(f"{name}: target and client name columns of a table, and this data set has none")
     return FILE_DATASETS[name].parse if fresh and name in FILE_DATASETS else entry
+
+
+def is_path(name: str, base: Path = Path()) -> bool:
+    """Whether the name of a data set that is not registered is a path, relative to `base`."""
+    looks = "/" in name or os.sep in name or name.endswith((".npz", ".json", *TABLES))
+    return looks or (base / name).exists()
+
+
+def absolute(name: str, base: Path) -> str:
+    """The absolute form of a path relative to `base`; the name of a registered data set stays.
+
+    >>> absolute("digits", Path("/data")), absolute("mine.npz", Path("/data"))
+    ('digits', '/data/mine.npz')
+    """
+    if name in datasets.entries or not is_path(name, base):
+        return name
+    return os.path.abspath(base / Path(name).expanduser())
 
 
 def reader_of(path: Path) -> tuple[list[Path], Callable[[Path], Dataset]]:

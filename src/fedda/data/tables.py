@@ -6,7 +6,7 @@ values (1 or 0). The target is a number with a decimal point (regression) or a c
 
 import csv
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from .files import BadFile, reading
 from .holdout import random_split
 
 Array = np.ndarray
+Columns = tuple[tuple[str, tuple[str, ...] | None], ...]  # of the features: names, and the values of a column of text
 TABLES = (".csv", ".parquet")
 MOST_VALUES = 100  # different texts in a column; one with more is a name or an identifier, not a feature
 MISSING = frozenset(("", "na", "nan", "null", "none", "n/a"))
@@ -29,12 +30,11 @@ def read_table(path: Path, target: str | None = None, client: str | None = None)
         columns = from_parquet(path) if path.suffix == ".parquet" else from_csv(path)
         if target is None:
             raise BadFile(path, f'which column is the target? target="..." names it; there are {", ".join(columns)}')
-        for name in (target, *((client,) if client else ())):
-            if name not in columns:
-                raise BadFile(path, f"there is no column {name!r}; {nearest(name, columns)}")
+        refuse_absent(path, (target, *((client,) if client else ())), list(columns))
         y, names = targets(path, target, columns.pop(target))
         owner = None if client is None else columns.pop(client).astype(str)
-        x = features(path, columns)
+        described = describe(path, columns)
+        x = features(path, columns, described)
         train, test = random_split(len(y), draw=0, owner=owner)
         if len(test) == 0:
             raise BadFile(path, f"must hold enough rows to hold a fifth of them out, got {len(y)}")
@@ -42,13 +42,29 @@ def read_table(path: Path, target: str | None = None, client: str | None = None)
         data = Dataset(
             x[train].astype(np.float32), y[train], x[test].astype(np.float32), y[test],
             0 if names is None else len(names), names=names,
-            mean=mean, std=std,
+            mean=mean, std=std, columns=described,
         )  # fmt: skip
         return data if owner is None else data._replace(client=owner[train], client_test=owner[test])
 
 
-def from_csv(path: Path) -> dict[str, Array]:
-    """The columns by name, as numbers where every entry is one, else as text. The first line holds the names."""
+def read_new_rows(path: Path, columns: Columns) -> Array:
+    """The features of a new table, for a model that was trained on these columns. Other columns are ignored."""
+    with reading(path, f"{path.suffix} file"):
+        read = from_parquet if path.suffix == ".parquet" else from_csv
+        return features(path, read(path, dict(columns)), columns)
+
+
+def refuse_absent(path: Path, names: Iterable[str], columns: Sequence[str]) -> None:
+    for name in names:
+        if name not in columns:
+            raise BadFile(path, f"there is no column {name!r}; {nearest(name, columns)}")
+
+
+def from_csv(path: Path, wanted: Mapping[str, object] | None = None) -> dict[str, Array]:
+    """The columns by name, as numbers where every entry is one, else as text. The first line holds the names.
+
+    If columns are `wanted`, the others are ignored; those whose value is not None stay text.
+    """
     with path.open(newline="", encoding="utf-8-sig") as file:
         sample = file.read(1 << 16)
         file.seek(0)
@@ -64,20 +80,26 @@ def from_csv(path: Path) -> dict[str, Array]:
             rows.append(line)
     if not rows or len(set(head)) != len(head) or not all(head):
         raise BadFile(path, "must begin with a line of different column names, with rows after it")
+    wanted = dict.fromkeys(head) if wanted is None else wanted
+    refuse_absent(path, wanted, head)
     for i, row in enumerate(rows):
         for name, entry in zip(head, row, strict=True):
-            if entry.strip().lower() in MISSING:
+            if name in wanted and entry.strip().lower() in MISSING:
                 raise BadFile(path, f"row {i + 1} has no value for {name!r}; fill it in or leave the row out")
-    return {name: typed(np.array(column)) for name, column in zip(head, zip(*rows, strict=True), strict=True)}
+    columns = {name: np.array(column) for name, column in zip(head, zip(*rows, strict=True), strict=True)}
+    return {name: typed(columns[name]) if wanted[name] is None else np.char.strip(columns[name]) for name in wanted}
 
 
-def from_parquet(path: Path) -> dict[str, Array]:
-    """The columns by name, of the types that the file gives."""
+def from_parquet(path: Path, wanted: Mapping[str, object] | None = None) -> dict[str, Array]:
+    """The columns by name, of the types that the file gives; only those that are `wanted`, if any are."""
     if importlib.util.find_spec("pyarrow") is None:
         raise BadFile(path, "needs pyarrow: pip install 'fedda[tables]'")
     from pyarrow import parquet
 
     table = parquet.read_table(path)
+    if wanted is not None:
+        refuse_absent(path, wanted, table.column_names)
+        table = table.select(list(wanted))
     for name in table.column_names:
         if table[name].null_count:
             raise BadFile(
@@ -122,22 +144,37 @@ def check_finite(path: Path, name: str, column: Array) -> None:
         raise BadFile(path, f"{name} must be finite numbers, row {np.flatnonzero(~np.isfinite(column))[0] + 1} is not")
 
 
-def features(path: Path, columns: Mapping[str, Array]) -> Array:
-    """The columns as one array [rows, features]; a column of text gives one feature for each value."""
-    parts = []
+def describe(path: Path, columns: Mapping[str, Array]) -> Columns:
+    """The columns of the features, which must be numbers or text."""
+    described: list[tuple[str, tuple[str, ...] | None]] = []
     for name, column in columns.items():
-        if column.dtype.kind in "US":
-            values = np.unique(column)
-            if len(values) > MOST_VALUES:
-                raise BadFile(
-                    path, f"the column {name!r} has {len(values)} different texts: leave it out, or name it as client"
-                )
-            parts.append((column[:, None] == values).astype(np.float64))
-        elif column.dtype.kind in "buif":
+        values = np.unique(column) if column.dtype.kind in "US" else None
+        if values is not None and len(values) > MOST_VALUES:
+            raise BadFile(
+                path, f"the column {name!r} has {len(values)} different texts: leave it out, or name it as client"
+            )
+        if values is None and column.dtype.kind not in "buif":
+            raise BadFile(path, f"the column {name!r} must be numbers or text, got {column.dtype}")
+        described.append((name, None if values is None else tuple(map(str, values))))
+    if not described:
+        raise BadFile(path, "there is no column besides the target and the client")
+    return tuple(described)
+
+
+def features(path: Path, columns: Mapping[str, Array], described: Columns) -> Array:
+    """The described columns as one array [rows, features]; a column of text gives one feature for each value."""
+    parts = []
+    for name, values in described:
+        column = columns[name]
+        if values is None:
+            if column.dtype.kind not in "buif":
+                raise BadFile(path, f"the column {name!r} must be numbers, as in the training data, got text")
             check_finite(path, name, column)
             parts.append(column.astype(np.float64)[:, None])
-        else:
-            raise BadFile(path, f"the column {name!r} must be numbers or text, got {column.dtype}")
-    if not parts:
-        raise BadFile(path, "there is no column besides the target and the client")
+            continue
+        column = column.astype(str)
+        for row in np.flatnonzero(~np.isin(column, values))[:1]:
+            known = nearest(str(column[row]), values)
+            raise BadFile(path, f"row {row + 1}: the training data has no {name!r} with {str(column[row])!r}; {known}")
+        parts.append((column[:, None] == np.array(values)).astype(np.float64))
     return np.concatenate(parts, axis=1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -19,10 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from .. import aggregation, checks
+from .. import aggregation, checks, plugins
 from ..aggregation import Budget, Wrapper
 from ..core import Algorithm
-from ..data import find_dataset
+from ..data import absolute, find_dataset
 from ..engines import cohort_size
 from ..problems import Neural, load, options_of
 from ..problems.augment import named
@@ -113,6 +114,7 @@ class Experiment(BaseModel):
     aggregation: list[dict[str, Any]] | None = None  # wrappers around every cohort, in this order
     budget: dict[str, Any] | None = None  # privacy budget: {epsilon = 8.0, delta = 1e-5}
     detail: bool = False
+    plugin: list[str] | None = None  # .py files or modules that are imported first
     problem: ProblemTable
     algorithms: dict[str, dict[str, Any]]
 
@@ -197,6 +199,27 @@ class Experiment(BaseModel):
     def toml(self) -> str:
         return dumps(self.model_dump())
 
+    def located(self, folder: Path) -> Experiment:
+        """The experiment of a file in this folder, to which its paths are relative: with absolute paths, so that it is
+        the same from anywhere. Its plugins are imported."""
+        names = absolute_plugins(self.plugin or (), folder)
+        for name in names:
+            plugins.load(name)
+        problem = self.problem.model_copy(update={"data": absolute(self.problem.data, folder)})
+        algorithms = {
+            label: params | {"preset": os.path.abspath(folder / params["preset"])}
+            if str(params.get("preset", "")).endswith(".toml")
+            else params
+            for label, params in self.algorithms.items()
+        }
+        return self.model_copy(update={"plugin": names or None, "problem": problem, "algorithms": algorithms})
+
+
+def absolute_plugins(names: Iterable[str], folder: Path) -> list[str]:
+    """Plugins, each once: files by their absolute paths, modules by their names."""
+    found = (os.path.abspath(folder / name) if name.endswith(".py") else name for name in names)
+    return list(dict.fromkeys(found))
+
 
 def hyper_params(params: dict[str, Any]) -> dict[str, Any]:
     """The hyper-parameters of an algorithm's table: all keys but `name` and `group`."""
@@ -230,7 +253,10 @@ def find(name: str) -> Experiment:
 
 
 def read(path: Path) -> Experiment:
-    return checked(read_toml(path), str(path))
+    """The experiment in a file."""
+    experiment = checked(read_toml(path), str(path))
+    with errors_named(str(path)):
+        return experiment.located(path.parent)
 
 
 def builtin() -> list[str]:

@@ -51,7 +51,7 @@ def choose_execution(
     problem: Any, engine: str, clients: int, replicas: int, threads: int | None, precision: str, resumed: Path | None
 ) -> Execution:
     """The execution for cohorts of `clients`: as given, else as in the `resumed` folder, else as measured."""
-    environment = _read_environment(resumed)
+    environment = read_environment(resumed)
     path = None
     if engine in ("auto", "vectorised", "distributed") and problem.gradient_paths is not None:
         problem = _with_path(problem, clients, precision, environment)
@@ -62,7 +62,7 @@ def choose_execution(
     return Execution(path, problem.gradient_paths.precision if path else None, number)
 
 
-def _read_environment(folder: Path | None) -> dict[str, Any]:
+def read_environment(folder: Path | None) -> dict[str, Any]:
     """The environment of a resumed run; empty if it is missing or unreadable."""
     try:
         content = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8")) if folder else {}

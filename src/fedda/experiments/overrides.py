@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import checks, presets
+from ..data import absolute
 from ..problems import options_of
 from ..registry import algorithms as registered
 from ..registry import models, partitions, rates_of_unknown_length
 from ..runs.names import CONFIG
 from ..runs.toml import literal
-from .config import Experiment, checked, read
+from .config import Experiment, absolute_plugins, checked, hyper_params, read
 
 
 def override(
@@ -22,9 +23,11 @@ def override(
     data: str | None = None,
     preset: Path | None = None,
     settings: Sequence[str] = (),
+    plugins: Sequence[str] = (),
 ) -> Experiment:
     """The experiment with other rounds, algorithms (labels or names), seeds, data, hyper-parameters from a preset file,
-    or single settings ("problem.batch=32", "fedavg.lr=0.1"); checked like a file.
+    or single settings ("problem.batch=32", "fedavg.lr=0.1"); checked like a file. `plugins` were imported and are
+    recorded. Paths are relative to the working directory.
 
     >>> from fedda.experiments import find
     >>> list(override(find("digits"), 5, "fedavg", "0,1").algorithms)
@@ -50,13 +53,35 @@ def override(
         table["problem"]["data"] = data
     for text in settings:
         _apply_setting(table, text)
+    if isinstance(table["problem"].get("data"), str):
+        table["problem"]["data"] = absolute(table["problem"]["data"], Path.cwd())
+    table["plugin"] = [*(table["plugin"] or ()), *absolute_plugins(plugins, Path.cwd())] or None
     _drop_options(table["problem"], before["problem"])
+    if table["problem"].get("data") != before["problem"]["data"] and table["title"] == experiment.title != "":
+        table["title"] = f"{Path(str(table['problem'].get('data'))).name}, with the settings of {experiment.name}"
     # With one value changed the setting is no longer the paper's.
     changed = any((table.get(key) or None) != before[key] for key in ("problem", "algorithms", "aggregation"))
     changed = changed or not set(table["algorithms"]) <= set(experiment.algorithms)
     if changed and table.get("setting") == before["setting"] != "":
         table["setting"] = "changed"
     return checked(table, "command line")
+
+
+def other_data_note(experiment: Experiment, wanted: Experiment) -> str:
+    """What to say if `wanted` has other data than `experiment` but its hyper-parameters; empty otherwise.
+
+    >>> from fedda.experiments import find
+    >>> other_data_note(find("digits"), override(find("digits"), data="breast-cancer"))
+    'the hyper-parameters of digits were chosen for digits, not for breast-cancer; fedda sweep finds others'
+    """
+    old, new = experiment.problem.data, wanted.problem.data
+    kept = any(
+        hyper_params(params) and experiment.algorithms.get(k) == params for k, params in wanted.algorithms.items()
+    )
+    if old == new or not kept:
+        return ""
+    chosen = f"the hyper-parameters of {experiment.name} were chosen for {Path(old).name}, not for {Path(new).name}"
+    return f"{chosen}; fedda sweep finds others"
 
 
 def _drop_options(problem: dict[str, Any], before: dict[str, Any]) -> None:
@@ -119,7 +144,7 @@ def saved_experiment(wanted: Experiment, folder: Path, rounds: int | None) -> Ex
     saved = read(folder / CONFIG).completed()
     complete = wanted.completed()
     for key, value in saved.model_dump().items():
-        if key in ("rounds", "title") or (key == "every" and wanted.every is None):
+        if key in ("rounds", "title", "plugin") or (key == "every" and wanted.every is None):
             continue
         if getattr(complete, key) != getattr(saved, key):
             raise ValueError(f"{folder}: was run with another {key!r}: {value}; give the same, or another --out")

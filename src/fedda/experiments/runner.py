@@ -4,6 +4,7 @@ import json
 import platform
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from .config import Experiment, errors_named
 from .execution import agree_on_execution
 from .jobs import Job, JobRunner, Watcher
 from .ranks import SINGLE, Ranks, ShardedRun, folder_of
+from .saved_models import refuse_other_data
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class RunOptions:
     threads: int | None = None  # measured if None
     precision: str = "auto"
     problem: Any = None  # the experiment's problem, if it is built already
+    note: str = ""  # a warning, given once the problem is built: an error before it stays one line
     ranks: Ranks = SINGLE
 
     def folder(self, out: Path) -> Folder:
@@ -83,6 +86,10 @@ class Program:
         self.problem = options.problem
         if self.problem is None:
             self.problem = build_problem(experiment, options.device, tuning, self.ranks)
+        if options.note:
+            warnings.warn(options.note, stacklevel=3)
+        if options.resume and not self.ranks.world.rank:
+            refuse_other_data(self.problem, folder.path)
         self.engine_name = self.ranks.engine_name(options.engine)
         taking_part = cohort_size(experiment.cohort, self.problem.clients)
         self.execution = agree_on_execution(
@@ -141,6 +148,7 @@ class Program:
             "clients": self.problem.clients,
             "parameters": self.problem.d,
             "samples": int(self.problem.sizes.sum()),
+            "data_sha256": self.problem.fingerprint,
         }
         return json.dumps(facts, indent=1) + "\n"
 
@@ -149,6 +157,7 @@ def build_problem(experiment: Experiment, device: str | None, tuning: bool = Fal
     """The experiment's problem, on its device; for `tuning` it has no test set (`ProblemTable.build`)."""
     with errors_named(experiment.name):
         problem: Any = experiment.problem.build(tuning)
+    _ = problem.fingerprint  # of all clients, before each rank takes its own
     everyone = cohort_size(experiment.cohort, problem.clients) == problem.clients
     if ranks.world.size > 1 and ranks.shard == "clients" and everyone and problem.clients >= ranks.world.size:
         problem = problem.only(ranks.world.mine(problem.clients))  # a rank always has the same clients

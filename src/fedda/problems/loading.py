@@ -124,7 +124,7 @@ def load(
     # [channels] to [channels, 1, 1], to fit an image
     fit = (slice(None), None, None) if data.x.ndim == 4 else ()
     scale = None if data.mean is None else (np.array(data.mean)[fit], np.array(data.std)[fit])
-    return problem(
+    loaded = problem(
         network,
         of_batch,
         x=data.x if mapped else data.x[keep],
@@ -141,6 +141,8 @@ def load(
         personal=personal,
         personal_lr=personal_lr,
     ).to(device, dtype)
+    loaded.class_names, loaded.columns = data.names, data.columns
+    return loaded
 
 
 def partition_of(partition: str, client: str | None) -> str:

@@ -7,6 +7,7 @@ import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +17,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from .. import rng
 from ..core import Layout, Problem
+from ..data.tables import Columns
 from . import personal
 from .augment import Augmentation
 from .augment import apply as augment
 from .batchnorm import BatchNorms
 from .evaluation import Evaluation, Shard, Sum, Totals, means, unchanged, whole_range
+from .fingerprint import fingerprint
 from .gradients.chain import Chain
 from .gradients.choose import GradientPaths, allow_tf32
 from .gradients.kernels import draw_kernel
@@ -80,6 +83,8 @@ class Neural(Problem):
 
     random = False  # whether the model has random layers, such as dropout
     augment: Augmentation | None = None  # changes training samples at random
+    class_names: tuple[str, ...] | None = None  # if the data names its classes
+    columns: Columns | None = None  # if the data is a table
     max_rate = 1.0  # a larger first effective rate made every network that we tried diverge (docs/deviations.md)
 
     def __init__(
@@ -141,6 +146,11 @@ class Neural(Problem):
     def arithmetic(self) -> AbstractContextManager[None]:
         """The settings under which operations recorded from a gradient must run."""
         return allow_tf32(self.gradient_paths.precision != "float32")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the samples, targets and owners; that of all clients if it is asked for before `only`."""
+        return fingerprint(self)
 
     @property
     def held_out(self) -> dict[str, Batch]:

@@ -1,7 +1,9 @@
 """The way out: a trained model as an ordinary nn.Module, with its standardisation inside."""
 
 import copy
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .neural import Neural, Scale
@@ -29,6 +31,9 @@ class Standardised(nn.Module):
         return out
 
 
+PREDICTED = 1_000  # samples that the model takes at once
+
+
 def trained_state(
     problem: Neural, x: Tensor, weights: Tensor | None = None, client: int | None = None
 ) -> dict[str, Tensor]:
@@ -51,3 +56,28 @@ def trained_model(problem: Neural, x: Tensor, weights: Tensor | None = None, cli
     if problem.scale is not None:
         model = Standardised(model, *problem.scale)
     return model.eval()
+
+
+@torch.no_grad()
+def predictions(problem: Neural, model: nn.Module, x: Tensor) -> dict[str, list[Any]]:
+    """The predictions of a trained model for samples, as columns. For classes: the class, by its name if it has one,
+    and its probability. For regression: the number, or several numbers."""
+    outputs = torch.cat([model(part) for part in x.split(PREDICTED)])
+    if outputs.dim() > 2 or len(outputs) != len(x):
+        raise ValueError(
+            f"predict: the model must give one vector for each sample, got shape {list(outputs.shape[1:])}: "
+            "export it instead"
+        )
+    if problem.data.y.is_floating_point():
+        columns = outputs.reshape(len(x), -1).T.tolist()
+        names = ["prediction"] if len(columns) == 1 else [f"prediction_{i}" for i in range(len(columns))]
+        return dict(zip(names, columns, strict=True))
+    if outputs.dim() == 2 and outputs.shape[1] > 1:
+        probability, number = outputs.double().softmax(dim=1).max(dim=1)
+    else:  # one logit for two classes
+        positive = outputs.reshape(-1).double().sigmoid()
+        number = (outputs.reshape(-1) > 0).long()
+        probability = torch.where(number == 1, positive, 1 - positive)
+    known = problem.class_names
+    classes = number.tolist() if known is None else [known[k] for k in number.tolist()]
+    return {"prediction": classes, "probability": probability.tolist()}

@@ -155,6 +155,17 @@ class Folder:
             raise Damaged(f"{facts['file']} is damaged")
         return content, facts
 
+    def read(self, label: str) -> tuple[bytes, dict[str, Any]]:
+        """The same without a lock, for a reader beside a run that may be writing; an error is one line."""
+        try:
+            self.state = json.loads((self.path / STATE).read_bytes())
+            content, facts = self.load(label)
+        except (OSError, Damaged, LookupError, TypeError, AttributeError, ValueError) as why:
+            raise ValueError(f"{self.path}: its checkpoint cannot be read ({why})") from None
+        if content is None:
+            raise ValueError(f"{self.path}: has no checkpoint of {label!r} yet")
+        return content, facts
+
     @property
     def failures(self) -> dict[str, str]:
         """Why algorithms ended early."""

@@ -1,0 +1,75 @@
+"""`fedda export` and `fedda predict`: the trained models of a run folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import Plugins, app, load_plugins
+
+Algorithm = Annotated[str | None, typer.Option(help="The label of the algorithm, if the run has several.")]
+Seed = Annotated[int | None, typer.Option(help="The seed; by default the first of the run.")]
+Best = Annotated[bool, typer.Option("--best", help="The best model on the validation samples, not the last one.")]
+
+
+@app.command(epilog="Example: fedda export runs/digits --algorithm fedavg --out model.onnx")
+def export(
+    run: Path,
+    out: Annotated[Path, typer.Option(help="The model file: model.pt, model.safetensors or model.onnx.")],
+    algorithm: Algorithm = None,
+    seed: Seed = None,
+    best: Best = False,
+    plugin: Plugins = None,
+) -> None:
+    """Write a trained model to a file for PyTorch or ONNX Runtime.
+
+    RUN is a run folder, as `fedda run` writes it.
+    """
+    from ..experiments.saved_models import read_model
+    from ..problems.exporting import check_suffix, write_model
+
+    load_plugins(plugin)
+    check_suffix(out)
+    saved = read_model(run, algorithm, seed, best)
+    write_model(out, saved.problem, saved.x, saved.weights)
+    print(f"{out}: {saved}")
+
+
+@app.command(epilog="Example: fedda predict runs/houses --data new.csv --out predictions.csv")
+def predict(
+    run: Path,
+    data: Annotated[Path, typer.Option(help="New samples: a .npz, .csv or .parquet file, or a folder of images.")],
+    out: Annotated[Path, typer.Option(help="The .csv file of the predictions, one line for each sample.")],
+    algorithm: Algorithm = None,
+    seed: Seed = None,
+    best: Best = False,
+    plugin: Plugins = None,
+) -> None:
+    """Predict new samples with a trained model.
+
+    RUN is a run folder, as `fedda run` writes it. The new samples have the form of the training data; targets are not
+    needed, and the columns of a table are found by their names.
+    """
+    import torch
+
+    from ..data.new_samples import read_new
+    from ..experiments.saved_models import read_model
+    from ..files import write_whole
+    from ..problems.trained import predictions, trained_model
+
+    load_plugins(plugin)
+    saved = read_model(run, algorithm, seed, best)
+    stored = saved.problem.data.x
+    x, files = read_new(data, tuple(stored.shape[1:]), stored[:0].numpy().dtype, saved.problem.columns)
+    columns = predictions(saved.problem, trained_model(saved.problem, saved.x, saved.weights), torch.from_numpy(x))
+    columns = ({"file": files} if files else {}) | columns
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    write_whole(out, text.getvalue())
+    print(f"{out}: {len(x)} predictions by {saved}")
