@@ -40,9 +40,13 @@ ALLOWED = {
     "data": BASE | {"files"},
     "problems": BASE | {"compiling", "core", "data", "files", "recording"},
     "arguments": BASE | {"aggregation", "core", "engines"},
-    "run": BASE | {"aggregation", "arguments", "core", "engines", "rows"},
+    "clients": {"checks", "core", "engines", "rng"},
+    "evaluations": {"checks", "core", "runs"},
+    "track": set(),
+    "run": BASE | {"aggregation", "arguments", "core", "clients", "engines", "evaluations", "rows"},
     "rows": {"core"},
-    "training": BASE | {"arguments", "core", "problems", "rules", "run"},
+    "training": BASE
+    | {"arguments", "clients", "core", "engines", "evaluations", "problems", "progress", "rules", "run", "track"},
     "testing": BASE | {"aggregation", "core", "engines", "problems", "rules", "run"},
     "runs": {"files"},
     "report": {"files", "runs"},
@@ -50,7 +54,7 @@ ALLOWED = {
     "progress": set(),
     "experiments": BASE
     | {"aggregation", "core", "algorithms", "engines", "data", "files", "presets", "problems", "rules"}
-    | {"processes", "runs", "run", "__init__"},
+    | {"clients", "evaluations", "processes", "runs", "run", "track", "__init__"},
     "listing": BASE | {"aggregation", "presets", "problems", "experiments", "run"},
     "bench": BASE | {"runs", "core", "engines", "problems", "run", "report", "__init__"},
     "plan": BASE | {"aggregation", "bench", "core", "engines", "experiments", "problems", "run"},

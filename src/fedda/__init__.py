@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
-    "Algorithm", "Client", "Cohort", "Diverged", "History", "Problem", "Quadratic", "Result", "Run", "aggregation",
-    "algorithms", "augment", "engines", "estimators", "load", "make", "on_client", "partition", "preconditioners",
-    "problem", "prox",
-    "rounds", "schedules", "step_counter", "train",
+    "Algorithm", "Client", "Cohort", "Diverged", "History", "Metric", "Problem", "Quadratic", "Result", "Run",
+    "aggregation", "algorithms", "augment", "engines", "estimators", "load", "make", "on_client", "partition",
+    "preconditioners", "problem", "prox", "rounds", "schedules", "step_counter", "train",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from . import aggregation, algorithms, engines
     from .core import Algorithm, Client, Cohort, Problem, on_client, step_counter
     from .data.partition import partition
-    from .problems import Quadratic, augment, load, problem
+    from .problems import Metric, Quadratic, augment, load, problem
     from .registry import make
     from .rules import estimators, preconditioners, prox, schedules
     from .run import Diverged, Run
@@ -34,7 +33,7 @@ else:
     _HOMES = {
         "core": ("Algorithm", "Client", "Cohort", "Problem", "on_client", "step_counter"),
         "data.partition": ("partition",),
-        "problems": ("Quadratic", "load", "problem"),
+        "problems": ("Metric", "Quadratic", "load", "problem"),
         "registry": ("make",),
         "run": ("Diverged", "Run"),
         "training": ("History", "Result", "rounds", "train"),

@@ -16,6 +16,7 @@ REGISTRIES = {
     "data": registry.datasets,
     "partitions": registry.partitions,
     "models": registry.models,
+    "metrics": registry.metrics,
     "prox": registry.proxes,
     "engines": registry.engines,
     "aggregation": aggregations,

@@ -106,6 +106,7 @@ engines = Registry("engine", "fedda.engines")
 datasets = Registry("data set", "fedda.data")
 partitions = Registry("partition", "fedda.data")
 models = Registry("model", "fedda.problems")
+metrics = Registry("metric", "fedda.problems")  # functions f(output, target), or fedda.Metric
 proxes = Registry("prox", "fedda.rules.prox")
 
 

@@ -21,10 +21,12 @@ from pydantic import (
 
 from .. import aggregation, checks
 from ..aggregation import Budget, Wrapper
+from ..clients import FineTuning
 from ..core import Algorithm
 from ..data import find_dataset
 from ..problems import Neural, load, options_of
 from ..problems.loading import CLIENTS, names_owners, partition_of
+from ..problems.metrics import find_metrics
 from ..registry import algorithms, make, models, partitions, with_preset
 from ..runs.toml import dumps, loads, read_toml
 
@@ -47,6 +49,7 @@ class ProblemTable(BaseModel):
     validation: float | None = Field(None, gt=0, lt=1)
     target: str | None = None  # a column of a table
     client: str | None = None  # another one
+    metrics: list[str] | None = None  # besides the loss and the accuracy
 
     @model_validator(mode="after")
     def _owners_of_a_table(self) -> ProblemTable:
@@ -56,7 +59,7 @@ class ProblemTable(BaseModel):
     @model_serializer(mode="wrap")
     def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without later keys that are None: older files, and names made of them, stay the same."""
-        later = ("validation", "target", "client")
+        later = ("validation", "target", "client", "metrics")
         return {key: value for key, value in fields(self).items() if key not in later or value is not None}
 
     def build(self, tuning: bool = False) -> Neural:
@@ -74,6 +77,7 @@ class ProblemTable(BaseModel):
         options: dict[str, Any] = {}
         with errors_named("problem"):
             find_dataset(self.data, target=self.target, client=self.client)
+            find_metrics(self.metrics)
             for entry in (partitions.find(self.partition), models.find(self.model)):
                 options |= options_of(entry)
             for key in self.model_extra or {}:
@@ -103,8 +107,31 @@ class Experiment(BaseModel):
     aggregation: list[dict[str, Any]] | None = None  # wrappers around every cohort, in this order
     budget: dict[str, Any] | None = None  # privacy budget: {epsilon = 8.0, delta = 1e-5}
     detail: bool = False
+    evaluate: str | int | None = None  # "all", or the number of training samples of an evaluation
+    patience: int | None = Field(None, ge=1)  # evaluations without an improvement, after which an algorithm stops
+    metric: str | None = None  # the validation metric that must improve
+    personalise: str | None = None  # "fine-tune 5": evaluate clients after local steps as well
     problem: ProblemTable
     algorithms: dict[str, dict[str, Any]]
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without later keys that are None: older files, and names made of them, stay the same."""
+        later = ("evaluate", "patience", "metric", "personalise")
+        return {key: value for key, value in fields(self).items() if key not in later or value is not None}
+
+    @field_validator("evaluate")
+    @classmethod
+    def _evaluated(cls, evaluate: str | int | None) -> str | int | None:
+        if (isinstance(evaluate, str) and evaluate != "all") or (isinstance(evaluate, int) and evaluate < 1):
+            raise ValueError("must be 'all' or a whole number >= 1, the training samples of an evaluation")
+        return evaluate
+
+    @field_validator("personalise")
+    @classmethod
+    def _personalised(cls, personalise: str | None) -> str | None:
+        FineTuning.of(personalise)
+        return personalise
 
     @field_validator("name")
     @classmethod
@@ -133,6 +160,8 @@ class Experiment(BaseModel):
     def _fits(self) -> Experiment:
         if self.cohort and self.problem.clients and self.cohort > self.problem.clients:
             raise ValueError(f"cohort must be at most {self.problem.clients}, the number of clients, got {self.cohort}")
+        if self.patience is None and self.metric is not None:
+            raise ValueError(f"metric is for patience: give patience = 5 as well, got metric = {self.metric!r}")
         if not self.algorithms:
             raise ValueError("algorithms must hold at least one table, such as [algorithms.fedavg]")
         for label, params in self.algorithms.items():

@@ -1,7 +1,7 @@
 """Command-line options that replace values of an experiment, and the check that a folder holds the same experiment."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ def override(
     data: str | None = None,
     preset: Path | None = None,
     settings: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """The experiment with other rounds, algorithms (labels or names), seeds, data, hyper-parameters from a preset file,
-    or single settings ("problem.batch=32", "fedavg.lr=0.1"); checked like a file.
+    or single settings ("problem.batch=32", "fedavg.lr=0.1"); checked like a file. `more` are values of its keys, None
+    for those that stay.
 
     >>> from fedda.experiments import find
     >>> list(override(find("digits"), 5, "fedavg", "0,1").algorithms)
@@ -50,6 +52,7 @@ def override(
         table["problem"]["data"] = data
     for text in settings:
         _apply_setting(table, text)
+    table |= {key: value for key, value in (more or {}).items() if value is not None}
     _drop_options(table["problem"], before["problem"])
     # With one value changed the setting is no longer the paper's.
     changed = any((table.get(key) or None) != before[key] for key in ("problem", "algorithms", "aggregation"))
@@ -103,7 +106,11 @@ def _apply_setting(table: dict[str, Any], text: str) -> None:
     owner = owner_of(path, ("problem", *table["algorithms"]))
     target = table if owner is None else table["problem"] if owner == "problem" else table["algorithms"][owner]
     key = path if owner is None else path[len(owner) + 1 :]
-    if not equals or not key or (owner is None and (key in ("problem", "algorithms") or key not in table)):
+    if (
+        not equals
+        or not key
+        or (owner is None and (key in ("problem", "algorithms") or key not in Experiment.model_fields))
+    ):
         keys = ("a key of the file", "problem.NAME", *(f"{label}.NAME" for label in table["algorithms"]))
         raise ValueError(f"--set must be KEY=VALUE with KEY {', '.join(keys)}, got {text!r}")
     if not value.strip():
@@ -118,10 +125,13 @@ def saved_experiment(wanted: Experiment, folder: Path, rounds: int | None) -> Ex
         raise ValueError(f"{folder}: holds no run to resume; leave out --resume to start one")
     saved = read(folder / CONFIG).completed()
     complete = wanted.completed()
-    for key, value in saved.model_dump().items():
-        if key in ("rounds", "title") or (key == "every" and wanted.every is None):
+    for key in Experiment.model_fields:
+        if key in ("rounds", "title") or (key in ("every", "evaluate") and getattr(wanted, key) is None):
             continue
+        if key == "evaluate" and {complete.evaluate, saved.evaluate} == {None, "all"}:
+            continue  # older runs do not record it
         if getattr(complete, key) != getattr(saved, key):
+            value = saved.model_dump().get(key)
             raise ValueError(f"{folder}: was run with another {key!r}: {value}; give the same, or another --out")
     if rounds is not None and rounds < saved.rounds:
         raise ValueError(f"{folder}: was started with {saved.rounds} rounds; --rounds may raise that, not lower it")

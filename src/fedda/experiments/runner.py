@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import __version__
 from ..core import Algorithm
+from ..evaluations import Patience, plan_evaluations
 from ..problems.gradients.tuning import threads
 from ..run import Diverged, Run
 from ..runs.folder import Folder
@@ -56,16 +57,21 @@ def run(experiment: Experiment, out: Path, watch: Watcher, **options: Any) -> Fo
     """
     run_options = RunOptions(**options)
     folder = run_options.folder(out)
-    experiment = experiment.completed()
-    program = Program(experiment, folder, run_options, replicas=len(experiment.seeds))
+    program = Program(experiment.completed(), folder, run_options, replicas=len(experiment.seeds))
+    experiment = program.plan_evaluations(experiment.every, fixed=run_options.resume)
 
     def start(label: str, state: dict[str, Tensor] | None) -> Run:
         with errors_named(experiment.name):
             algorithm = experiment.build(label)
-        return program.start(label, algorithm, experiment.seeds, state, run_options.force)
+        run = program.start(label, algorithm, experiment.seeds, state, run_options.force)
+        with errors_named(f"{experiment.name}: {label}"):
+            run.patience = Patience.of(
+                experiment.patience, experiment.metric, run.problem, len(experiment.seeds), state
+            )
+        return run
 
     jobs = [Job(label, partial(start, label)) for label in experiment.algorithms]
-    program.run(jobs, watch, {CONFIG: experiment.toml()}, try_out=not run_options.resume)
+    program.run(jobs, watch, {CONFIG: experiment.toml()}, try_out=not run_options.resume, clients=True)
     return folder
 
 
@@ -84,6 +90,22 @@ class Program:
             self.ranks.world, self.problem, self.engine_name, experiment.cohort or self.problem.clients, replicas,
             options.threads, options.precision, folder.path if options.resume else None,
         )  # fmt: skip
+
+    def plan_evaluations(self, every: int | None, fixed: bool = False) -> Experiment:
+        """The experiment with its plan of evaluations, by the fewest local steps of its algorithms; `every` is the
+        user's. A resumed run (`fixed`) keeps the plan that it began with."""
+        experiment = self.experiment
+        if not (fixed and experiment.evaluate is None):
+            steps = min(getattr(experiment.build(label), "steps", 1) for label in experiment.algorithms)
+            cohort = experiment.cohort or self.problem.clients
+            with errors_named(experiment.name):
+                plan = plan_evaluations(
+                    self.problem, experiment.rounds, cohort, steps, experiment.every if fixed else every,
+                    experiment.evaluate,
+                )  # fmt: skip
+            update = {"every": plan.every, "evaluate": experiment.evaluate if plan.samples is None else plan.samples}
+            self.experiment = experiment.model_copy(update=update)
+        return self.experiment
 
     def start(
         self, label: str, algorithm: Algorithm, seeds: list[int], state: dict[str, Tensor] | None, force: bool
@@ -106,11 +128,11 @@ class Program:
 
     def run(
         self, jobs: Sequence[Job], watch: Watcher, files: dict[str, str], try_out: bool = True,
-        inspect: Callable[[Job, Run], None] = lambda job, run: None,
+        inspect: Callable[[Job, Run], None] = lambda job, run: None, clients: bool = False,
     ) -> None:  # fmt: skip
         """Run the jobs into the folder, which begins with these files and `environment.json`. With `try_out` every job
-        is started once before, and `inspect` may refuse it."""
-        runner = JobRunner(self.experiment, self.folder, watch, self.options.save_seconds, self.ranks.world)
+        is started once before, and `inspect` may refuse it. `clients`: with the rows of the clients at the end."""
+        runner = JobRunner(self.experiment, self.folder, watch, self.options.save_seconds, self.ranks.world, clients)
         with threads(self.execution.threads):
             if try_out:
                 runner.try_out(jobs, inspect)
@@ -135,6 +157,8 @@ class Program:
             "parameters": self.problem.d,
             "samples": int(self.problem.sizes.sum()),
         }
+        if self.experiment.problem.metrics:
+            facts["metrics"] = self.problem.directions
         return json.dumps(facts, indent=1) + "\n"
 
 

@@ -2,7 +2,8 @@
 
 from .from_arrays import problem
 from .loading import load, options_of
+from .metrics import Metric
 from .neural import Neural
 from .quadratic import Quadratic
 
-__all__ = ["Neural", "Quadratic", "load", "options_of", "problem"]
+__all__ = ["Metric", "Neural", "Quadratic", "load", "options_of", "problem"]

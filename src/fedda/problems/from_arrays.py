@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..checks import Bound, check, number, one_line
 from ..data.holdout import validation_mask
 from .augment import Augmentation
 from .batchnorm import refuse_synchronised
+from .metrics import Function, Metric, find_metrics, gives_each, of_sequences
 from .neural import Batch, Loss, Neural, Scale, cast, trainable
 from .randomness import CounterRandom
 
@@ -33,6 +34,7 @@ def problem(
     rows: Any = None,
     validation: Any = None,
     augment: Augmentation | None = None,
+    metrics: Mapping[str, Function] | Sequence[str] | None = None,
 ) -> Neural:
     """A federated problem from a model, a loss (a mean over the batch) and arrays.
 
@@ -41,7 +43,12 @@ def problem(
     as [channels, 1, 1]), x stays as it is (images as bytes) and is standardised when it is used. A file that is mapped
     into memory (`np.load(..., mmap_mode="r")`) stays on disk; `rows` are the rows of it that y and client describe.
     `validation` is a share, such as 0.1, of each client's samples to hold out, or a pair (x, y) of other samples; the
-    rows of metrics get `validation_loss` and, for classes, `validation_accuracy`.
+    rows of metrics get `validation_loss` and, for classes, `validation_accuracy`. `test` and `validation` may be
+    triples (x, y, client): then each client is also evaluated on its own held-out samples.
+
+    `metrics` are functions f(output, target) by name, each to one number for a whole set of samples or to a tensor with
+    a number for each sample, which is averaged as the loss is; or a list of names, such as ["f1"]. Higher is better,
+    unless it is `fedda.Metric(f, higher_is_better=False)`. Rows get `train_NAME`, `validation_NAME` and `test_NAME`.
 
     `augment` changes training samples at random, as they are drawn: see `fedda.augment`.
 
@@ -68,22 +75,29 @@ def problem(
             f"problem: client must be {len(data.y)} whole numbers or names, one per sample, "
             f"got {owner.dtype} {list(owner.shape)}"
         )
+    named, chosen, owners = owner, find_metrics(metrics), {}
     owner = np.unique(owner, return_inverse=True)[1]
 
     def other_samples(name: str, pair: Any) -> Batch:
-        return _arrays(name, *_pair(name, pair, "(x, y)"), device, dtype, standard)
+        if isinstance(pair, tuple | list) and len(pair) == 3:
+            owners[name] = _owners(name, pair[2], named, len(pair[1])).to(device)
+            pair = pair[:2]
+        return _arrays(name, *_pair(name, pair, "(x, y) or (x, y, client)"), device, dtype, standard)
 
     tested = None if test is None else other_samples("test", test)
     validated = None
     if isinstance(validation, tuple | list):
         validated = other_samples("validation", validation)
     elif validation is not None:
-        data, rows, owner, validated = _hold_out(data, rows, owner, check_share("problem", validation))
+        held = validation_samples("problem", owner, data.y.cpu().numpy(), check_share("problem", validation))
+        owners["validation"] = torch.as_tensor(owner[held]).to(device)
+        data, rows, owner, validated = _hold_out(data, rows, owner, held)
     ids = torch.as_tensor(owner).to(device)
     neural = Neural(model, loss, data, ids, batch, tested, init, standard, rows, validated)
     if augment is not None and not callable(augment):
         raise ValueError(f"problem: augment must be a function of samples, as fedda.augment gives it, got {augment!r}")
     neural.augment = augment
+    neural.owners, neural.client_names = owners, np.unique(named).tolist()
     norms = neural.batch_norms
     for part in (neural.data, *neural.held_out.values()):
         refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))))
@@ -96,7 +110,30 @@ def problem(
         neural._rebuild_caches()
     if augment is not None:
         neural.example(1)  # one that does not fit is refused here
+    _add_metrics(neural, chosen)
     return neural
+
+
+def _add_metrics(neural: Neural, metrics: dict[str, Metric]) -> None:
+    """Set the metrics of a problem; one that does not fit its outputs is refused."""
+    samples = neural.standardised(neural.pick(neural.data, slice(64)))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        output = copy.deepcopy(neural.batch_norms.evaluation)(samples.x)
+        neural.metrics = of_sequences(output, samples.y) | metrics
+        each = {name: m for name, m in neural.metrics.items() if gives_each(name, m, output, samples.y)}
+    neural.sample_metrics = each
+
+
+def _owners(name: str, client: Any, named: np.ndarray, samples: int) -> Tensor:
+    """The number of the client of each held-out sample, from the names in `client`."""
+    owner, names = np.asarray(client), np.unique(named)
+    if owner.shape != (samples,):
+        raise ValueError(f"problem: {name} must have one client for each of its {samples} samples, got {owner.shape}")
+    number = np.searchsorted(names, owner).clip(max=len(names) - 1)
+    if (names[number] != owner).any():
+        stranger = owner[names[number] != owner][0]
+        raise ValueError(f"problem: {name}: the client {str(stranger)!r} has no training samples")
+    return torch.as_tensor(number)
 
 
 def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch) -> None:
@@ -148,10 +185,9 @@ def validation_samples(name: str, owner: np.ndarray, y: np.ndarray, share: float
 
 
 def _hold_out(
-    data: Batch, rows: Tensor | None, owner: np.ndarray, share: float
+    data: Batch, rows: Tensor | None, owner: np.ndarray, held: np.ndarray
 ) -> tuple[Batch, Tensor | None, np.ndarray, Batch]:
     """The training samples, their rows, their owners, and the samples that are held out."""
-    held = validation_samples("problem", owner, data.y.cpu().numpy(), share)
     train, out = (torch.as_tensor(np.flatnonzero(which)).to(data.y.device) for which in (~held, held))
     if rows is None:
         return Batch(data.x[train], data.y[train]), None, owner[~held], Batch(data.x[out], data.y[out])

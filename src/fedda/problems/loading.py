@@ -1,6 +1,7 @@
 """A problem from the names of a data set, a partition and a model."""
 
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from . import models as _models  # noqa: F401  registers the models
 from . import sequences as _sequences  # noqa: F401  as above
 from .augment import Augmentation
 from .from_arrays import check_share, problem, validation_samples
+from .metrics import Function
 from .neural import Device, Loss, Neural, flatten
 
 CLIENTS = 10  # if neither the user nor the data gives their number
@@ -38,6 +40,7 @@ def load(
     target: str | None = None,
     client: str | None = None,
     augment: Augmentation | None = None,
+    metrics: Mapping[str, Function] | Sequence[str] | None = None,
     **options: Any,
 ) -> Neural:
     """A problem from a data set (a name, a .npz, .csv or .parquet file, or a folder of images), a partition over the
@@ -48,7 +51,8 @@ def load(
     first parameters of the model. With `resplit`, training and test samples are joined and divided again, at random
     within each owner. With `validation=0.1`, this share of each client's training samples is held out and gives
     `validation_loss` and `validation_accuracy`, next to the metrics of the test set. With `validation=True`, a fifth of
-    the training samples replaces the test set, as in a sweep.
+    the training samples replaces the test set, as in a sweep. `metrics` are a user's functions by name, or names such
+    as ["f1", "mae"] (`fedda list metrics`); see `fedda.problem`.
 
     >>> import fedda
     >>> fedda.load("digits", clients=10, partition="dominant_class", rho=0.8, model="mlp", hidden=32).d
@@ -100,10 +104,11 @@ def load(
             return pair
 
     network, of_batch = build(0)
-    keep, mapped, validated = owner >= 0, isinstance(data.x, np.memmap), None
+    keep, mapped = owner >= 0, isinstance(data.x, np.memmap)
+    validated: tuple[np.ndarray, ...] | None = None
     if share is not None:
         held = validation_samples("load", owner, data.y, share)
-        keep, validated = keep & ~held, (np.array(data.x[held]), np.array(data.y[held]))
+        keep, validated = keep & ~held, (np.array(data.x[held]), np.array(data.y[held]), owner[held])
         if data.mean is not None:  # without the samples that are held out
             mean, std = moments(data.x, np.flatnonzero(~held))
             data = data._replace(mean=mean, std=std)
@@ -123,6 +128,7 @@ def load(
         init=None if by_name is None else lambda s: flatten(build(s)[0]),
         scale=scale,
         augment=augment,
+        metrics=metrics,
     ).to(device, dtype)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -13,15 +15,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .. import rng
-from ..core import Problem
+from ..core import Evaluated, Problem
 from .augment import Augmentation
 from .augment import apply as augment
+from .batchnorm import SAMPLES as STATISTICS_SAMPLES
 from .batchnorm import BatchNorms
-from .evaluation import Evaluation, Shard, Sum, Totals, means, unchanged, whole_range
+from .evaluation import Evaluation, Shard, Sum, Totals, finished, means, non_empty, unchanged, whole_range
 from .gradients.chain import Chain
 from .gradients.choose import GradientPaths, allow_tf32
 from .gradients.kernels import draw_kernel
 from .gradients.vmap import gradient
+from .metrics import Metric
 from .randomness import CounterRandom
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -65,6 +69,9 @@ class Neural(Problem):
 
     random = False  # whether the model has random layers, such as dropout
     augment: Augmentation | None = None  # changes training samples at random
+    metrics: Mapping[str, Metric] = MappingProxyType({})  # besides the loss and the accuracy, by name
+    sample_metrics: Mapping[str, Metric] = MappingProxyType({})  # those that give a number for each sample
+    owners: Mapping[str, Tensor] = MappingProxyType({})  # the client of each held-out sample, by part, where known
     max_rate = 1.0  # a larger first effective rate made every network that we tried diverge (docs/deviations.md)
 
     def __init__(
@@ -292,21 +299,80 @@ class Neural(Problem):
 
     # -- evaluation ---------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """The metrics at x [..., d], each [...] in float64; `weights` are those of the clients."""
-        return means(self.totals(x, weights))
+    def evaluate(self, x: Tensor, weights: Tensor, samples: int | None = None) -> dict[str, Tensor]:
+        """The metrics at x [..., d], each [...] in float64; `weights` are those of the clients. With `samples`, those
+        of the training samples are estimated from about so many, always the same ones."""
+        return self.finished(means(self.totals(x, weights, samples=samples)))
 
     @torch.no_grad()
-    def totals(self, x: Tensor, weights: Tensor, mine: Shard = whole_range, add: Sum = unchanged) -> Totals:
+    def totals(
+        self, x: Tensor, weights: Tensor, mine: Shard = whole_range, add: Sum = unchanged, samples: int | None = None
+    ) -> Totals:
         """The metrics as sums and weights, over this process's share of the clients and of the test samples. `add` sums
-        over all processes, for the statistics of BatchNorm."""
-        points = x.reshape(-1, self.d)
+        over all processes, for the statistics of BatchNorm and for metrics of whole sets."""
         with self.arithmetic():
-            if self.batch_norms.layers:
-                statistics = self.batch_norms.estimate(self._evaluation, points, weights, mine, add)
-                points = torch.cat([points, statistics.to(x.dtype)], dim=-1)
-            totals = self._evaluation(points, weights, mine)
+            points = self.with_statistics(x.reshape(-1, self.d), weights, mine, add)
+            totals = self._evaluation(points, weights, mine, add, samples)
         return {name: (total.view(x.shape[:-1]), weight) for name, (total, weight) in totals.items()}
+
+    def with_statistics(self, points: Tensor, weights: Tensor, mine: Shard, add: Sum) -> Tensor:
+        """Points [replicas, d], followed by the statistics of BatchNorm at each, if the model has it."""
+        if not self.batch_norms.layers:
+            return points
+        statistics = self.batch_norms.estimate(self._evaluation, points, weights, mine, add)
+        return torch.cat([points, statistics.to(points.dtype)], dim=-1)
+
+    def finished(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        return finished(self.metrics, values)
+
+    @property
+    def set_metrics(self) -> dict[str, Metric]:
+        """The metrics that give one number for a set of samples."""
+        return {name: metric for name, metric in self.metrics.items() if name not in self.sample_metrics}
+
+    @torch.no_grad()
+    def client_metrics(self, x: Tensor, weights: Tensor, mine: Shard, add: Sum) -> dict[str, Tensor]:
+        with self.arithmetic():
+            points = self.with_statistics(x, weights, mine, add)
+            values = self._evaluation.client_values(points, mine)
+            named = {f"train_{name}": v for name, v in values.items()}
+            for part in self.owners:
+                values = self._evaluation.held_out_values(points, part, non_empty(mine(self.clients))[0])
+                named |= {f"{part}_{name}": v for name, v in values.items()}
+        return named
+
+    @torch.no_grad()
+    def personal_metrics(self, x: Tensor, clients: slice) -> dict[str, Tensor]:
+        """The metrics of a model for each client: on its held-out samples if their owners are known, else on its
+        training samples. The statistics of BatchNorm are those of the client."""
+        part = next(iter(self.owners), "train")
+        columns = []
+        with self.arithmetic():
+            for i, k in enumerate(range(clients.start, clients.stop)):
+                only = slice(k, k + 1)
+                weights = torch.zeros_like(self.sizes, dtype=torch.float64)
+                weights[k] = 1
+                points = self.with_statistics(x[:, i], weights, partial(_always, only), unchanged)
+                columns.append(self._evaluation.held_out_values(points, part, only))
+        return {f"{part}_{name}": torch.cat([values[name] for values in columns], dim=-1) for name in columns[0]}
+
+    def evaluated(self) -> Evaluated:
+        train, held_out = int(self.sizes.sum()), sum(len(part.y) for part in self.held_out.values())
+        statistics = min(STATISTICS_SAMPLES, train) if self.batch_norms.layers else 0
+        return Evaluated(train, held_out + statistics, self.batch_size)
+
+    def metric_names(self, part: str) -> list[str]:
+        if part not in self.held_out:
+            return []
+        return self._evaluation.names(self.held_out[part])
+
+    @property
+    def directions(self) -> dict[str, str]:
+        return {name: metric.better for name, metric in self.metrics.items()}
+
+    def evaluated_samples(self, samples: int | None) -> int:
+        """How many training samples an evaluation uses; all of them without `samples`."""
+        return int((self.sizes if samples is None else self._evaluation.subset(samples)[1]).sum())
 
     @torch.no_grad()
     def statistics(self, x: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
@@ -319,6 +385,10 @@ class Neural(Problem):
         with self.arithmetic():
             statistics = self.batch_norms.estimate(self._evaluation, points, weights, whole_range, unchanged)
         return self.batch_norms.named(statistics.to(x.dtype).view(*x.shape[:-1], -1))
+
+
+def _always(part: slice, n: int) -> slice:
+    return part
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

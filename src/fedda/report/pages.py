@@ -159,7 +159,7 @@ def curve_data(shown: Picture) -> dict[str, Any]:
     ]
     return {
         "axes": [vars(axis) for axis in axes],
-        "metrics": [vars(style.metric(m)) for m in metrics],
+        "metrics": [vars(shown.metric(m)) for m in metrics],
         "lines": [len(line) for line in shown.lines],
         "rows": shown.rows,
         "series": series,

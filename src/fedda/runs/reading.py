@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .curves import COUNTERS, Curve, Row, Timings, aggregate, number
-from .names import CONFIG, ENVIRONMENT, FAILURES, METRICS, TIMINGS
+from .names import CLIENTS, CONFIG, ENVIRONMENT, FAILURES, METRICS, TIMINGS
 from .toml import read_toml
 
 # In the rows to explain a divergence; not results, so not on the page.
@@ -35,6 +35,12 @@ class RecordedRun:
     labels: list[str] = field(default_factory=list)  # in the order of the configuration, so that colours stay the same
     metrics: list[str] = field(default_factory=list)
     curves: dict[str, dict[str, Curve]] = field(default_factory=dict)
+    clients: list[Row] = field(default_factory=list)  # one row per algorithm, seed and client, of the final model
+
+    @property
+    def directions(self) -> dict[str, Any]:
+        """Which direction is better, "higher" or "lower", of the metrics that the experiment names."""
+        return _dict(self.environment.get("metrics"))
 
     @property
     def title(self) -> str:
@@ -100,6 +106,7 @@ def read_run(folder: str | Path) -> RecordedRun:
         labels=list(dict.fromkeys(labels)),
         metrics=metrics,
         curves=aggregate(rows, timings, metrics),
+        clients=[row for _, _, row in read_lines(kept(folder, CLIENTS)) if isinstance(row.get("algorithm"), str)],
     )
 
 
