@@ -76,10 +76,11 @@ def seeded():
 def no_pictures():
     """Runs of this file, here and in forked processes, write their report without its pictures, which cost most."""
     import commands
-    from fedda.report import plots
+    from fedda.report import clients, plots
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "draw", lambda *_: b"not drawn")
+        patch.setattr(clients, "histogram", lambda *_: "not drawn")
         patch.setitem(commands.ENVIRONMENT, warm.PREPARE, "no_pictures")
         yield
 

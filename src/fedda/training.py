@@ -49,7 +49,7 @@ class History(list[dict[str, Any]]):
         try:
             import pandas
         except ImportError:
-            raise ValueError("to_pandas needs another package: pip install pandas") from None
+            raise ImportError("to_pandas needs another package: pip install pandas") from None
         return pandas.DataFrame(self)
 
 

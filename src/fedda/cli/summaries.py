@@ -29,7 +29,7 @@ def print_summaries(runs: list[RecordedRun]) -> None:
     """One table of final values: mean and standard deviation over seeds."""
     from ..progress import print_table
     from ..runs import formats
-    from ..runs.final_values import client_metric, spread_over_clients, summary
+    from ..runs.final_values import client_lines, summary
     from ..runs.metrics import PARTS, metric
 
     finals = [(run.folder.resolve().name, row) for run in runs for row in summary(run)]
@@ -46,13 +46,11 @@ def print_summaries(runs: list[RecordedRun]) -> None:
         rows.append([*cells, formats.size(row["bytes"]), formats.duration(row["seconds"])])
     several = ["run"] if len(runs) > 1 else []
     print_table(["algorithm", *several, "rounds", "seeds", *(c.replace("_", " ") for c in shown), "sent", "time"], rows)
-    lines = []
-    for run in runs:
-        for key in filter(None, (client_metric(run), tuned_metric(run))):
-            for label in run.labels:
-                if (over := spread_over_clients(run, label, key)) is not None:
-                    values = [formats.spread(value, None, metric(key).percent) for value in over.values()]
-                    lines.append([label, *([run.folder.resolve().name] * bool(several)), metric(key).name, *values])
+    lines = [
+        [label, *([run.folder.resolve().name] * len(several)), name, *values]
+        for run in runs
+        for label, name, values in client_lines(run)
+    ]
     if lines:
         print_table(["over clients", *several, "metric", "mean", "worst tenth", "spread"], lines)
     for _, row in finals:
@@ -60,9 +58,3 @@ def print_summaries(runs: list[RecordedRun]) -> None:
             print(f"{row['label']}: failed: {row['failure']}")
         if row["privacy"]:
             print(f"{row['label']}: privacy: {row['privacy']}")
-
-
-def tuned_metric(run: RecordedRun) -> str | None:
-    """The accuracy, or the loss, of clients after local steps of their own, if the run has it."""
-    known = {key for row in run.clients for key in row if key.startswith("tuned_")}
-    return next((key for name in ("accuracy", "loss") for key in sorted(known) if key.endswith(name)), None)

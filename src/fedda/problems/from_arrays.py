@@ -82,7 +82,7 @@ def problem(
         if isinstance(pair, tuple | list) and len(pair) == 3:
             owners[name] = _owners(name, pair[2], named, len(pair[1])).to(device)
             pair = pair[:2]
-        return _arrays(name, *_pair(name, pair, "(x, y) or (x, y, client)"), device, dtype, standard)
+        return _arrays(name, *_pair(name, pair, "(x, y)"), device, dtype, standard)
 
     tested = None if test is None else other_samples("test", test)
     validated = None

@@ -4,6 +4,7 @@ import math
 import statistics
 from typing import Any
 
+from . import formats
 from .curves import Row, number
 from .metrics import metric as metric_of
 from .reading import RecordedRun
@@ -69,12 +70,13 @@ def _final(run: RecordedRun, label: str) -> dict[str, Any]:
     return final
 
 
-def client_metric(run: RecordedRun) -> str | None:
-    """The metric by which clients are compared: the accuracy, or the loss if there are no classes, on held-out samples
-    if each client has some."""
+def client_metrics(run: RecordedRun) -> list[str]:
+    """The metrics by which clients are compared: the accuracy, or the loss if there are no classes, on held-out samples
+    if each client has some; and the same after local steps, if the run has it."""
     known = {key for row in run.clients for key in row}
-    parts = [f"{part}_{name}" for name in ("accuracy", "loss") for part in ("validation", "test", "train")]
-    return next((key for key in parts if key in known), None)
+    names = [f"{part}_{name}" for name in ("accuracy", "loss") for part in ("validation", "test", "train")]
+    found = [next((key for key in keys if key in known), None) for keys in (names, [f"tuned_{key}" for key in names])]
+    return [key for key in found if key is not None]
 
 
 def client_values(run: RecordedRun, label: str, key: str) -> dict[int, list[float]]:
@@ -104,6 +106,18 @@ def spread_over_clients(run: RecordedRun, label: str, key: str) -> dict[str, flo
         "worst": statistics.fmean(statistics.fmean(values[: math.ceil(len(values) / 10)]) for values in worst),
         "spread": statistics.fmean(statistics.stdev(values) if len(values) > 1 else 0.0 for values in by_seed),
     }
+
+
+def client_lines(run: RecordedRun) -> list[tuple[str, str, list[str]]]:
+    """Label, name of the metric, and mean, worst tenth and spread over clients as texts."""
+    lines = []
+    for key in client_metrics(run):
+        shown = metric_of(key, run.directions)
+        for label in run.labels:
+            over = spread_over_clients(run, label, key)
+            if over is not None:
+                lines.append((label, shown.name, [formats.spread(v, None, shown.percent) for v in over.values()]))
+    return lines
 
 
 def _best(rows: list[Row], metric: str) -> list[float]:

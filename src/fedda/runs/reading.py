@@ -110,6 +110,38 @@ def read_run(folder: str | Path) -> RecordedRun:
     )
 
 
+def from_histories(
+    histories: dict[str, list[Row]],
+    clients: dict[str, list[Row]],
+    directions: dict[str, str],
+    config: dict[str, Any],
+    folder: Path,
+) -> RecordedRun:
+    """A run in memory from the rows of several algorithms by label, as `fedda.train` gives them.
+
+    >>> rows = [{"round": 0, "seed": 0, "train_loss": 2.5, "seconds": 0.0}]
+    >>> from_histories({"FedAvg": rows}, {}, {}, {}, Path()).curves["FedAvg"]["train_loss"].mean.tolist()
+    [2.5]
+    """
+    rows = [{"algorithm": label, **row} for label, some in histories.items() for row in some]
+    timings = {
+        label: {row["round"]: number(row.get("seconds")) for row in some if "seconds" in row}
+        for label, some in histories.items()
+    }
+    metrics = _metrics(rows)
+    return RecordedRun(
+        folder=folder,
+        config=config,
+        environment={"metrics": directions} if directions else {},
+        rows=rows,
+        timings=timings,
+        labels=list(histories),
+        metrics=metrics,
+        curves=aggregate(rows, timings, metrics),
+        clients=[{"algorithm": label, **row} for label, some in clients.items() for row in some],
+    )
+
+
 def kept(folder: Path, name: str) -> Path:
     """The file of this name, or its compressed form if only that was kept.
 
