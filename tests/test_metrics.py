@@ -271,11 +271,11 @@ class Counted(fedda.Quadratic):
 @pytest.mark.parametrize("rounds", [50, 100, 1000, 4000])
 @pytest.mark.parametrize(("train", "others"), [(60_000, 10_000), (4_000, 1), (50_000, 0), (10**6, 0), (5_000, 50_000)])
 def test_evaluation_takes_a_fifth_of_the_work(rounds, train, others):
-    """Counted in forward passes, with three for a gradient; the last evaluation takes everything."""
+    """Counted in forward passes, with two for a gradient; the last evaluation takes everything."""
     every, samples = plan_evaluations(Counted(train, others), rounds, 10, 5, None, None)
     count = -(-rounds // every)
     cost = count * ((samples or train) + others) + train + others
-    trained = 3 * rounds * 10 * 5 * 16
+    trained = 2 * rounds * 10 * 5 * 16
     least = 2 * others + train + min(train, 2_000)  # an evaluation at the start and one at the end
     assert cost <= max(trained / 4, least) and count <= 200
     assert every >= max(1, rounds // 100)

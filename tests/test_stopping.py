@@ -311,10 +311,11 @@ def test_tensorboard_from_python(tmp_path):
     assert found == [(row["round"], pytest.approx(row["test_loss"], rel=1e-6)) for row in history]
 
 
-def test_mlflow_from_python(tmp_path):
+def test_mlflow_from_python(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow = pytest.importorskip("mlflow.tracking")
     history = fedda.train(
-        fedda.make("fedavg", lr=0.2), digits(), rounds=2, track=fedda.track.mlflow(tmp_path / "m", "x")
+        fedda.make("fedavg", lr=0.2), digits(), rounds=2, track=fedda.track.mlflow(str(tmp_path / "m"), "x")
     ).history
     client = mlflow.MlflowClient(tracking_uri=str(tmp_path / "m"))
     (run,) = client.search_runs([client.get_experiment_by_name("x").experiment_id])

@@ -13,7 +13,7 @@ from .runs.metrics import is_better, metric, validation_metric
 
 SMALL = 4_000  # samples, training and held out together, up to which every evaluation takes all of them
 FEWEST = 2_000  # training samples of an estimate
-GRADIENT = 3  # forward passes that cost as much as a gradient
+GRADIENT = 2  # forward passes that cost as much as a gradient: 3 by operations, 2.3 measured for a small CNN
 MOST = 100  # evaluations of a run, about, before the last one
 
 

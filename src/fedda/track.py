@@ -80,7 +80,7 @@ class _TensorBoard(_Streams):
 
 
 class _MLflow(_Streams):
-    def __init__(self, store: str, experiment: str):
+    def __init__(self, store: str | None, experiment: str):
         super().__init__()
         try:
             from mlflow.tracking import MlflowClient
@@ -90,9 +90,12 @@ class _MLflow(_Streams):
 
     def begin(self, config: Row) -> None:
         super().begin(config)
-        self.client = self.make(tracking_uri=self.store)
-        found = self.client.get_experiment_by_name(self.title)
-        self.experiment = self.client.create_experiment(self.title) if found is None else found.experiment_id
+        try:
+            self.client = self.make(tracking_uri=self.store)
+            found = self.client.get_experiment_by_name(self.title)
+            self.experiment = self.client.create_experiment(self.title) if found is None else found.experiment_id
+        except Exception as why:  # no server, no database
+            raise ValueError(f"mlflow: {(str(why).splitlines() or [type(why).__name__])[0][:200]}") from why
 
     def open(self, name: str, round: int) -> Any:
         if round:  # a resumed run continues the stream that it began
@@ -143,9 +146,10 @@ def tensorboard(folder: str | Path = "tensorboard") -> Tracker:
     return _TensorBoard(Path(folder))
 
 
-def mlflow(store: str | Path = "mlruns", experiment: str = "fedda") -> Tracker:
-    """Writes to an MLflow store, a folder or an address: one MLflow run for each algorithm and seed."""
-    return _MLflow(str(store), experiment)
+def mlflow(store: str | None = None, experiment: str = "fedda") -> Tracker:
+    """Writes to MLflow, one MLflow run for each algorithm and seed. `store` is an address such as
+    "sqlite:///mlflow.db"; by default as MLflow's own settings say (MLFLOW_TRACKING_URI)."""
+    return _MLflow(store, experiment)
 
 
 def wandb(project: str = "fedda", folder: str | Path = "wandb") -> Tracker:
@@ -161,7 +165,7 @@ def in_folder(name: str, folder: Path, title: str) -> Tracker:
     if name == "tensorboard":
         return tensorboard(folder / "tensorboard")
     if name == "mlflow":
-        return mlflow(folder / "mlruns", title)
+        return mlflow(experiment=title)
     if name == "wandb":
         return wandb(title, folder)
     raise ValueError(f"--track must be one of {', '.join(TRACKERS)}, got {name!r}")

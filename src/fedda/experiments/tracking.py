@@ -14,21 +14,17 @@ class Tracked:
     def __init__(self, watch: Watcher, names: list[str], folder: Path, experiment: Experiment):
         self.watch, self.experiment = watch, experiment
         self.trackers = [in_folder(name, folder, experiment.name) for name in names]
-        self.begun = False
 
     def __enter__(self) -> Tracked:
+        for tracker in self.trackers:
+            tracker.begin(self.experiment.model_dump())
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self.begun:
-            for tracker in self.trackers:
-                tracker.end()
+        for tracker in self.trackers:
+            tracker.end()
 
     def begin(self, label: str, done: int, rounds: int) -> None:
-        if not self.begun:  # not before the experiment is known to run
-            self.begun = True
-            for tracker in self.trackers:
-                tracker.begin(self.experiment.model_dump())
         self.watch.begin(label, done, rounds)
 
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None:
