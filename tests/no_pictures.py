@@ -2,11 +2,12 @@
 
 from markupsafe import Markup
 
-from fedda.report import plots
+from fedda.report import clients, plots
 from fedda.report.sweep.charts import SweepFigure
 
 
 def prepare(put=setattr):
     put(plots, "draw", lambda *_: b"not drawn")
+    put(clients, "histogram", lambda *_: "not drawn")
     put(SweepFigure, "png", lambda _: b"not drawn")
     put(SweepFigure, "svg", lambda _: Markup("<svg></svg>"))

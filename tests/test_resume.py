@@ -411,6 +411,7 @@ def test_threads_that_are_asked_for_win(tmp_path, monkeypatch, taken, fedda_insi
 def test_threads_are_measured_on_the_stack_of_the_run(tmp_path, monkeypatch, taken):
     from conftest import digits
     from fedda.experiments import execution
+    from fedda.problems.gradients import tuning
     from fedda.problems.gradients.tuning import threads
 
     problem, asked = digits(), []
@@ -421,7 +422,7 @@ def test_threads_are_measured_on_the_stack_of_the_run(tmp_path, monkeypatch, tak
         asked.append((list(ways), about[2], margin))
         return list(ways)[-1]
 
-    monkeypatch.setattr(execution, "autotune", fastest)
+    monkeypatch.setattr(tuning, "autotune", fastest)
     assert (
         execution.choose_execution(problem, "auto", 5, 3, None, "auto", None).threads == 1 and not asked
     )  # there is but one
@@ -431,4 +432,4 @@ def test_threads_are_measured_on_the_stack_of_the_run(tmp_path, monkeypatch, tak
         assert execution.choose_execution(problem, "sequential", 5, 3, None, "auto", None) == execution.Execution(
             None, None, 2
         )
-    assert asked == [(["1", "2"], n, 1.3) for n in (15, execution.STACK // problem.d, 1)]
+    assert asked == [(["1", "2"], n, 1.3) for n in (15, tuning.STACK // problem.d, 1)]

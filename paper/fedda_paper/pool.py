@@ -109,7 +109,7 @@ def pool_runs(experiment: Experiment, work: Path) -> list[PoolRun]:
         method = canonical(table)
         update = {"figure": "", "setting": "", "title": "", "algorithms": {method["name"]: method}}
         single = experiment.model_copy(update=update)
-        ignored = {"name", "rounds"}  # a shorter run is the beginning of a longer one
+        ignored = {"name", "rounds", "evaluate"}  # a shorter run is the beginning of a longer one
         identity = single.model_dump(exclude=ignored | ({"budget"} if single.budget is None else set()))
         identity["algorithms"] = {method["name"]: {k: v for k, v in method.items() if k not in NEWER or v != NEWER[k]}}
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]

@@ -7,9 +7,9 @@ from fedda.claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, compare
 from fedda.claims.kinds import NEAR, a_round
 from fedda.claims.runs import ALIASES, Source
 from fedda.claims.values import MethodValues, measure
-from fedda.report import style
 from fedda.runs.curves import number
 from fedda.runs.formats import count, size, spread
+from fedda.runs.metrics import metric as metric_of
 
 FALL = 0.02  # a note is written if the test accuracy falls by more, from its best round to the end
 FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
@@ -29,7 +29,7 @@ def cell(method: MethodValues, metric: str) -> str:
     if value is None:
         return "–"
     std = value.se * math.sqrt(value.seeds) if value.seeds > 1 else None
-    return spread(value.mean, std, style.metric(metric).percent)
+    return spread(value.mean, std, metric_of(metric).percent)
 
 
 def _last_finite(method: MethodValues, metric: str) -> int:
@@ -54,7 +54,7 @@ def final_values(run: Source) -> str:
     for method in run.methods:
         cells = [f"**{cell(method, m)}**" if as_good(table, method, best[m], m) else cell(method, m) for m in columns]
         rows.append([name_with_notes(method, columns), *cells, str(method.seeds)])
-    return markdown(["method", *(style.metric(m).name.lower() for m in columns), "seeds"], rows)
+    return markdown(["method", *(metric_of(m).name.lower() for m in columns), "seeds"], rows)
 
 
 def survivors(run: Source) -> Iterator[str]:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
-    "Algorithm", "Client", "Cohort", "Diverged", "History", "Problem", "Quadratic", "Result", "Run", "aggregation",
-    "algorithms", "augment", "engines", "estimators", "export", "load", "make", "on_client", "partition",
-    "preconditioners", "problem", "prox", "rounds", "schedules", "step_counter", "to_group_norm", "train",
+    "Algorithm", "Client", "Cohort", "Diverged", "History", "Metric", "Problem", "Quadratic", "Result", "Run",
+    "aggregation", "algorithms", "augment", "engines", "estimators", "export", "load", "make", "on_client",
+    "partition", "preconditioners", "problem", "prox", "rounds", "schedules", "step_counter", "to_group_norm", "train",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from . import aggregation, algorithms, engines
     from .core import Algorithm, Client, Cohort, Problem, on_client, step_counter
     from .data.partition import partition
-    from .problems import Quadratic, augment, load, problem, to_group_norm
+    from .problems import Metric, Quadratic, augment, load, problem, to_group_norm
     from .registry import make
     from .rules import estimators, preconditioners, prox, schedules
     from .run import Diverged, Run
@@ -33,7 +33,7 @@ else:
     _HOMES = {
         "core": ("Algorithm", "Client", "Cohort", "Problem", "on_client", "step_counter"),
         "data.partition": ("partition",),
-        "problems": ("Quadratic", "load", "problem", "to_group_norm"),
+        "problems": ("Metric", "Quadratic", "load", "problem", "to_group_norm"),
         "registry": ("make",),
         "run": ("Diverged", "Run"),
         "training": ("History", "Result", "export", "rounds", "train"),

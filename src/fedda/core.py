@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Protocol, TypeVar, cast, overload
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -163,6 +163,14 @@ class CohortWrapper:
         return self.cohort.share
 
 
+class Evaluated(NamedTuple):
+    """The samples of an evaluation, and those of a client's mini-batch."""
+
+    train: int
+    others: int  # held out, and those for the statistics of BatchNorm
+    batch: int
+
+
 class Problem:
     """Data over clients, and what a gradient is. Subclass it and write the methods of the first part.
 
@@ -176,6 +184,7 @@ class Problem:
     d_personal: int = 0  # parameters that stay on their clients; they follow the d shared ones in a point
     personal_lr: Any = None  # their rate; None for that of the algorithm
     max_rate: float = math.inf  # a larger first effective rate is refused
+    client_names: Sequence[Any] = ()  # the user's names of the clients; else their numbers
     gradient_paths: Any = None  # for networks: the way in which the gradients of a stack are computed
 
     @property
@@ -277,6 +286,41 @@ class Problem:
     def arithmetic(self) -> AbstractContextManager[None]:
         """The settings of PyTorch that a recorded round must run under."""
         return nullcontext()
+
+    def client_metrics(
+        self, x: Tensor, weights: Tensor, mine: Callable[[int], slice], add: Callable[[Sequence[Tensor]], list[Tensor]]
+    ) -> dict[str, Tensor]:
+        """The metrics of models x [replicas, d] on the samples of each client of this process: [replicas, clients]."""
+        part = mine(self.clients)
+        part = part if part.stop > part.start else slice(0, 1)
+        return self.personal_metrics(x[:, None].expand(-1, part.stop - part.start, -1), part)
+
+    def personal_metrics(self, x: Tensor, clients: slice) -> dict[str, Tensor]:
+        """The same with a model for each client, x [replicas, clients, d]."""
+        only = torch.eye(self.clients, dtype=torch.float64, device=x.device)[clients]
+        values = [self.evaluate(x[:, i], weights) for i, weights in enumerate(only)]
+        return {n: torch.stack([v[n] for v in values], dim=-1) for n in values[0] if n.startswith("train_")}
+
+    def evaluated(self) -> Evaluated | None:
+        """How many samples an evaluation takes; None if that is not known: every evaluation is then complete."""
+        return None
+
+    def evaluated_samples(self, samples: int | None) -> int:
+        """How many training samples an evaluation on about `samples` of them takes; on all of them if None."""
+        raise NotImplementedError
+
+    def metric_names(self, part: str) -> list[str]:
+        """The names of the metrics of "validation" or "test" samples; none without such samples."""
+        return []
+
+    @property
+    def directions(self) -> dict[str, str]:
+        """Of metrics of a user's own: whether "higher" or "lower" is better."""
+        return {}
+
+    def finished(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The metrics, from their means over all processes."""
+        return values
 
     def totals(
         self, x: Tensor, weights: Tensor, mine: Callable[[int], slice], add: Callable[[Sequence[Tensor]], list[Tensor]]

@@ -17,6 +17,7 @@ REGISTRIES = {
     "partitions": registry.partitions,
     "models": registry.models,
     "augmentations": registry.augmentations,
+    "metrics": registry.metrics,
     "prox": registry.proxes,
     "engines": registry.engines,
     "aggregation": aggregations,

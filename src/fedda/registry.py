@@ -124,6 +124,7 @@ datasets = Registry("data set", "fedda.data")
 partitions = Registry("partition", "fedda.data")
 models = Registry("model", "fedda.problems")
 augmentations = Registry("augmentation", "fedda.problems")
+metrics = Registry("metric", "fedda.problems")  # functions f(output, target), or fedda.Metric
 proxes = Registry("prox", "fedda.rules.prox")
 schedules = Registry("schedule", "fedda.rules.schedules")
 

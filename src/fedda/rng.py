@@ -14,6 +14,7 @@ from torch import Tensor
 
 # Purposes: one stream for each use of randomness, so that the streams are independent.
 START, COHORT, BATCH, NOISE, SPLIT, MODEL, STATISTICS, VALIDATION, LAYERS, AUGMENT, SHUFFLE = range(11)
+EVALUATION, PERSONAL = 20, 21
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as a signed 64-bit number
 MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 NEAR_ZERO = 0.01  # a weight counts for the density if it is larger
 
 
-def report(run: Run, detail: bool) -> list[dict[str, Any]]:
-    """The rows of a run; `detail` adds the density of every layer and the gradient mapping."""
+def report(run: Run, detail: bool, samples: int | None = None) -> list[dict[str, Any]]:
+    """The rows of a run; `detail` adds the density of every layer and the gradient mapping. With `samples`, the metrics
+    of the training samples are estimated from about so many."""
     x = run.server.x.squeeze(-2)
-    metrics = evaluation(run, x) | sparsity(x) | {"max_x": x.abs().amax(dim=-1)}
+    said: dict[str, Any] = {}
+    if samples is not None:
+        counted = run.problem.evaluated()
+        samples = None if counted is None or samples >= counted.train else samples
+        said = {"train_samples": run.problem.evaluated_samples(samples)}
+    metrics = evaluation(run, x, samples) | sparsity(x) | {"max_x": x.abs().amax(dim=-1)}
     prox = getattr(run.algorithm, "prox", None)
     if prox is not None:
         at = run.server.x  # [..., 1, d], as penalties with a weight for each replica expect
@@ -38,19 +44,22 @@ def report(run: Run, detail: bool) -> list[dict[str, Any]]:
     return [
         {"round": run.round, "seed": seed, **counts, "gradients": counts["gradients"] - idle[i], "dropped": dropped[i]}
         | {name: column[i] for name, column in columns.items()}
+        | said
         | spent
         for i, seed in enumerate(run.seeds)
     ]
 
 
-def evaluation(run: Run, x: Tensor) -> dict[str, Tensor]:
+def evaluation(run: Run, x: Tensor, samples: int | None) -> dict[str, Tensor]:
     """The problem's metrics. Every rank evaluates its part of the data."""
     problem, weights, world = run.simulation.personalised(), run.simulation.objective, run.world
+    subset = {} if samples is None else {"samples": samples}  # not every problem can take it
     if world.size == 1:
-        return problem.evaluate(x, weights)
-    totals = problem.totals(x, weights, world.mine, world.sum)
+        return problem.evaluate(x, weights, **subset)
+    totals = problem.totals(x, weights, world.mine, world.sum, **subset)
     sums = world.sum([v for pair in totals.values() for v in pair])
-    return {name: total / weight for name, total, weight in zip(totals, sums[::2], sums[1::2], strict=True)}
+    values = {name: total / weight for name, total, weight in zip(totals, sums[::2], sums[1::2], strict=True)}
+    return run.problem.finished(values)
 
 
 def sparsity(x: Tensor, suffix: str = "") -> dict[str, Tensor]:

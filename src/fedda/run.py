@@ -14,9 +14,11 @@ from .aggregation.compression import bytes_of
 from .aggregation.dry_run import takes_client_steps
 from .arguments import check_device, check_engine, check_seeds, check_shapes, flat_point
 from .best import BestModels
+from .clients import FineTuning, client_rows
 from .core import Algorithm, Cohort, Problem, bind_to_problem
 from .engines import PERSONAL, Counting, Counts, Draws, Engine, Participation, Simulation, cohort_size
 from .engines.graphs import NoGraph, capture
+from .evaluations import Patience
 
 PATIENCE = 3  # rounds in a row without a finite reply, after which a run (or a replica) has ended
 
@@ -109,6 +111,7 @@ class Run:
         self.dropped = zeros  # replies that were not finite, summed over rounds
         self.silent = zeros.clone()  # rounds in a row without a finite reply
         self.idle = zeros.clone()  # gradients in `counts` that clients did not compute, because they were not active
+        self.patience: Patience | None = None  # for a run that may stop early
         self.first_rates: list[float] | None = None  # eta_0 / min h of every replica, if the algorithm has one
         self.graph: torch.cuda.CUDAGraph | None = None
         self.wants_graph = self._can_capture(engine, bool(self.simulation.memory))
@@ -281,13 +284,19 @@ class Run:
 
     # -- reports and checkpoints ----------------------------------------------------------------------------------
     @torch.no_grad()
-    def evaluate(self, detail: bool = False) -> list[dict[str, Any]]:
+    def evaluate(self, detail: bool = False, samples: int | None = None) -> list[dict[str, Any]]:
         """One row for each seed: counts so far and metrics of the model. `detail` adds the density of every layer and,
-        if the algorithm has one, the gradient mapping, which takes a pass over all data."""
+        if the algorithm has one, the gradient mapping, which takes a pass over all data. With `samples`, the metrics of
+        the training samples are estimated from about so many, and the row says how many: `train_samples`."""
         self.raise_if_diverged()
-        reported = rows.report(self, detail)
+        reported = rows.report(self, detail, samples)
         self.best.update(self.server.x, reported)
         return reported
+
+    def client_rows(self, tuning: FineTuning | None = None) -> list[dict[str, Any]]:
+        """One row for each seed and client: the metrics of the model on the client's own samples."""
+        self.raise_if_diverged()
+        return client_rows(self, tuning)
 
     def total_counts(self) -> Counts:
         """The counts of all ranks: bytes are counted for the whole cohort, gradients by the rank that computes them."""
@@ -306,6 +315,7 @@ class Run:
         tensors |= {f"memory.{name}": self.world.gather(value, value.dim() - 2) for name, value in memory.items()}
         tensors |= {f"counts.{name}": torch.tensor(value) for name, value in asdict(self.total_counts()).items()}
         idle = self.total_idle()
+        tensors |= {} if self.patience is None else self.patience.state()
         tensors |= {"idle": idle} if bool(idle.any()) else {}  # few algorithms have inactive clients
         tensors |= self.best.state()
         return tensors | {"round": torch.tensor(self.round), "dropped": self.dropped, "silent": self.silent}

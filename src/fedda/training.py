@@ -1,10 +1,12 @@
 """A run from start to end. The loop is a generator: logging, checkpoints and early stopping are ordinary code in the
 `for` that consumes it."""
 
+import itertools
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -14,13 +16,17 @@ from torch import Tensor, nn
 from . import checks
 from .arguments import TrainOptions, check_options
 from .best import MISSING
+from .clients import FineTuning
 from .core import Algorithm, Problem, map_fields
-from .engines import PERSONAL
+from .engines import PERSONAL, Vectorised
+from .evaluations import EvaluationPlan, Patience, plan_evaluations
 from .problems.exporting import write_model
+from .problems.gradients.tuning import measured_threads, threads
 from .problems.neural import Neural
 from .problems.trained import trained_model, trained_state
 from .rules.schedules import RateDecay
 from .run import Run
+from .track import Tracker
 
 
 def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **options: Unpack[TrainOptions]) -> Iterator[Any]:
@@ -43,8 +49,10 @@ class History(list[dict[str, Any]]):
     """The rows of a run: round, seed, steps, gradients, bytes_up, bytes_down, seconds, metrics."""
 
     def to_pandas(self) -> Any:
-        import pandas
-
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_pandas needs another package: pip install pandas") from None
         return pandas.DataFrame(self)
 
 
@@ -102,6 +110,8 @@ class Result(TrainedModel):
 
     history: History
     server: Any
+    stopped: str = ""  # why the run ended before its last round; empty if it did not
+    fine_tuning: FineTuning | None = None
 
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
@@ -124,6 +134,13 @@ class Result(TrainedModel):
         rounds, metrics = (best.rounds[0], best.metrics[0]) if one else (best.rounds, best.metrics)
         return Best(best.x.squeeze(-2).clone(), self.run, rounds, metrics)
 
+    @cached_property
+    def clients(self) -> History:
+        """One row for each client and seed: the metrics of the final model on the client's own samples, and with
+        `personalise` also those after local steps from it (`tuned_...`)."""
+        with threads(threads_of(self.run)):
+            return History(self.run.client_rows(self.fine_tuning))
+
 
 def train(
     algorithm: Algorithm,
@@ -131,10 +148,28 @@ def train(
     rounds: int,
     every: int | None = None,
     detail: bool = False,
+    evaluate: str | int | None = None,
+    on_evaluation: Callable[[list[dict[str, Any]]], Any] | None = None,
+    patience: int | None = None,
+    metric: str | None = None,
+    progress: bool = False,
+    track: Tracker | Sequence[Tracker] = (),
+    personalise: str | None = None,
     **options: Unpack[TrainOptions],
 ) -> Result:
-    """Run for `rounds` rounds. The model is evaluated at the start, after every `every` rounds (by default about 100
-    times in all) and at the end. `detail` adds the density of every layer and the gradient mapping.
+    """Run for `rounds` rounds. The model is evaluated at the start, after every `every` rounds and at the end.
+
+    By default evaluation costs at most about a fifth of the work. Up to 4,000 samples it takes all samples, about 100
+    times in all. With more data the training metrics are estimated from a fixed random subset (`train_samples` in the
+    rows says how many), evaluations are less frequent if the test samples are many, and the last one takes all samples.
+    `evaluate="all"` always takes all, `evaluate=5000` about so many. `detail` adds the density of every layer and the
+    gradient mapping.
+
+    `on_evaluation` is called with the rows of each evaluation, one for each seed; the run stops if it returns True.
+    With `patience=5` the run stops after 5 evaluations without an improvement of a validation metric: `metric`, or the
+    validation accuracy, or the validation loss if there are no classes. With several seeds it stops when each of them
+    has come to that point. `progress=True` shows the rounds on stderr. `track` writes the rows elsewhere, see
+    `fedda.track`. With `personalise="fine-tune 5"`, `result.clients` has metrics after 5 local steps of each client.
 
     >>> import fedda
     >>> problem = fedda.load("digits", partition="dominant_class", rho=0.8)
@@ -143,15 +178,108 @@ def train(
     True
     """
     checks.check("train", rounds=rounds)
-    every = max(1, rounds // 100) if every is None else every
-    checks.check("train", every=every)
+    if every is not None:
+        checks.check("train", every=every)
     check_options(options)
+    if on_evaluation is not None and not callable(on_evaluation):
+        raise ValueError(f"train: on_evaluation must be a function of rows, got {on_evaluation!r}")
+    fine_tuning = FineTuning.of(personalise)
     run = Run(for_rounds(algorithm, problem, rounds), problem, **options)
     rounds = affordable(run, rounds)
-    history = History(row | {"seconds": 0.0} for row in run.evaluate(detail))
-    for seconds in timed(run, rounds, every):
-        history.extend(row | {"seconds": seconds} for row in run.evaluate(detail))
-    return Result(run.server.x.squeeze(-2), run, history, run.server)
+    plan = plan_evaluations(run.problem, rounds, run.cohort, run.algorithm.steps, every, evaluate)
+    state = options.get("state")
+    run.patience = Patience.of(patience, metric, run.problem, len(run.seeds), state)
+    seen = state is not None and "patience.best" in state  # the patience of a resumed run knows the first rows
+    history, stopped = History(), ""
+    with threads(threads_of(run)), Watch(run, rounds, progress, track) as watch:
+        for seconds in itertools.chain([0.0], timed(run, rounds, plan.every, watch.advanced)):
+            rows, stopped = evaluate_once(run, rounds, detail, plan, on_evaluation, seconds, bool(history) or not seen)
+            history.extend(rows)
+            watch.evaluated(rows)
+            if stopped:
+                break
+        watch.ended(stopped)
+    return Result(run.server.x.squeeze(-2), run, history, run.server, stopped, fine_tuning)
+
+
+def evaluate_once(
+    run: Run, rounds: int, detail: bool, plan: EvaluationPlan, on_evaluation: Callable[..., Any] | None,
+    seconds: float, count: bool,
+) -> tuple[list[dict[str, Any]], str]:  # fmt: skip
+    """The rows of an evaluation, and why the run stops here; empty if it does not. `count`: for the patience."""
+
+    def rows(samples: int | None) -> list[dict[str, Any]]:
+        return [row | {"seconds": seconds} for row in run.evaluate(detail, samples)]
+
+    everything = None if plan.samples is None else run.problem.evaluated_samples(None)
+    found, stopped = rows(everything if run.round >= rounds else plan.samples), ""
+    if run.patience is not None and (run.patience(found) if count else run.patience.exhausted):
+        stopped = run.patience.reason(run.round)
+    if on_evaluation is not None and bool(on_evaluation(found)):
+        stopped = stopped or f"stopped after round {run.round} by on_evaluation"
+    if stopped and run.round < rounds and everything is not None:  # the last evaluation takes all samples
+        found = rows(everything)
+    return found, stopped
+
+
+def threads_of(run: Run) -> int:
+    """One thread or all of them, whichever is faster by measurement. All ranks take the first one's answer."""
+    number = 1
+    if run.world.rank == 0:
+        paths = isinstance(run.simulation.engine, Vectorised)
+        share = -(-run.cohort // run.world.size)
+        number = measured_threads(run.problem, share * len(run.seeds) if paths else 1)
+    return int(run.world.share(str(number).encode()))
+
+
+class Watch:
+    """Shows and tracks a run of `train`; only the first rank does."""
+
+    def __init__(self, run: Run, rounds: int, progress: bool, track: Tracker | Sequence[Tracker]):
+        self.run, self.rounds, self.label = run, rounds, type(run.algorithm).__name__
+        trackers = track if isinstance(track, Sequence) else [track]
+        for tracker in trackers:
+            if not isinstance(tracker, Tracker):
+                raise ValueError(f"train: track must be a tracker, such as fedda.track.tensorboard(), got {tracker!r}")
+        self.trackers = [] if run.world.rank else list(trackers)
+        self.display: Any = None
+        if progress and not run.world.rank:
+            from .progress import watcher  # needs rich
+
+            self.display = watcher([self.label])
+
+    def __enter__(self) -> "Watch":
+        fields = {
+            name: value for name, value in vars(self.run.algorithm).items() if isinstance(value, int | float | str)
+        }
+        config = {"algorithm": self.label, "rounds": self.rounds, "cohort": self.run.cohort, "seeds": self.run.seeds}
+        for tracker in self.trackers:
+            tracker.begin(config | fields)
+        if self.display is not None:
+            self.display.__enter__()
+            self.display.begin(self.label, self.run.round, self.rounds)
+        return self
+
+    def __exit__(self, *why: Any) -> None:
+        if self.display is not None:
+            self.display.__exit__(*why)
+        for tracker in self.trackers:
+            tracker.end()
+
+    def advanced(self) -> None:
+        if self.display is not None:
+            self.display.advance(self.label, self.run.round, None)
+
+    def evaluated(self, rows: list[dict[str, Any]]) -> None:
+        for tracker in self.trackers:
+            for row in rows:
+                tracker.log({"algorithm": self.label, **row})
+        if self.display is not None:
+            self.display.advance(self.label, self.run.round, rows)
+
+    def ended(self, stopped: str) -> None:
+        if self.display is not None:
+            self.display.end(self.label, f"done: {stopped}" if stopped else "done")
 
 
 def export(result: TrainedModel, path: str | Path, seed: int | None = None) -> Path:
@@ -182,14 +310,17 @@ def affordable(run: Run, rounds: int) -> int:
     return last
 
 
-def timed(run: Run, rounds: int, every: int, seconds: float = 0.0) -> Iterator[float]:
+def timed(run: Run, rounds: int, every: int, advanced: Callable[[], None] = lambda: None) -> Iterator[float]:
     """Advance to `rounds`, with a pause for evaluation after every `every` rounds. It yields the seconds spent so far,
-    without the pauses."""
+    without the pauses, and calls `advanced` after every round."""
+    seconds = 0.0
     while run.round < rounds:
         began = time.perf_counter()
         run.advance()
+        advanced()
         while run.round < rounds and run.round % every:
             run.advance()
+            advanced()
         if run.problem.device.type == "cuda":
             torch.cuda.synchronize(run.problem.device)
         seconds += time.perf_counter() - began

@@ -104,7 +104,19 @@ def run(
     save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 5.0,
     shard: Shard = "clients",
     summary: Annotated[bool, typer.Option(help="Print the table of final values.")] = True,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write metrics for TensorBoard.")] = False,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many evaluations without an improvement on validation samples.")
+    ] = None,
+    personalise: Annotated[
+        str | None, typer.Option(help='"fine-tune 5": also evaluate clients after 5 local steps.')
+    ] = None,
+    evaluate: Annotated[
+        str | None, typer.Option(help="Training samples of an evaluation: all, or a number (docs/experiments.md).")
+    ] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Also write metrics for tensorboard, mlflow or wandb; may be repeated.")
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", hidden=True)] = False,
     plugin: Plugins = None,
 ) -> None:
     """Run an experiment: every algorithm, every seed, into one run folder with a report.
@@ -115,24 +127,27 @@ def run(
     from ..experiments import find
     from ..experiments import run as run_experiment
     from ..experiments.overrides import other_data_note, override
-    from ..experiments.tensorboard import TensorBoard
+    from ..experiments.tracking import Tracked
     from ..progress import Silence, watcher
     from ..runs.reading import read_run
+    from ..runs.toml import literal
     from .verdicts import print_verdicts
 
     ranks = join_ranks(shard)  # first, so that a failure on one rank reaches the others
     load_plugins(plugin)
     check_run_options(engine, device, precision, threads, resume, overwrite, save_seconds)
+    more = {"patience": patience, "personalise": personalise, "evaluate": evaluate and literal(evaluate)}
     given = find(experiment)
-    wanted = override(given, rounds, algorithms, seeds, data, preset, settings or (), plugin or ())
+    wanted = override(given, rounds, algorithms, seeds, data, preset, settings or (), plugin or (), more)
     note = other_data_note(given, wanted)
     folder = out or Path("runs") / wanted.name
     resume = should_resume(ranks, resume)
     if resume:
         wanted = share_saved_experiment(ranks.world, wanted, folder, rounds)
     display = watcher(list(wanted.algorithms)) if is_first_rank() else Silence()
-    board = TensorBoard(display, folder / "tensorboard") if tensorboard and is_first_rank() else nullcontext(display)
-    with explain_write_errors(folder), display, board as watch:
+    names = dict.fromkeys([*(track or []), *(["tensorboard"] if tensorboard else [])])
+    tracked = Tracked(display, list(names), folder, wanted) if names and is_first_rank() else nullcontext(display)
+    with explain_write_errors(folder), display, tracked as watch:
         run_experiment(
             wanted, folder, watch, engine=engine, device=device_of_rank(device), resume=resume, overwrite=overwrite,
             force=force, save_seconds=save_seconds, threads=threads, precision=precision, ranks=ranks, note=note,

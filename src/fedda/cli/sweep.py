@@ -16,7 +16,12 @@ def sweep(
     experiment: str,
     grid: Annotated[list[str], typer.Option(help="LABEL.NAME=VALUES; LABEL may be *, a value x2 is twice the file's.")],
     budget: Annotated[int | None, typer.Option(help="Points per algorithm; a larger grid is thinned.")] = None,
-    metric: Annotated[str, typer.Option(help="validation_accuracy, validation_loss, ...")] = "validation_accuracy",
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="validation_accuracy (without classes validation_loss), train_loss, a metric such as f1, ..."
+        ),
+    ] = None,
     draw: Annotated[int, typer.Option(help="The seed of the random draws.")] = 0,
     rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the experiment's.")] = None,
     algorithms: Annotated[

@@ -22,6 +22,7 @@ from .traffic import DTYPES, algorithm, traffic, wrappers
 from .wire import Refused, fields_of, packed, tensors_of
 
 HELLO, EVALUATE = "hello", "evaluate"
+METRICS = ("train_loss", "train_accuracy")  # that a client may report
 REQUEST: dict[str, type] = dict.fromkeys(("task", "algorithm", "aggregation", "run", "dtype"), str)
 REQUEST |= dict.fromkeys(("stamp", "base", "saved", "key", "drawn", "batch"), int)
 
@@ -64,7 +65,8 @@ class Site:
             return packed((), about)
         if fields["task"] == EVALUATE:
             (x,) = tensors_of(content, [((1, own.d), dtype)])
-            metrics = own.evaluate(x[0], torch.ones(1, dtype=torch.float64))
+            every = own.evaluate(x[0], torch.ones(1, dtype=torch.float64))
+            metrics = {name: every[name] for name in METRICS if name in every}  # a server takes no others
             values = tuple(v.view(1, 1) for v in metrics.values())
             return packed(values, {"stamp": fields["stamp"], "names": list(metrics)})
         task = self.task(fields["algorithm"], fields["task"], own)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..aggregation import unpack_reply
 from ..core import ClientTask
 from ..engines.simulated import Engine, SimulatedCohort
-from .client import EVALUATE, HELLO
+from .client import EVALUATE, HELLO, METRICS
 from .traffic import traffic, travelling, wrappers
 from .wire import Refused, fields_of, packed, tensors_of
 
@@ -25,7 +25,6 @@ POLL = 0.1  # seconds between two polls for replies; Flower's own loop waits thr
 REPLY = {"stamp": int, "draws": int, "gradients": int, "full_gradients": int}
 MOST_SAMPLES = 2**31  # of one client
 FIND = 30.0  # seconds that new nodes have to answer
-METRICS = ("train_loss", "train_accuracy")  # that a client may report
 MOST_GRADIENTS = 1_000_000  # of one client in one exchange
 GREETING = {"samples": int, "d": int, "layout": str, "client": int}
 

@@ -22,12 +22,14 @@ from pydantic import (
 
 from .. import aggregation, checks, plugins
 from ..aggregation import Budget, Wrapper
+from ..clients import FineTuning
 from ..core import Algorithm
 from ..data import absolute, find_dataset
 from ..engines import cohort_size
 from ..problems import Neural, load, options_of
 from ..problems.augment import named
 from ..problems.loading import CLIENTS, names_owners, partition_of
+from ..problems.metrics import find_metrics
 from ..registry import algorithms, make, models, partitions, with_preset
 from ..runs.toml import dumps, loads, read_toml
 
@@ -54,6 +56,7 @@ class ProblemTable(BaseModel):
     trainable: str | list[str] | None = None  # the parameters to train, by patterns
     personal: str | list[str] | None = None  # those that stay on their clients
     personal_lr: float | None = Field(None, gt=0)
+    metrics: list[str] | None = None  # besides the loss and the accuracy
 
     @model_validator(mode="after")
     def _owners_of_a_table(self) -> ProblemTable:
@@ -63,7 +66,7 @@ class ProblemTable(BaseModel):
     @model_serializer(mode="wrap")
     def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without later keys that are None: older files, and names made of them, stay the same."""
-        later = ("validation", "target", "client", "augment", "trainable", "personal", "personal_lr")
+        later = ("validation", "target", "client", "augment", "trainable", "personal", "personal_lr", "metrics")
         return {key: value for key, value in fields(self).items() if key not in later or value is not None}
 
     def build(self, tuning: bool = False) -> Neural:
@@ -82,6 +85,7 @@ class ProblemTable(BaseModel):
         with errors_named("problem"):
             find_dataset(self.data, target=self.target, client=self.client)
             named("problem", self.augment)  # built only to refuse a mistake now
+            find_metrics(self.metrics)
             for entry in (partitions.find(self.partition), models.find(self.model)):
                 options |= options_of(entry)
             for key in self.model_extra or {}:
@@ -115,8 +119,31 @@ class Experiment(BaseModel):
     budget: dict[str, Any] | None = None  # privacy budget: {epsilon = 8.0, delta = 1e-5}
     detail: bool = False
     plugin: list[str] | None = None  # .py files or modules that are imported first
+    evaluate: str | int | None = None  # "all", or the number of training samples of an evaluation
+    patience: int | None = Field(None, ge=1)  # evaluations without an improvement, after which an algorithm stops
+    metric: str | None = None  # the validation metric that must improve
+    personalise: str | None = None  # "fine-tune 5": evaluate clients after local steps as well
     problem: ProblemTable
     algorithms: dict[str, dict[str, Any]]
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without later keys that are None: older files, and names made of them, stay the same."""
+        later = ("evaluate", "patience", "metric", "personalise")
+        return {key: value for key, value in fields(self).items() if key not in later or value is not None}
+
+    @field_validator("evaluate")
+    @classmethod
+    def _evaluated(cls, evaluate: str | int | None) -> str | int | None:
+        if (isinstance(evaluate, str) and evaluate != "all") or (isinstance(evaluate, int) and evaluate < 1):
+            raise ValueError("must be 'all' or a whole number >= 1, the training samples of an evaluation")
+        return evaluate
+
+    @field_validator("personalise")
+    @classmethod
+    def _personalised(cls, personalise: str | None) -> str | None:
+        FineTuning.of(personalise)
+        return personalise
 
     @field_validator("name")
     @classmethod
@@ -147,6 +174,8 @@ class Experiment(BaseModel):
             raise ValueError(f"cohort must be at most {self.problem.clients}, the number of clients, got {self.cohort}")
         if isinstance(self.cohort, float) and self.cohort > 1:
             raise ValueError(f"cohort must be a whole number, or a share of the clients up to 1.0, got {self.cohort}")
+        if self.patience is None and self.metric is not None:
+            raise ValueError(f"metric is for patience: give patience = 5 as well, got metric = {self.metric!r}")
         if not self.algorithms:
             raise ValueError("algorithms must hold at least one table, such as [algorithms.fedavg]")
         for label, params in self.algorithms.items():

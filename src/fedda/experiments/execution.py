@@ -11,15 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..engines import Distributed, Engine, SingleProcess, Vectorised
-from ..problems.gradients.tuning import autotune, threads
+from ..problems.gradients.tuning import measured_threads
 from ..runs.names import ENVIRONMENT
-
-STACK = 2_000_000  # numbers in the stack on which threads are measured; a larger stack gives the same answer
-# All threads must be faster than one by this factor: on a busy machine they wait for each other and can be much slower.
-THREADS_MARGIN = 1.3
 
 
 @dataclass(frozen=True)
@@ -99,21 +93,3 @@ def _recorded_threads(environment: dict[str, Any]) -> int | None:
 def processors() -> int:
     """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def measured_threads(problem: Any, stack: int) -> int:
-    """One thread or all, whichever computes the gradients of a stack of models faster."""
-    most = torch.get_num_threads()
-    paths = problem.gradient_paths
-    if most == 1 or problem.device.type != "cpu" or paths is None:
-        return most
-    n = max(1, min(stack, STACK // problem.d))
-    x, batch = problem.example(n)
-
-    def gradients(number: int) -> None:
-        with threads(number):
-            problem.gradients(x[None], batch)
-
-    ways = {str(number): lambda number=number: gradients(number) for number in (1, most)}
-    about = (problem.model, n, problem.data.x.shape[1:], problem.batch_size, problem.dtype, paths.chosen)
-    return int(autotune(ways, problem.device, "threads", *about, margin=THREADS_MARGIN))

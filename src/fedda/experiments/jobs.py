@@ -14,13 +14,17 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from .. import checks
+from ..clients import FineTuning
 from ..engines import SINGLE_PROCESS, SingleProcess
+from ..files import json_lines
 from ..processes import Stopped
 from ..run import Diverged, Run
 from ..runs.folder import Folder
-from ..runs.names import CONFIG, METRICS, OUT_OF_MEMORY, TIMINGS
+from ..runs.names import CLIENTS, CONFIG, METRICS, OUT_OF_MEMORY, TIMINGS
 from .config import Experiment
 from .ranks import Pulse
+
+MOST_CLIENT_ROWS = 100_000  # of an algorithm: with more, the run folder has no rows of clients
 
 
 class Watcher(Protocol):
@@ -50,6 +54,7 @@ class JobRunner:
     watch: Watcher
     save_seconds: float
     world: SingleProcess = SINGLE_PROCESS  # every rank does the same work; the first one writes
+    clients: bool = False  # whether the rows of the clients are written at the end
 
     def try_out(self, jobs: Sequence[Job], inspect: Callable[[Job, Run], None] = lambda job, run: None) -> None:
         """Start and `inspect` every job once, so that a mistake in the last one is noticed before a file is written."""
@@ -70,19 +75,27 @@ class JobRunner:
                     self.folder.create(files)
                 self.world.mark()
                 last_rounds = {job.label: self.experiment.rounds for job in jobs}
+                client_rows: list[dict[str, Any]] = []
                 for job in jobs:
                     state, facts = load_checkpoint(self.folder, job.label, self.world)
                     # There may be more memory now; an algorithm that diverged would diverge again.
                     if "failure" not in facts or facts["failure"].startswith(OUT_OF_MEMORY):
-                        last_rounds[job.label] = self._run_job(job, state, facts.get("seconds", 0.0), stop)
+                        seconds = facts.get("seconds", 0.0)
+                        last_rounds[job.label] = self._run_job(job, state, seconds, stop, client_rows)
+                if self.clients:
+                    self.folder.write(CLIENTS, json_lines(client_rows))
                 if resume:
                     assert self.experiment.every is not None
                     self.folder.tidy(last_rounds, self.experiment.every)
         finally:
             self.folder.release()
 
-    def _run_job(self, job: Job, state: dict[str, Tensor] | None, seconds: float, stop: list[int]) -> int:
-        """Run one job to its last round, and return that round; a failure is noted."""
+    def _run_job(
+        self, job: Job, state: dict[str, Tensor] | None, seconds: float, stop: list[int],
+        client_rows: list[dict[str, Any]],
+    ) -> int:  # fmt: skip
+        """Run one job to its last round, and return that round; a failure is noted. The rows of its clients are added
+        to `client_rows`."""
         last = self.experiment.rounds
         self.watch.begin(job.label, 0 if state is None else int(state["round"]), self.experiment.rounds)
         try:
@@ -95,8 +108,13 @@ class JobRunner:
                     if stopped:
                         raise Stopped(stop[0], "saved")
                 reason = run.stop_reason(last, self.experiment.rounds)
+                if run.round < last and run.patience is not None:
+                    reason = run.patience.reason(run.round)
+                if self.clients and run.problem.clients * len(self.experiment.seeds) <= MOST_CLIENT_ROWS:
+                    rows = run.client_rows(FineTuning.of(self.experiment.personalise))
+                    client_rows.extend({"algorithm": job.label, **row} for row in rows)
                 self.watch.end(job.label, f"done: {reason}" if reason else "done")
-                return last
+                return run.round
             except Diverged as why:
                 failure = str(why)
                 self._save(job.label, run, seconds=seconds, failure=failure)
@@ -120,22 +138,30 @@ class JobRunner:
         """Step to the last round. When a checkpoint is due, yield the seconds spent in rounds, and whether all ranks
         stop after it."""
         experiment, label = self.experiment, job.label
+        samples = experiment.evaluate if isinstance(experiment.evaluate, int) else None
+        everything = None if samples is None else run.problem.evaluated_samples(None)
 
-        def write_rows() -> None:
-            rows = run.evaluate(experiment.detail)
+        def write_rows(count: bool = True) -> None:
+            """Evaluate; `count`: for the patience."""
+            rows = run.evaluate(experiment.detail, everything if run.round == last else samples)
+            if count and run.patience is not None and run.patience(rows) and run.round < last and samples is not None:
+                rows = run.evaluate(experiment.detail, everything)  # the last evaluation takes all samples
             written = [{"algorithm": label, **job.row(i, row)} for i, row in enumerate(rows)]
             self.folder.append(METRICS, written)
             timing = {"algorithm": label, "round": run.round, "seconds": round(seconds, 6)}
             self.folder.append(TIMINGS, [timing])
             self.watch.advance(label, run.round, written)
 
+        every = experiment.every or 1
         if run.round == 0:
             write_rows()
+        elif samples is not None and run.round % every == 0 and run.round < last and not stopped_early(run):
+            write_rows(count=False)  # the run may have ended here before it got more rounds
         saved, pause, pulse = time.monotonic(), self.save_seconds, Pulse(self.world, self.save_seconds, run.round)
-        while run.round < last:
+        while run.round < last and not stopped_early(run):
             began = time.perf_counter()
             run.advance()
-            due = run.round % (experiment.every or 1) == 0 or run.round == last
+            due = run.round % every == 0 or run.round == last
             if due and run.problem.device.type == "cuda":
                 torch.cuda.synchronize(run.problem.device)
             seconds += time.perf_counter() - began
@@ -144,13 +170,17 @@ class JobRunner:
             else:
                 self.watch.advance(label, run.round, None)
             stopped, save = pulse(run.round, bool(stop), time.monotonic() - saved >= pause)
-            if stopped or save or run.round == last:
+            if stopped or save or run.round == last or stopped_early(run):
                 if stopped and not stop:  # another rank got a signal
                     stop.append(signal.SIGTERM)
                 began_saving = time.monotonic()
                 yield seconds, stopped
                 saved = time.monotonic()
                 pause = max(self.save_seconds, 10 * (saved - began_saving))  # saving takes at most a tenth of the time
+
+
+def stopped_early(run: Run) -> bool:
+    return run.patience is not None and run.patience.exhausted
 
 
 def load_checkpoint(

@@ -1,7 +1,7 @@
 """Command-line options that replace values of an experiment, and the check that a folder holds the same experiment."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ def override(
     preset: Path | None = None,
     settings: Sequence[str] = (),
     plugins: Sequence[str] = (),
+    more: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """The experiment with other rounds, algorithms (labels or names), seeds, data, hyper-parameters from a preset file,
     or single settings ("problem.batch=32", "fedavg.lr=0.1"); checked like a file. `plugins` were imported and are
-    recorded. Paths are relative to the working directory.
+    recorded. `more` are values of its keys, None for those that stay. Paths are relative to the working directory.
 
     >>> from fedda.experiments import find
     >>> list(override(find("digits"), 5, "fedavg", "0,1").algorithms)
@@ -56,6 +57,7 @@ def override(
     if isinstance(table["problem"].get("data"), str):
         table["problem"]["data"] = absolute(table["problem"]["data"], Path.cwd())
     table["plugin"] = [*(table["plugin"] or ()), *absolute_plugins(plugins, Path.cwd())] or None
+    table |= {key: value for key, value in (more or {}).items() if value is not None}
     _drop_options(table["problem"], before["problem"])
     if table["problem"].get("data") != before["problem"]["data"] and table["title"] == experiment.title != "":
         table["title"] = f"{Path(str(table['problem'].get('data'))).name}, with the settings of {experiment.name}"
@@ -128,7 +130,11 @@ def _apply_setting(table: dict[str, Any], text: str) -> None:
     owner = owner_of(path, ("problem", *table["algorithms"]))
     target = table if owner is None else table["problem"] if owner == "problem" else table["algorithms"][owner]
     key = path if owner is None else path[len(owner) + 1 :]
-    if not equals or not key or (owner is None and (key in ("problem", "algorithms") or key not in table)):
+    if (
+        not equals
+        or not key
+        or (owner is None and (key in ("problem", "algorithms") or key not in Experiment.model_fields))
+    ):
         keys = ("a key of the file", "problem.NAME", *(f"{label}.NAME" for label in table["algorithms"]))
         raise ValueError(f"--set must be KEY=VALUE with KEY {', '.join(keys)}, got {text!r}")
     if not value.strip():
@@ -143,10 +149,14 @@ def saved_experiment(wanted: Experiment, folder: Path, rounds: int | None) -> Ex
         raise ValueError(f"{folder}: holds no run to resume; leave out --resume to start one")
     saved = read(folder / CONFIG).completed()
     complete = wanted.completed()
-    for key, value in saved.model_dump().items():
-        if key in ("rounds", "title", "plugin") or (key == "every" and wanted.every is None):
+    for key in Experiment.model_fields:
+        same = ("rounds", "title", "plugin")
+        if key in same or (key in ("every", "evaluate") and getattr(wanted, key) is None):
             continue
+        if key == "evaluate" and {complete.evaluate, saved.evaluate} == {None, "all"}:
+            continue  # older runs do not record it
         if getattr(complete, key) != getattr(saved, key):
+            value = saved.model_dump().get(key)
             raise ValueError(f"{folder}: was run with another {key!r}: {value}; give the same, or another --out")
     label = next((label for label, params in saved.algorithms.items() if rates_of_unknown_length(params)), None)
     if rounds not in (None, saved.rounds) and label is not None:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..clients import FineTuning
 from ..core import Algorithm, Problem, map_fields
 from ..engines import SINGLE_PROCESS, SingleProcess
 from ..run import Run
 from ..runs.folder import Folder
 
-REPLICATED = ("counts.", "round")  # names of tensors that all replicas share
 BEAT = 1.0  # seconds between two messages about stopping and saving
-REPLICATED = ("counts.", "round")  # names of tensors that all replicas share
+REPLICATED = ("counts.", "patience.", "round")  # names of tensors that all replicas share
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,15 @@ class ShardedRun(Run):
     def raise_if_diverged(self) -> None:
         """Nothing here: replicas of other ranks may be alive. `evaluate` asks all ranks."""
 
-    def evaluate(self, detail: bool = False) -> list[dict[str, Any]]:
+    def evaluate(self, detail: bool = False, samples: int | None = None) -> list[dict[str, Any]]:
         (alive,) = self.replica_world.sum([(~self.ended).sum().cpu()])
         if not bool(alive):
             super().raise_if_diverged()
-        parts = self.replica_world.collect(json.dumps(super().evaluate(detail)).encode())
+        parts = self.replica_world.collect(json.dumps(super().evaluate(detail, samples)).encode())
+        return [row for part in parts for row in json.loads(part)]
+
+    def client_rows(self, tuning: FineTuning | None = None) -> list[dict[str, Any]]:
+        parts = self.replica_world.collect(json.dumps(super().client_rows(tuning)).encode())
         return [row for part in parts for row in json.loads(part)]
 
     @property

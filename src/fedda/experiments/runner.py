@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import __version__
 from ..core import Algorithm
 from ..engines import cohort_size
+from ..evaluations import Patience, plan_evaluations
 from ..problems.gradients.tuning import threads
 from ..run import Diverged, Run, warn_of_sizes
 from ..runs.folder import Folder
@@ -61,18 +62,23 @@ def run(experiment: Experiment, out: Path, watch: Watcher, **options: Any) -> Fo
     """
     run_options = RunOptions(**options)
     folder = run_options.folder(out)
-    given, experiment = experiment, experiment.completed()
-    program = Program(experiment, folder, run_options, replicas=len(experiment.seeds))
-    if given.weights is None and given.sampling is None:
+    program = Program(experiment.completed(), folder, run_options, replicas=len(experiment.seeds))
+    if experiment.weights is None and experiment.sampling is None:
         warn_of_sizes(program.problem.sizes)
+    experiment = program.plan_evaluations(experiment.every, fixed=run_options.resume)
 
     def start(label: str, state: dict[str, Tensor] | None) -> Run:
         with errors_named(experiment.name):
             algorithm = experiment.build(label)
-        return program.start(label, algorithm, experiment.seeds, state, run_options.force)
+        run = program.start(label, algorithm, experiment.seeds, state, run_options.force)
+        with errors_named(f"{experiment.name}: {label}"):
+            run.patience = Patience.of(
+                experiment.patience, experiment.metric, run.problem, len(experiment.seeds), state
+            )
+        return run
 
     jobs = [Job(label, partial(start, label)) for label in experiment.algorithms]
-    program.run(jobs, watch, {CONFIG: experiment.toml()}, try_out=not run_options.resume)
+    program.run(jobs, watch, {CONFIG: experiment.toml()}, try_out=not run_options.resume, clients=True)
     return folder
 
 
@@ -97,6 +103,23 @@ class Program:
             options.threads, options.precision, folder.path if options.resume else None,
         )  # fmt: skip
 
+    def plan_evaluations(self, every: int | None, fixed: bool = False) -> Experiment:
+        """The experiment with its plan of evaluations, by the fewest local steps of its algorithms; `every` is the
+        user's. A resumed run (`fixed`) keeps the plan that it began with."""
+        experiment = self.experiment
+        if not (fixed and experiment.evaluate is None):
+            algorithms = [experiment.build(label).with_steps_of(self.problem) for label in experiment.algorithms]
+            steps = min(getattr(algorithm, "steps", 1) for algorithm in algorithms)
+            cohort = cohort_size(experiment.cohort, self.problem.clients)
+            with errors_named(experiment.name):
+                plan = plan_evaluations(
+                    self.problem, experiment.rounds, cohort, steps, experiment.every if fixed else every,
+                    experiment.evaluate,
+                )  # fmt: skip
+            update = {"every": plan.every, "evaluate": experiment.evaluate if plan.samples is None else plan.samples}
+            self.experiment = experiment.model_copy(update=update)
+        return self.experiment
+
     def start(
         self, label: str, algorithm: Algorithm, seeds: list[int], state: dict[str, Tensor] | None, force: bool
     ) -> Run:
@@ -120,11 +143,11 @@ class Program:
 
     def run(
         self, jobs: Sequence[Job], watch: Watcher, files: dict[str, str], try_out: bool = True,
-        inspect: Callable[[Job, Run], None] = lambda job, run: None,
+        inspect: Callable[[Job, Run], None] = lambda job, run: None, clients: bool = False,
     ) -> None:  # fmt: skip
         """Run the jobs into the folder, which begins with these files and `environment.json`. With `try_out` every job
-        is started once before, and `inspect` may refuse it."""
-        runner = JobRunner(self.experiment, self.folder, watch, self.options.save_seconds, self.ranks.world)
+        is started once before, and `inspect` may refuse it. `clients`: with the rows of the clients at the end."""
+        runner = JobRunner(self.experiment, self.folder, watch, self.options.save_seconds, self.ranks.world, clients)
         with threads(self.execution.threads):
             if try_out:
                 runner.try_out(jobs, inspect)
@@ -150,6 +173,8 @@ class Program:
             "samples": int(self.problem.sizes.sum()),
             "data_sha256": self.problem.fingerprint,
         }
+        if self.experiment.problem.metrics:
+            facts["metrics"] = self.problem.directions
         return json.dumps(facts, indent=1) + "\n"
 
 

@@ -3,10 +3,11 @@
 import json
 import math
 import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..registry import make
 from ..run import Run
 from ..runs.final_values import mean, tail
 from ..runs.folder import Folder
+from ..runs.metrics import metric, validation_metric
 from ..runs.names import BEST, CONFIG, METRICS, OUT_OF_MEMORY, SWEEP, SWEEP_CONFIG
 from ..runs.reading import read_rows
 from ..runs.toml import dumps
@@ -24,14 +26,6 @@ from .config import Experiment, errors_named, hyper_params
 from .grid import Point, apply_point, points
 from .jobs import Job, Watcher
 from .runner import Program, RunOptions
-
-METRIC_DIRECTIONS = {
-    "validation_accuracy": "higher",
-    "validation_loss": "lower",
-    "train_accuracy": "higher",
-    "train_loss": "lower",
-    "objective": "lower",
-}
 
 
 @dataclass(frozen=True)
@@ -41,12 +35,11 @@ class Sweep:
     experiment: Experiment
     grids: list[str]
     budget: int | None = None
-    metric: str = "validation_accuracy"
+    metric: str | None = None  # the validation accuracy, or the validation loss if there are no classes
     draw: int = 0  # the seed of a random search
     force: bool = False  # accept a point whose first step size `fedda run` would refuse
 
     def __post_init__(self) -> None:
-        checks.one_of("--metric", "a metric", self.metric, METRIC_DIRECTIONS)
         if self.budget is not None:
             checks.count("sweep", "budget", self.budget, at_most=10_000)
         if self.draw < 0:
@@ -76,12 +69,16 @@ def search(sweep: Sweep, out: Path, watch: Watcher, **options: Any) -> dict[str,
     whole = sweep.experiment.completed()
     chosen = points(whole, sweep.grids, sweep.budget, sweep.draw)
     experiment = whole.model_copy(update={"algorithms": {label: whole.algorithms[label] for label in chosen}})
-    files = {CONFIG: experiment.toml(), SWEEP_CONFIG: sweep.toml()}
-    if run_options.resume and not run_options.ranks.world.rank:
-        _refuse_other(folder, files)
+    # All points have the same rounds: nothing stops early.
+    experiment = experiment.model_copy(update={"patience": None, "metric": None, "personalise": None})
     stacks, seeds = list(stack_points(chosen)), experiment.seeds
     replicas = max(len(stack.points) for stack in stacks) * len(seeds)
     program = Program(experiment, folder, run_options, replicas, tuning=True)
+    experiment = program.plan_evaluations(sweep.experiment.every)
+    sweep = replace(sweep, metric=judged_by(sweep.metric, program.problem))
+    files = {CONFIG: experiment.toml(), SWEEP_CONFIG: sweep.toml()}
+    if run_options.resume and not run_options.ranks.world.rank:
+        _refuse_other(folder, files)
     absurd: dict[str, set[int]] = {}  # key of a stack -> points whose first step size a run would refuse
 
     def start(stack: Stack, state: dict[str, Tensor] | None) -> Run:
@@ -106,10 +103,24 @@ def search(sweep: Sweep, out: Path, watch: Watcher, **options: Any) -> dict[str,
     program.run(jobs, watch, files, inspect=refuse_metric)
     if run_options.ranks.world.rank:
         return {}
-    results = judge_points(sweep, experiment, stacks, folder.path, {} if sweep.force else absurd, folder.failures)
+    refused = {} if sweep.force else absurd
+    directions = program.problem.directions
+    results = judge_points(sweep, experiment, stacks, folder.path, refused, folder.failures, directions)
     folder.write(SWEEP, json.dumps(results, indent=1) + "\n")
     folder.write(BEST, winners(sweep, experiment, results))
     return results
+
+
+def judged_by(wanted: str | None, problem: Any) -> str:
+    """The metric of a sweep on this problem, whose test samples are those of validation; "f1" is validation_f1."""
+    names = problem.metric_names("test") or problem.metric_names("validation")
+    known = {f"{part}_{name}" for part in ("validation", "train") for name in names}
+    default = validation_metric(known) or "train_loss"
+    if wanted is None:
+        return default
+    wanted = f"validation_{wanted}" if wanted in names else wanted
+    checks.one_of("--metric", "a metric", wanted, dict.fromkeys([default, *sorted(known), "objective"]))
+    return wanted
 
 
 def stack_points(chosen: dict[str, list[Point]]) -> Iterator[Stack]:
@@ -143,9 +154,10 @@ def stacked(params: dict[str, Any], points: list[Point], seeds: int) -> Any:
 
 def judge_points(
     sweep: Sweep, experiment: Experiment, stacks: list[Stack], path: Path, absurd: dict[str, set[int]],
-    failures: dict[str, str],
+    failures: dict[str, str], directions: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:  # fmt: skip
     """The value of every point: the metric's mean over the last 5 % of the rounds, then over the seeds."""
+    judged = sweep.metric or "validation_accuracy"
     rows: dict[tuple[str, int], dict[int, list[dict[str, Any]]]] = {}
     for row in read_rows(path / METRICS):
         rows.setdefault((row["algorithm"], row["point"]), {}).setdefault(row["seed"], []).append(row)
@@ -154,7 +166,7 @@ def judge_points(
         table = tables.setdefault(stack.label, {"words": list(stack.points[0]), "points": []})
         for number, point in zip(stack.numbers, stack.points, strict=True):
             by_seed = rows.get((stack.key, number), {})
-            values = [mean(tail(seed, experiment.rounds), sweep.metric) for seed in by_seed.values()]
+            values = [mean(tail(seed, experiment.rounds), judged) for seed in by_seed.values()]
             # A point that ended before the last round has no value.
             ended = any(seed[-1]["round"] < experiment.rounds for seed in by_seed.values())
             ok = len(values) == len(experiment.seeds) and all(map(math.isfinite, values)) and not ended
@@ -171,13 +183,13 @@ def judge_points(
                 "best": False,
                 "gradients": max((seed[-1]["gradients"] for seed in by_seed.values()), default=None),
             })  # fmt: skip
-    better = METRIC_DIRECTIONS[sweep.metric]
+    better = metric(judged, directions).better
     for table in tables.values():
         valid = [point for point in table["points"] if point["value"] is not None]
         if valid:
             (max if better == "higher" else min)(valid, key=lambda point: point["value"])["best"] = True
     return {
-        "metric": sweep.metric, "better": better, "rounds": experiment.rounds, "seeds": experiment.seeds,
+        "metric": judged, "better": better, "rounds": experiment.rounds, "seeds": experiment.seeds,
         "budget": len(next(iter(tables.values()))["points"]), "algorithms": tables,
     }  # fmt: skip
 

@@ -5,6 +5,7 @@ Metrics are sums and weights first, so that each of several processes can evalua
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from .. import rng
 from .trees import at, first_tensor, join
 
 if TYPE_CHECKING:
+    from .metrics import Metric
     from .neural import Batch, Neural
 
 Totals = dict[str, tuple[Tensor, Tensor]]  # of each metric: a weighted sum [...], and the weight
 Shard = Callable[[int], slice]  # which of n clients, or of n test samples, this process evaluates
 Sum = Callable[[Sequence[Tensor]], list[Tensor]]  # sums over all processes
+Outputs = tuple[Tensor, Tensor]  # outputs [replicas, samples, ...] and targets [samples, ...]
 SAMPLES = 10_000  # that the model takes at once, over all replicas
 OUTPUTS = 2**24  # numbers whose losses are computed at once: vmap, which does it, is slow to start
 
@@ -39,45 +43,202 @@ def means(totals: Totals) -> dict[str, Tensor]:
     return {name: total / weight for name, (total, weight) in totals.items()}
 
 
+def finished(metrics: Mapping[str, Metric], values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The values of the metrics, from their means over samples."""
+    changed = {
+        key: metric.of_mean(values[key])
+        for name, metric in metrics.items()
+        for key in (name, f"train_{name}", f"validation_{name}", f"test_{name}")
+        if metric.of_mean is not None and key in values
+    }
+    return values | changed
+
+
+def concatenated(parts: Sequence[Outputs]) -> Outputs | None:
+    if not parts:
+        return None
+    outputs, targets = zip(*parts, strict=True)
+    return torch.cat(outputs, dim=1), torch.cat(targets)
+
+
+def chosen_samples(sizes: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+    """About so many of the samples of clients with these sizes, and how many each client has among them.
+
+    Every client gives the same number, or all that it has. If there are more clients than samples, as many clients
+    give one each. The choice depends on the arguments only.
+
+    >>> chosen_samples(torch.tensor([2, 5, 4]), 7)[1]
+    tensor([2, 2, 2])
+    """
+    key, clients = rng.key(0, rng.EVALUATION), len(sizes)
+    if samples < clients:
+        give = torch.zeros_like(sizes)
+        give[rng.choose(key.view(1), clients, samples)] = 1
+    else:
+        give = sizes.clamp(max=samples // clients)
+    owner = torch.repeat_interleave(torch.arange(clients), sizes)
+    order = torch.argsort(rng.fold(rng.fold(key, 1), torch.arange(len(owner))))
+    order = order[torch.argsort(owner[order], stable=True)]  # by client, at random within each
+    rank = torch.arange(len(owner)) - (sizes.cumsum(0) - sizes)[owner]
+    return order[rank < give[owner]].sort().values, give
+
+
 class Evaluation:
     """The metrics of a problem at points x [replicas, d], in float64. If the model has BatchNorm, its statistics
     follow the parameters in x."""
 
     def __init__(self, problem: Neural):
         self.problem = problem
+        self.subsets: dict[int, tuple[Tensor, Tensor]] = {}  # by their size
+        # Of the last evaluation on all training samples: its points, its clients, their values and outputs.
+        self.latest: tuple[Tensor, slice, dict[str, Tensor], Outputs | None] | None = None
 
-    def __call__(self, x: Tensor, weights: Tensor, mine: Shard) -> Totals:
+    def __call__(self, x: Tensor, weights: Tensor, mine: Shard, add: Sum, samples: int | None = None) -> Totals:
         """train_loss and, for classes, train_accuracy: means over the samples of each client, then over clients. The
-        same metrics of the validation and of the test samples are means over all of these."""
+        same metrics of the validation and of the test samples are means over all of these. With `samples`, about so
+        many training samples are used, always the same ones."""
         problem, totals = self.problem, {}
         shard, share = non_empty(mine(problem.clients))
-        values_by_client = self.client_means(x, shard) if self.loss_is_mean else self.client_by_client(x, shard)
+        data, index, sizes = self.training_samples(shard, samples)
+        values_by_client, outputs = self.by_client(x, data, index, sizes)
+        if samples is None:
+            self.latest = x.clone(), shard, values_by_client, outputs
+        # A client without a sample in the subset does not count.
+        weight = weights[shard] * (sizes > 0)
         for name, values in values_by_client.items():
-            totals[f"train_{name}"] = zero_unless(share, values @ weights[shard]), share * weights[shard].sum()
+            totals[f"train_{name}"] = zero_unless(share, values @ weight), share * weight.sum()
+        if outputs is not None:
+            sizes = problem.sizes if samples is None else self.subset(samples)[1]
+            place = int(sizes[: shard.start].sum()), int(sizes.sum())
+            totals |= self.set_totals("train", outputs if share else None, outputs, place, mine, add)
         for part, data in problem.held_out.items():
             shard, share = non_empty(mine(data.samples))
             if self.loss_is_mean:
-                tested = self.samples(x, data, shard)
+                tested, outputs = self.samples(x, data, shard)
             else:  # the process with the first sample evaluates all of them, as one batch
                 share = float(shard.start == 0) * share
-                tested = self.as_one_batch(x, data, slice(None) if share else slice(1))
+                tested, outputs = self.as_one_batch(x, data, slice(None) if share else slice(1))
             for name, values in tested.items():
                 total, number = values.sum(dim=-1), share * values.shape[-1]
                 totals[f"{part}_{name}"] = zero_unless(share, total), values.new_tensor(number)
+            if outputs is not None:
+                place = shard.start, data.samples
+                totals |= self.set_totals(part, outputs if share else None, outputs, place, mine, add)
         return totals
 
-    def client_means(self, x: Tensor, clients: slice) -> dict[str, Tensor]:
-        """The means over the samples of each client, [replicas, clients]."""
-        sizes = self.problem.sizes[clients]
-        values = self.samples(x, self.problem.data, self.problem.spans(clients))
-        sums = {k: torch.segment_reduce(v.T.contiguous(), "sum", lengths=sizes, axis=0) for k, v in values.items()}
-        return {name: (total / sizes[:, None]).T for name, total in sums.items()}
+    def names(self, data: Batch) -> list[str]:
+        """The names of the metrics of some samples."""
+        inputs, targets = self.problem.standardised(self.problem.pick(data, slice(2)))
+        with torch.no_grad():
+            output = self.outputs(self.with_statistics(self.problem.point())[None], inputs)
+        classes = ["accuracy"] if correct(output, targets) is not None else []
+        return ["loss", *classes, *self.problem.metrics]
 
-    def client_by_client(self, x: Tensor, clients: slice) -> dict[str, Tensor]:
+    # -- the training samples of each client ----------------------------------------------------------------------
+    def training_samples(self, clients: slice, samples: int | None) -> tuple[Batch, slice | Tensor, Tensor]:
+        """The data, the positions of the samples of some clients in it, and how many samples each of them has."""
+        problem = self.problem
+        if samples is None:
+            return problem.data, problem.spans(clients), problem.sizes[clients]
+        index, sizes = self.subset(samples)
+        first = int(sizes[: clients.start].sum())
+        sizes = sizes[clients]
+        # Positions among the samples of all clients, of which this process may have a part.
+        return problem.data, index[first : first + int(sizes.sum())] + problem.offsets[0], sizes
+
+    def subset(self, samples: int) -> tuple[Tensor, Tensor]:
+        if samples not in self.subsets:
+            index, sizes = chosen_samples(self.problem.sizes.cpu(), samples)
+            self.subsets[samples] = index.to(self.problem.device), sizes.to(self.problem.device)
+        return self.subsets[samples]
+
+    def by_client(
+        self, x: Tensor, data: Batch, index: slice | Tensor, sizes: Tensor
+    ) -> tuple[dict[str, Tensor], Outputs | None]:
+        """The means over the samples of each client, [replicas, clients], and the outputs if a metric needs them.
+        `index` holds the samples of the first client, then those of the second one, ...; `sizes` are their numbers."""
+        if isinstance(index, Tensor):
+            data, index = self.problem.pick(data, index), slice(0, len(index))
+        if not self.loss_is_mean:
+            return self.client_by_client(x, data, index, sizes)
+        values, outputs = self.samples(x, data, index)
+        sums = {k: torch.segment_reduce(v.T.contiguous(), "sum", lengths=sizes, axis=0) for k, v in values.items()}
+        return {name: (total / sizes.clamp(min=1)[:, None]).T for name, total in sums.items()}, outputs
+
+    def client_by_client(
+        self, x: Tensor, data: Batch, index: slice, sizes: Tensor
+    ) -> tuple[dict[str, Tensor], Outputs | None]:
         """The same for a loss that is not the mean of the losses of its samples."""
-        spans = [self.problem.spans(slice(k, k + 1)) for k in range(clients.start, clients.stop)]
-        rows = [self.as_one_batch(x, self.problem.data, span) for span in spans]
-        return {name: torch.cat([row[name] for row in rows], dim=-1) for name in rows[0]}
+        first, rows, all_outputs = index.start, [], []
+        for size in sizes.tolist():
+            row, outputs = self.as_one_batch(x, data, slice(first, first + size) if size else slice(0, 1))
+            rows.append(row if size else {name: torch.zeros_like(value) for name, value in row.items()})
+            all_outputs += [outputs] if size else []
+            first += size
+        values = {name: torch.cat([row[name] for row in rows], dim=-1) for name in rows[0]}
+        return values, concatenated([outputs for outputs in all_outputs if outputs is not None])
+
+    def client_values(self, x: Tensor, mine: Shard) -> dict[str, Tensor]:
+        """All metrics of each client of this process, on all of its training samples: [replicas, clients]."""
+        shard, _ = non_empty(mine(self.problem.clients))
+        if self.latest is None or self.latest[1] != shard or not torch.equal(self.latest[0], x):
+            self.latest = x.clone(), shard, *self.by_client(x, *self.training_samples(shard, None))
+        values, outputs = self.latest[2:]
+        values = values | self.set_values(outputs, self.problem.sizes[shard])
+        return finished(self.problem.metrics, values)
+
+    def held_out_values(self, x: Tensor, part: str, clients: slice) -> dict[str, Tensor]:
+        """All metrics of some clients on their own samples of a part ("train", or one whose owners are known):
+        [replicas, clients], NaN for a client without samples."""
+        problem = self.problem
+        if part == "train":
+            data, index, sizes = self.training_samples(clients, None)
+        else:
+            owner = problem.owners[part].to(problem.device)
+            all_sizes = torch.bincount(owner, minlength=problem.clients)
+            first, sizes = int(all_sizes[: clients.start].sum()), all_sizes[clients]
+            data, index = problem.held_out[part], torch.argsort(owner, stable=True)[first : first + int(sizes.sum())]
+        if not bool(sizes.any()):
+            nan = torch.full((len(x), len(sizes)), math.nan, dtype=torch.float64, device=x.device)
+            return dict.fromkeys(self.names(data), nan)
+        values, outputs = self.by_client(x, data, index, sizes)
+        values = finished(problem.metrics, values | self.set_values(outputs, sizes))
+        return {name: torch.where(sizes > 0, v, math.nan) for name, v in values.items()}
+
+    # -- metrics of a whole set -----------------------------------------------------------------------------------
+    def set_values(self, outputs: Outputs | None, sizes: Tensor) -> dict[str, Tensor]:
+        """The metrics that need a whole set, of the samples of each client: [replicas, clients]."""
+        if outputs is None:
+            return {}
+        parts = [v.split(sizes.tolist(), dim=dim) for dim, v in ((1, outputs[0]), (0, outputs[1]))]
+        nan = outputs[0].new_full((len(outputs[0]),), math.nan, dtype=torch.float64)
+        return {
+            name: torch.stack([metric.whole(o, t) if len(t) else nan for o, t in zip(*parts, strict=True)], dim=-1)
+            for name, metric in self.problem.set_metrics.items()
+        }
+
+    def set_totals(
+        self, part: str, outputs: Outputs | None, like: Outputs, place: tuple[int, int], mine: Shard, add: Sum
+    ) -> Totals:
+        """The metrics of all samples of a part. All processes exchange their outputs, and the first one reports.
+        `place` is the position of this process's outputs (None if it has none) and the number of all samples."""
+        if add is not unchanged:
+            rows = [like[0].movedim(1, 0), like[1]]
+            full = [v.new_zeros(place[1], *v.shape[1:], dtype=torch.float64) for v in rows]
+            if outputs is not None:
+                for v, own in zip(full, rows, strict=True):
+                    v[place[0] : place[0] + len(own)] = own
+            full = [v.to(own.dtype) for v, own in zip(add(full), rows, strict=True)]
+            outputs = full[0].movedim(0, 1), full[1]
+        first = mine(1)
+        share = float(first.stop - first.start)
+        if not share or outputs is None:  # the others, and a process that skips this part
+            zero = torch.zeros(len(like[0]), dtype=torch.float64, device=like[0].device)
+            return {f"{part}_{name}": (zero, zero.new_tensor(0.0)) for name in self.problem.set_metrics}
+        return {
+            f"{part}_{name}": (metric.whole(*outputs), outputs[0].new_tensor(share, dtype=torch.float64))
+            for name, metric in self.problem.set_metrics.items()
+        }
 
     @cached_property
     def loss_is_mean(self) -> bool:
@@ -138,24 +299,33 @@ class Evaluation:
             return vmap(self.problem.inference, (0, None))(x, inputs)
         return join(torch.stack, [self.problem.inference(one, inputs) for one in x])
 
-    def as_one_batch(self, x: Tensor, data: Batch, index: slice) -> dict[str, Tensor]:
-        """The metrics of some samples as one batch, [replicas, 1]."""
+    def as_one_batch(self, x: Tensor, data: Batch, index: slice) -> tuple[dict[str, Tensor], Outputs | None]:
+        """The metrics of some samples as one batch, [replicas, 1], and the outputs if a metric needs them."""
         inputs, targets = self.problem.standardised(self.problem.pick(data, index))
         output = self.outputs(x, inputs)
-        each = [self.problem.loss(at(output, i), targets) for i in range(len(x))]
-        metrics = {"loss": torch.stack(each).double()[:, None]}
-        right = correct(output, targets)
-        return metrics if right is None else metrics | {"accuracy": right.double().mean(dim=-1, keepdim=True)}
+        losses = [self.problem.loss(at(output, i), targets) for i in range(len(x))]
+        metrics = {"loss": torch.stack(losses).double()[:, None]}
+        each = {name: v.mean(dim=-1, keepdim=True) for name, v in self.each(output, targets).items()}
+        return metrics | each, (output, targets) if self.problem.set_metrics else None
 
-    def samples(self, x: Tensor, data: Batch, index: slice) -> dict[str, Tensor]:
-        """The loss of each sample and, for classes, whether it is classified correctly: [replicas, samples]."""
+    def samples(self, x: Tensor, data: Batch, index: slice) -> tuple[dict[str, Tensor], Outputs | None]:
+        """The loss of each sample, for classes whether it is classified correctly, and the other metrics of samples:
+        [replicas, samples]; and the outputs if a metric needs them."""
         columns: dict[str, list[Tensor]] = {}
+        all_outputs = []
         for output, targets in self.outputs_in_chunks(x, data, index):
             columns.setdefault("loss", []).append(self.losses(output, targets))
-            right = correct(output, targets)
-            if right is not None:
-                columns.setdefault("accuracy", []).append(right.double())
-        return {name: torch.cat(parts, dim=-1) for name, parts in columns.items()}
+            for name, values in self.each(output, targets).items():
+                columns.setdefault(name, []).append(values)
+            if self.problem.set_metrics:
+                all_outputs.append((output, targets))
+        return {name: torch.cat(parts, dim=-1) for name, parts in columns.items()}, concatenated(all_outputs)
+
+    def each(self, output: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The metrics of each sample besides the loss, [replicas, samples]."""
+        right = correct(output, targets)
+        values = {} if right is None else {"accuracy": right.double()}
+        return values | {name: m.each(output, targets) for name, m in self.problem.sample_metrics.items()}
 
     def losses(self, output: Any, targets: Any) -> Tensor:
         """The loss of each sample, [replicas, samples]."""

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..checks import POSITIVE, Bound, check, number, one_line
 from ..data.holdout import validation_mask
 from .augment import named as named_augmentation
 from .batchnorm import refuse_synchronised
+from .metrics import Function, Metric, find_metrics, gives_each, of_sequences
 from .neural import Batch, Loss, Neural, Scale, cast, freeze_others, matching
 from .neural import trainable as trained_parameters
 from .randomness import CounterRandom
@@ -39,6 +40,7 @@ def problem(
     trainable: str | Sequence[str] | None = None,
     personal: str | Sequence[str] | None = None,
     personal_lr: Any = None,
+    metrics: Mapping[str, Function] | Sequence[str] | None = None,
 ) -> Neural:
     """A federated problem from a model, a loss (a mean over the batch) and arrays.
 
@@ -50,7 +52,12 @@ def problem(
     as [channels, 1, 1]), x stays as it is (images as bytes) and is standardised when it is used. A file that is mapped
     into memory (`np.load(..., mmap_mode="r")`) stays on disk; `rows` are the rows of it that y and client describe.
     `validation` is a share, such as 0.1, of each client's samples to hold out, or a pair (x, y) of other samples; the
-    rows of metrics get `validation_loss` and, for classes, `validation_accuracy`.
+    rows of metrics get `validation_loss` and, for classes, `validation_accuracy`. `test` and `validation` may be
+    triples (x, y, client): then each client is also evaluated on its own held-out samples.
+
+    `metrics` are functions f(output, target) by name, each to one number for a whole set of samples or to a tensor with
+    a number for each sample, which is averaged as the loss is; or a list of names, such as ["f1"]. Higher is better,
+    unless it is `fedda.Metric(f, higher_is_better=False)`. Rows get `train_NAME`, `validation_NAME` and `test_NAME`.
 
     `augment` changes training samples at random, as they are drawn: a function as in `fedda.augment`, or the name of
     one, such as "crop_flip" or {"kind": "crop", "pad": 2}, or a list of these.
@@ -88,17 +95,15 @@ def problem(
             f"got {owner.dtype} {list(owner.shape)}"
         )
     names, owner = np.unique(owner, return_inverse=True)
-
-    owners: dict[str, Tensor] = {}
+    chosen, owners = find_metrics(metrics), dict[str, Tensor]()
 
     def other_samples(name: str, pair: Any) -> Batch:
+        client = None
         if isinstance(pair, tuple | list) and len(pair) == 3:
             pair, client = pair[:2], pair[2]
-            if personal:
-                owners[name] = _numbers_of(name, client, names).to(device)
         samples = _arrays(name, *_pair(name, pair, "(x, y) or (x, y, client)"), device, dtype, standard)
-        if name in owners and len(owners[name]) != samples.samples:
-            raise ValueError(f"problem: {name} has {samples.samples} samples and {len(owners[name])} clients")
+        if client is not None:
+            owners[name] = _owners(name, client, names, samples.samples).to(device)
         return samples
 
     tested = None if test is None else other_samples("test", test)
@@ -118,6 +123,9 @@ def problem(
     neural = Neural(
         model, loss, data, ids, batch, tested, init, standard, rows, validated, sorted(stays), owners if stays else {}
     )
+    if not stays:
+        neural.owners = owners
+    neural.client_names = names.tolist()
     if personal_lr is not None and not callable(personal_lr):
         number("problem", "personal_lr", personal_lr, POSITIVE)
     neural.personal_lr = personal_lr
@@ -135,7 +143,36 @@ def problem(
         neural._rebuild_caches()
     if augment is not None:
         neural.example(1)  # one that does not fit is refused here
+    _add_metrics(neural, chosen)
     return neural
+
+
+def _add_metrics(neural: Neural, metrics: dict[str, Metric]) -> None:
+    """Set the metrics of a problem; one that does not fit its outputs is refused."""
+    samples = neural.standardised(neural.pick(neural.data, slice(64)))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        output = call(copy.deepcopy(neural.batch_norms.evaluation), samples.x)
+        neural.metrics = of_sequences(output, samples.y) | metrics
+        each = {name: m for name, m in neural.metrics.items() if gives_each(name, m, output, samples.y)}
+    other = next((name for name in neural.metrics if name not in each), None)
+    if other is not None and not (isinstance(output, Tensor) and isinstance(samples.y, Tensor)):
+        raise ValueError(
+            f"problem: the model returns a {type(output).__name__}: the metric {other!r} must then return a number for "
+            "each sample"
+        )
+    neural.sample_metrics = each
+
+
+def _owners(name: str, client: Any, names: np.ndarray, samples: int) -> Tensor:
+    """The number of the client of each held-out sample, from the names in `client`."""
+    owner = np.asarray(client)
+    if owner.shape != (samples,):
+        raise ValueError(f"problem: {name} must have one client for each of its {samples} samples, got {owner.shape}")
+    number = np.searchsorted(names, owner).clip(max=len(names) - 1)
+    if (names[number] != owner).any():
+        stranger = owner[names[number] != owner][0]
+        raise ValueError(f"problem: {name}: the client {str(stranger)!r} has no training samples")
+    return torch.as_tensor(number)
 
 
 def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch, which: str = "") -> None:

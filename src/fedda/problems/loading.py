@@ -1,7 +1,7 @@
 """A problem from the names of a data set, a partition and a model."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..registry import Entry, models, partitions
 from . import models as _models  # noqa: F401  registers the models
 from . import sequences as _sequences  # noqa: F401  as above
 from .from_arrays import check_share, problem, validation_samples
+from .metrics import Function
 from .neural import Device, Loss, Neural, flatten, freeze_others
 
 CLIENTS = 10  # if neither the user nor the data gives their number
@@ -41,6 +42,7 @@ def load(
     trainable: str | Sequence[str] | None = None,
     personal: str | Sequence[str] | None = None,
     personal_lr: Any = None,
+    metrics: Mapping[str, Function] | Sequence[str] | None = None,
     **options: Any,
 ) -> Neural:
     """A problem from a data set (a name, a .npz, .csv or .parquet file, or a folder of images), a partition over the
@@ -52,7 +54,8 @@ def load(
     within each owner. With `validation=0.1`, this share of each client's training samples is held out and gives
     `validation_loss` and `validation_accuracy`, next to the metrics of the test set. With `validation=True`, a fifth of
     the training samples replaces the test set, as in a sweep. `trainable` names the parameters to train, and
-    `personal` those that stay on their clients, as in `fedda.problem`.
+    `personal` those that stay on their clients, as in `fedda.problem`. `metrics` are a user's functions by name, or
+    names such as ["f1", "mae"] (`fedda list metrics`).
 
     >>> import fedda
     >>> fedda.load("digits", clients=10, partition="dominant_class", rho=0.8, model="mlp", hidden=32).d
@@ -114,7 +117,8 @@ def load(
         return network, of_batch
 
     network, of_batch = build(0)
-    keep, mapped, validated = owner >= 0, isinstance(data.x, np.memmap), None
+    keep, mapped = owner >= 0, isinstance(data.x, np.memmap)
+    validated: tuple[np.ndarray, ...] | None = None
     if share is not None:
         held = validation_samples("load", owner, data.y, share)
         keep, validated = keep & ~held, (np.array(data.x[held]), np.array(data.y[held]), owner[held])
@@ -140,6 +144,7 @@ def load(
         trainable=trainable,
         personal=personal,
         personal_lr=personal_lr,
+        metrics=metrics,
     ).to(device, dtype)
     loaded.class_names, loaded.columns = data.names, data.columns
     return loaded

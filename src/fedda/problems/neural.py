@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,18 +17,20 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import rng
-from ..core import Layout, Problem
+from ..core import Evaluated, Layout, Problem
 from ..data.tables import Columns
 from . import personal
 from .augment import Augmentation
 from .augment import apply as augment
+from .batchnorm import SAMPLES as STATISTICS_SAMPLES
 from .batchnorm import BatchNorms
-from .evaluation import Evaluation, Shard, Sum, Totals, means, unchanged, whole_range
+from .evaluation import Evaluation, Shard, Sum, Totals, finished, means, non_empty, unchanged, whole_range
 from .fingerprint import fingerprint
 from .gradients.chain import Chain
 from .gradients.choose import GradientPaths, allow_tf32
 from .gradients.kernels import draw_kernel
 from .gradients.vmap import gradient
+from .metrics import Metric
 from .randomness import CounterRandom
 from .trees import arguments, at, first_tensor, map_tensors
 
@@ -85,6 +88,9 @@ class Neural(Problem):
     augment: Augmentation | None = None  # changes training samples at random
     class_names: tuple[str, ...] | None = None  # if the data names its classes
     columns: Columns | None = None  # if the data is a table
+    metrics: Mapping[str, Metric] = MappingProxyType({})  # besides the loss and the accuracy, by name
+    sample_metrics: Mapping[str, Metric] = MappingProxyType({})  # those that give a number for each sample
+    owners: Mapping[str, Tensor] = MappingProxyType({})  # the client of each held-out sample, by part, where known
     max_rate = 1.0  # a larger first effective rate made every network that we tried diverge (docs/deviations.md)
 
     def __init__(
@@ -396,24 +402,86 @@ class Neural(Problem):
 
     # -- evaluation ---------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """The metrics at x [..., d], each [...] in float64; `weights` are those of the clients."""
-        return means(self.totals(x, weights))
+    def evaluate(self, x: Tensor, weights: Tensor, samples: int | None = None) -> dict[str, Tensor]:
+        """The metrics at x [..., d], each [...] in float64; `weights` are those of the clients. With `samples`, those
+        of the training samples are estimated from about so many, always the same ones."""
+        return self.finished(means(self.totals(x, weights, samples=samples)))
 
     @torch.no_grad()
-    def totals(self, x: Tensor, weights: Tensor, mine: Shard = whole_range, add: Sum = unchanged) -> Totals:
+    def totals(
+        self, x: Tensor, weights: Tensor, mine: Shard = whole_range, add: Sum = unchanged, samples: int | None = None
+    ) -> Totals:
         """The metrics as sums and weights, over this process's share of the clients and of the test samples. `add` sums
-        over all processes, for the statistics of BatchNorm."""
-        points = x.reshape(-1, self.d)
+        over all processes, for the statistics of BatchNorm and for metrics of whole sets."""
+        with self.arithmetic():
+            points = x.reshape(-1, self.d)
+            if self.personal:
+                totals = personal.totals(self, self._evaluation, points, weights, mine, add, samples)
+            else:
+                points = self.with_statistics(points, weights, mine, add)
+                totals = self._evaluation(points, weights, mine, add, samples)
+        return {name: (total.view(x.shape[:-1]), weight) for name, (total, weight) in totals.items()}
+
+    def with_statistics(self, points: Tensor, weights: Tensor, mine: Shard, add: Sum) -> Tensor:
+        """Points [replicas, d], followed by the statistics of BatchNorm at each, if the model has it."""
+        if not self.batch_norms.layers:
+            return points
+        statistics = self.batch_norms.estimate(self._evaluation, points, weights, mine, add)
+        return torch.cat([points, statistics.to(points.dtype)], dim=-1)
+
+    def finished(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        return finished(self.metrics, values)
+
+    @property
+    def set_metrics(self) -> dict[str, Metric]:
+        """The metrics that give one number for a set of samples."""
+        return {name: metric for name, metric in self.metrics.items() if name not in self.sample_metrics}
+
+    @torch.no_grad()
+    def client_metrics(self, x: Tensor, weights: Tensor, mine: Shard, add: Sum) -> dict[str, Tensor]:
         with self.arithmetic():
             if self.personal:
-                totals = personal.totals(self, self._evaluation, points, weights, mine, add)
-            else:
-                if self.batch_norms.layers:
-                    statistics = self.batch_norms.estimate(self._evaluation, points, weights, mine, add)
-                    points = torch.cat([points, statistics.to(x.dtype)], dim=-1)
-                totals = self._evaluation(points, weights, mine)
-        return {name: (total.view(x.shape[:-1]), weight) for name, (total, weight) in totals.items()}
+                return personal.client_metrics(self, self._evaluation, x, weights, mine, add)
+            points = self.with_statistics(x, weights, mine, add)
+            values = self._evaluation.client_values(points, mine)
+            named = {f"train_{name}": v for name, v in values.items()}
+            for part in self.owners:
+                values = self._evaluation.held_out_values(points, part, non_empty(mine(self.clients))[0])
+                named |= {f"{part}_{name}": v for name, v in values.items()}
+        return named
+
+    @torch.no_grad()
+    def personal_metrics(self, x: Tensor, clients: slice) -> dict[str, Tensor]:
+        """The metrics of a model for each client: on its held-out samples if their owners are known, else on its
+        training samples. The statistics of BatchNorm are those of the client."""
+        part = next(iter(self.owners), "train")
+        columns = []
+        with self.arithmetic():
+            for i, k in enumerate(range(clients.start, clients.stop)):
+                only = slice(k, k + 1)
+                weights = torch.zeros_like(self.sizes, dtype=torch.float64)
+                weights[k] = 1
+                points = self.with_statistics(x[:, i], weights, partial(_always, only), unchanged)
+                columns.append(self._evaluation.held_out_values(points, part, only))
+        return {f"{part}_{name}": torch.cat([values[name] for values in columns], dim=-1) for name in columns[0]}
+
+    def evaluated(self) -> Evaluated:
+        train, held_out = int(self.sizes.sum()), sum(part.samples for part in self.held_out.values())
+        statistics = min(STATISTICS_SAMPLES, train) if self.batch_norms.layers else 0
+        return Evaluated(train, held_out + statistics, self.batch_size)
+
+    def metric_names(self, part: str) -> list[str]:
+        if part not in self.held_out:
+            return []
+        return self._evaluation.names(self.held_out[part])
+
+    @property
+    def directions(self) -> dict[str, str]:
+        return {name: metric.better for name, metric in self.metrics.items()}
+
+    def evaluated_samples(self, samples: int | None) -> int:
+        """How many training samples an evaluation uses; all of them without `samples`."""
+        return int((self.sizes if samples is None else self._evaluation.subset(samples)[1]).sum())
 
     @torch.no_grad()
     def named_values(self, x: Tensor, weights: Tensor | None = None, client: int | None = None) -> dict[str, Tensor]:
@@ -439,6 +507,10 @@ class Neural(Problem):
         with self.arithmetic():
             statistics = self.batch_norms.estimate(self._evaluation, points, weights, whole_range, unchanged)
         return self.batch_norms.named(statistics.to(x.dtype).view(*x.shape[:-1], -1))
+
+
+def _always(part: slice, n: int) -> slice:
+    return part
 
 
 def matching(owner: str, option: str, names: Sequence[str], patterns: str | Sequence[str]) -> set[str]:

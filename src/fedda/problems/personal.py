@@ -46,22 +46,29 @@ def client_points(
     return torch.cat([points, statistics], dim=-1), torch.cat([mean, pooled], dim=-1)
 
 
-def totals(problem: Neural, evaluation: Evaluation, x: Tensor, weights: Tensor, mine: Shard, add: Sum) -> Totals:
-    """The metrics of `Evaluation`, each client's samples at its own point. Held-out samples without an owner are
-    evaluated at the mean point."""
+def totals(
+    problem: Neural, evaluation: Evaluation, x: Tensor, weights: Tensor, mine: Shard, add: Sum, samples: int | None
+) -> Totals:
+    """The metrics of `Evaluation`, each client's samples at its own point, and a metric of a whole set for each client.
+    Held-out samples without an owner are evaluated at the mean point."""
     points, mean = client_points(problem, evaluation, x, weights, mine, add)
     shard, out = mine(problem.clients), dict[str, tuple[Tensor, Tensor]]()
     clients = range(shard.start, shard.stop)
 
-    def count(part: str, point: Tensor, data: Batch, span: slice, weight: float) -> None:
-        metrics = evaluation.samples if evaluation.loss_is_mean else evaluation.as_one_batch
-        for name, values in metrics(point, data, span).items():
-            before, total = out.get(f"{part}_{name}", (torch.zeros_like(values[:, 0]), torch.zeros_like(values[0, 0])))
-            out[f"{part}_{name}"] = before + zero_unless(weight, weight * values.mean(dim=-1)), total + weight
+    def count(part: str, point: Tensor, data: Batch, index: slice | Tensor, weight: float) -> None:
+        size = index.stop - index.start if isinstance(index, slice) else len(index)
+        sizes = torch.tensor([size], device=x.device)
+        means, outputs = evaluation.by_client(point, data, index, sizes)
+        for name, values in (means | evaluation.set_values(outputs, sizes)).items():
+            zero = torch.zeros_like(values[:, 0])
+            before, total = out.get(f"{part}_{name}", (zero, zero.new_tensor(0.0)))
+            out[f"{part}_{name}"] = before + zero_unless(weight, weight * values[:, 0]), total + weight
 
     count("train", mean, problem.data, slice(0, 1), 0)  # a process without clients knows the metrics as well
     for i, k in enumerate(clients):
-        count("train", points[:, i], problem.data, problem.spans(slice(k, k + 1)), float(weights[k]))
+        data, index, sizes = evaluation.training_samples(slice(k, k + 1), samples)
+        if bool(sizes.any()):
+            count("train", points[:, i], data, index, float(weights[k]))
     for part, data in problem.held_out.items():
         count(part, mean, data, slice(0, 1), 0)
         owner = problem.owners.get(part)
@@ -72,8 +79,22 @@ def totals(problem: Neural, evaluation: Evaluation, x: Tensor, weights: Tensor, 
                     count(part, points[:, i], data, slice(ends[k], ends[k + 1]), ends[k + 1] - ends[k])
             continue
         span = mine(data.samples)
-        if not evaluation.loss_is_mean:  # one process evaluates all samples, as one batch
+        if not evaluation.loss_is_mean or problem.set_metrics:  # one process evaluates all samples
             span = slice(0, data.samples if span.start == 0 else 0)
         if span.stop > span.start:
             count(part, mean, data, span, span.stop - span.start)
     return out
+
+
+def client_metrics(
+    problem: Neural, evaluation: Evaluation, x: Tensor, weights: Tensor, mine: Shard, add: Sum
+) -> dict[str, Tensor]:
+    """The metrics of this process's clients, [replicas, clients], each at its own point."""
+    points, _ = client_points(problem, evaluation, x, weights, mine, add)
+    shard = mine(problem.clients)
+    columns: dict[str, list[Tensor]] = {}
+    for i, k in enumerate(range(shard.start, shard.stop)):
+        for part in ("train", *problem.owners):
+            for name, values in evaluation.held_out_values(points[:, i], part, slice(k, k + 1)).items():
+                columns.setdefault(f"{part}_{name}", []).append(values)
+    return {name: torch.cat(values, dim=-1) for name, values in columns.items()}

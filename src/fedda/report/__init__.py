@@ -1,20 +1,36 @@
 """The report of run folders: files in, `report.html` and figures out; nothing here imports torch.
 
+The module itself can be called, `fedda.report({"FedDA": result}, out="page.html")`, for results of `fedda.train`.
+
 Every function takes the path of a folder, or a run that was read already. `Report` holds the picture and the tables of
 some runs, made once, for a page, a comparison, CSV and LaTeX.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from ..files import write_whole
 from ..runs import final_values
-from ..runs.reading import RecordedRun
+from ..runs.reading import RecordedRun, from_histories
 from ..runs.sweeps import is_sweep
 from .pages import Place, Report, as_run
 from .sweep import write_sweep
 
-__all__ = ["RecordedRun", "Report", "compare", "csv", "is_sweep", "latex", "summary", "write", "write_sweep"]
+__all__ = [
+    "RecordedRun",
+    "Report",
+    "compare",
+    "csv",
+    "is_sweep",
+    "latex",
+    "summary",
+    "write",
+    "write_results",
+    "write_sweep",
+]
 
 
 def write(run: Place) -> Path:
@@ -42,3 +58,33 @@ def latex(runs: Sequence[Place]) -> str:
 def summary(run: Place) -> list[dict[str, Any]]:
     """One dict per algorithm with its final values, as `runs.final_values.summary` makes it."""
     return final_values.summary(as_run(run))
+
+
+def write_results(results: Mapping[str, Any], out: str | Path = "report.html", title: str = "") -> Path:
+    """Write the report of results of `fedda.train`, by label, as one page without other files; return its path."""
+    if not isinstance(results, Mapping) or not results:
+        raise ValueError(f"report: give results by name, such as {{'FedDA': result}}, got {type(results).__name__}")
+    for label, result in results.items():
+        if not isinstance(label, str) or not hasattr(result, "history"):
+            raise ValueError(f"report: {label!r} must be a name with a result of fedda.train, got {result!r:.60}")
+    path = Path(out)
+    if path.is_dir():
+        raise ValueError(f"report: out must be the file of the page, such as 'page.html', got the folder {path}")
+    histories = {label: list(result.history) for label, result in results.items()}
+    clients = {label: list(result.clients) for label, result in results.items()}
+    directions = {name: better for result in results.values() for name, better in result.run.problem.directions.items()}
+    params = {
+        label: {k: v for k, v in vars(result.run.algorithm).items() if isinstance(v, int | float | str)}
+        for label, result in results.items()
+    }
+    config = {"name": title or path.stem, "algorithms": params}
+    run = from_histories(histories, clients, directions, config, path.parent)
+    return write_whole(path, Report([run]).page(figures=False))
+
+
+class _Callable(ModuleType):
+    def __call__(self, results: Mapping[str, Any], out: str | Path = "report.html", title: str = "") -> Path:
+        return write_results(results, out, title)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..runs import formats
+from ..runs.metrics import metric as metric_of
 from ..runs.names import CLAIMS
 from ..runs.sweeps import expect, optional
-from . import style
 
 # A sign beside the verdict: it must not depend on colour alone.
 SIGNS = {"SUPPORTED": "✓", "PARTIAL": "◐", "INCONCLUSIVE": "?", "NOT SUPPORTED": "✗", "NOT TESTED": "–"}
@@ -55,7 +55,7 @@ def _claim(value: Any, where: str) -> dict[str, Any]:
 def _detail(value: Any, where: str) -> dict[str, Any]:
     table = expect(dict, value, where)
     comparison, key = (expect(str, table.get(key), f"{where}: {key}") for key in ("comparison", "metric"))
-    metric, texts = style.metric(key), {"comparison": comparison}
+    metric, texts = metric_of(key), {"comparison": comparison}
     for key in NUMBERS:
         number = table.get(key)
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):

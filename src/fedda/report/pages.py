@@ -20,6 +20,7 @@ from ..runs.names import REPORT, slug
 from ..runs.reading import RecordedRun, read_run
 from . import plots, style
 from .claims import read_verdicts
+from .clients import client_section
 from .export import csv_text, latex_text, packed
 from .picture import Dash, Picture, picture
 from .tables import COSTS, Table, table
@@ -76,15 +77,16 @@ class Report:
                 write_whole(run.folder / f"curves-{axis.figure}.png", plots.draw(self.picture, axis))
         return write_whole(run.folder / REPORT, page)
 
-    def page(self) -> str:
-        """The page of the only run as text."""
+    def page(self, figures: bool = True) -> str:
+        """The page of the only run as text; `figures`: whether PNG files are beside it."""
         (run,) = self.runs
         config = {key: value for key, value in run.config.items() if key != "algorithms"}
         return fill(
             "page.html.j2",
             title=run.title,
             facts=" · ".join(facts(config)),
-            figures=[f"curves-{axis.figure}.png" for axis in self.picture.axes if axis.figure],
+            figures=[f"curves-{axis.figure}.png" for axis in self.picture.axes if axis.figure and figures],
+            clients=client_section(run, self.picture),
             failures=run.failures,
             claims=read_verdicts(run.folder),
             algorithms={
@@ -159,7 +161,7 @@ def curve_data(shown: Picture) -> dict[str, Any]:
     ]
     return {
         "axes": [vars(axis) for axis in axes],
-        "metrics": [vars(style.metric(m)) for m in metrics],
+        "metrics": [vars(shown.metric(m)) for m in metrics],
         "lines": [len(line) for line in shown.lines],
         "rows": shown.rows,
         "series": series,

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..runs.curves import Curve
+from ..runs.metrics import Metric, metric
 from ..runs.reading import RecordedRun, ordered
 from .style import COLOURS, DASHES, Axis, axes, pen
 
@@ -44,6 +45,10 @@ class Picture:
     metrics: list[str]
     series: list[Series]
     entries: list[LegendEntry]
+    directions: dict[str, str] = field(default_factory=dict)  # of the runs' own metrics
+
+    def metric(self, key: str) -> Metric:
+        return metric(key, self.directions)
 
     @property
     def lines(self) -> list[list[str]]:
@@ -101,6 +106,7 @@ def picture(runs: Sequence[RecordedRun], names: Sequence[str] = ("",)) -> Pictur
         metrics=ordered(m for run in runs for m in run.metrics),
         series=[replace(series, entries=tuple(places[e] for e in legend)) for series, legend in drawn],
         entries=entries,
+        directions={name: better for run in runs for name, better in run.directions.items()},
     )
 
 

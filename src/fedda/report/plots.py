@@ -17,8 +17,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from ..runs.curves import Curve
 from ..runs.formats import plain
+from ..runs.metrics import Metric
 from .picture import Picture
-from .style import Axis, Metric, metric
+from .style import Axis
 
 NAMES = 40  # in the legend: then colours and dashes repeat
 ROWS = 12  # a taller figure does not fit on paper; the page shows all rows
@@ -59,8 +60,8 @@ def draw(shown: Picture, axis: Axis, kind: str = "png", dpi: int = 160) -> bytes
                 if column >= len(metrics):
                     panel.set_axis_off()
                     continue
-                _panel(panel, shown, row, metric(metrics[column]), axis)
-                panel.set(title=metric(metrics[column]).name if first else "", xlabel=axis.label if last else "")
+                _panel(panel, shown, row, shown.metric(metrics[column]), axis)
+                panel.set(title=shown.metric(metrics[column]).name if first else "", xlabel=axis.label if last else "")
             if title:
                 name = grid[at, 0].set_ylabel("", fontsize=11, fontweight="bold")
                 literal(name, title)

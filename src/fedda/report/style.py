@@ -1,4 +1,4 @@
-"""Metrics, axes, colours and dashes, the same in the figures and on the page."""
+"""Axes, colours and dashes, the same in the figures and on the page."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,32 +18,6 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2.5), (1.5, 2), (7, 2, 1.5, 2),
 def pen(index: int) -> tuple[str, tuple[float, ...]]:
     """The colour and the dash pattern of the curve with this index."""
     return COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How a metric is shown; `better` is empty if neither direction is better."""
-
-    key: str
-    name: str
-    percent: bool
-    better: Literal["lower", "higher", ""]
-
-
-def metric(key: str) -> Metric:
-    """Describe a metric by the parts of its name.
-
-    >>> metric("test_accuracy")
-    Metric(key='test_accuracy', name='Test accuracy', percent=True, better='higher')
-    """
-    parts = key.replace("-", "_").split("_")
-    lower = not {"loss", "error", "gap", "norm", "objective", "residual"}.isdisjoint(parts)
-    return Metric(
-        key=key,
-        name=" ".join(parts).capitalize(),
-        percent=parts[-1] in ("accuracy", "density", "nonzero"),
-        better="lower" if lower else "higher" if parts[-1] == "accuracy" else "",
-    )
 
 
 @dataclass(frozen=True)

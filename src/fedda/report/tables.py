@@ -6,8 +6,8 @@ from typing import Any
 
 from ..runs import formats
 from ..runs.final_values import summary
+from ..runs.metrics import Better
 from ..runs.reading import RecordedRun
-from . import style
 from .picture import Picture, Series
 
 COSTS = (
@@ -47,28 +47,29 @@ def table(shown: Picture, runs: Sequence[RecordedRun], names: Sequence[str] = ("
     groups = []
     for row, title in enumerate(shown.rows):
         group = [(series, finals[series.run][series.own]) for series in shown.series if series.row == row]
-        best = {key: _best(key, [final.get(key) for _, final in group]) for key in keys}
-        lines = [_line(series, final, runs[series.run].config, best) for series, final in group]
+        best = {key: _best(shown.metric(key).better, [final.get(key) for _, final in group]) for key in keys}
+        lines = [_line(series, final, runs[series.run].config, best, shown) for series, final in group]
         groups.append((title, lines))
-    return Table([style.metric(key).name for key in keys], groups, list(names))
+    return Table([shown.metric(key).name for key in keys], groups, list(names))
 
 
-def _best(key: str, finals: list[float | None]) -> float | None:
+def _best(better: Better, finals: list[float | None]) -> float | None:
     values = [value for value in finals if value is not None]
-    better = style.metric(key).better
     if not better or len(values) < 2:  # a single algorithm is not marked as best
         return None
     return min(values) if better == "lower" else max(values)
 
 
-def _line(series: Series, final: dict[str, Any], config: dict[str, Any], best: dict[str, float | None]) -> Line:
+def _line(
+    series: Series, final: dict[str, Any], config: dict[str, Any], best: dict[str, float | None], shown: Picture
+) -> Line:  # fmt: skip
     planned, seeds = config.get("rounds"), config.get("seeds")
     done, n, lost = final["rounds"], final["seeds"], final["diverged"]
     notes = ["failed" if final["failure"] else f"{lost} of {n} seeds diverged" if lost else "", final["privacy"] or ""]
     cells = []
     for key, top in best.items():
         value = final.get(key)
-        text = formats.spread(value, final.get(f"{key}_std"), style.metric(key).percent)
+        text = formats.spread(value, final.get(f"{key}_std"), shown.metric(key).percent)
         cells.append((text, top is not None and value == top))
     return Line(
         series=series,

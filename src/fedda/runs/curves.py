@@ -13,7 +13,18 @@ Timings = dict[str, dict[int, float]]
 
 BYTES = ("bytes_up", "bytes_down", "bytes")
 COUNTERS = frozenset(
-    ("algorithm", "seed", "round", "steps", "gradients", "full_gradients", "dropped", "seconds", *BYTES)
+    (
+        "algorithm",
+        "seed",
+        "round",
+        "steps",
+        "gradients",
+        "full_gradients",
+        "dropped",
+        "seconds",
+        "train_samples",
+        *BYTES,
+    )
 )
 
 

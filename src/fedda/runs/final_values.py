@@ -4,7 +4,9 @@ import math
 import statistics
 from typing import Any
 
+from . import formats
 from .curves import Row, number
+from .metrics import metric as metric_of
 from .reading import RecordedRun
 
 TAIL = 0.05
@@ -66,6 +68,56 @@ def _final(run: RecordedRun, label: str) -> dict[str, Any]:
     final["failure"] = run.failures.get(label)
     final["privacy"] = next((row["privacy"] for row in last if isinstance(row.get("privacy"), str)), None)
     return final
+
+
+def client_metrics(run: RecordedRun) -> list[str]:
+    """The metrics by which clients are compared: the accuracy, or the loss if there are no classes, on held-out samples
+    if each client has some; and the same after local steps, if the run has it."""
+    known = {key for row in run.clients for key in row}
+    names = [f"{part}_{name}" for name in ("accuracy", "loss") for part in ("validation", "test", "train")]
+    found = [next((key for key in keys if key in known), None) for keys in (names, [f"tuned_{key}" for key in names])]
+    return [key for key in found if key is not None]
+
+
+def client_values(run: RecordedRun, label: str, key: str) -> dict[int, list[float]]:
+    """The finite values of a metric over the clients, by seed."""
+    values: dict[int, list[float]] = {}
+    for row in run.clients:
+        if row["algorithm"] == label and not math.isnan(number(row.get(key))):
+            values.setdefault(row.get("seed", 0), []).append(number(row[key]))
+    return values
+
+
+def spread_over_clients(run: RecordedRun, label: str, key: str) -> dict[str, float] | None:
+    """The mean over clients, the mean of the worst tenth of them, and the standard deviation; means over seeds.
+
+    >>> rows = [{"algorithm": "a", "seed": 0, "client": k, "train_accuracy": k / 10} for k in range(11)]
+    >>> found = spread_over_clients(RecordedRun(clients=rows), "a", "train_accuracy")
+    >>> {name: round(value, 3) for name, value in found.items()}
+    {'mean': 0.5, 'worst': 0.05, 'spread': 0.332}
+    """
+    by_seed = [sorted(values) for values in client_values(run, label, key).values()]
+    if not by_seed:
+        return None
+    lower = metric_of(key, run.directions).better == "lower"
+    worst = [values[::-1] if lower else values for values in by_seed]
+    return {
+        "mean": statistics.fmean(statistics.fmean(values) for values in by_seed),
+        "worst": statistics.fmean(statistics.fmean(values[: math.ceil(len(values) / 10)]) for values in worst),
+        "spread": statistics.fmean(statistics.stdev(values) if len(values) > 1 else 0.0 for values in by_seed),
+    }
+
+
+def client_lines(run: RecordedRun) -> list[tuple[str, str, list[str]]]:
+    """Label, name of the metric, and mean, worst tenth and spread over clients as texts."""
+    lines = []
+    for key in client_metrics(run):
+        shown = metric_of(key, run.directions)
+        for label in run.labels:
+            over = spread_over_clients(run, label, key)
+            if over is not None:
+                lines.append((label, shown.name, [formats.spread(v, None, shown.percent) for v in over.values()]))
+    return lines
 
 
 def _best(rows: list[Row], metric: str) -> list[float]:

@@ -6,6 +6,7 @@ CONFIG = "config.toml"  # the complete experiment: `fedda run config.toml` repea
 ENVIRONMENT = "environment.json"  # versions, device, threads, the command
 METRICS = "metrics.jsonl"  # one row per algorithm, seed and evaluated round
 TIMINGS = "timings.jsonl"  # seconds spent in rounds, per algorithm and evaluated round
+CLIENTS = "clients.jsonl"  # one row per algorithm, seed and client, at the end of the run
 FAILURES = "failures.json"  # why an algorithm ended early; absent if none did
 CLAIMS = "claims.json"  # verdicts on the paper's claims; absent if the run belongs to no figure of the paper
 REPORT = "report.html"
@@ -17,7 +18,7 @@ SWEEP = "sweep.json"  # the value of every point of a sweep
 BEST = "best.toml"  # the best points of a sweep, as a preset file
 
 ROWS = (METRICS, TIMINGS)
-FILES = (CONFIG, ENVIRONMENT, FAILURES, CLAIMS, REPORT, SWEEP_CONFIG, SWEEP, BEST, *ROWS, STATE)
+FILES = (CONFIG, ENVIRONMENT, CLIENTS, FAILURES, CLAIMS, REPORT, SWEEP_CONFIG, SWEEP, BEST, *ROWS, STATE)
 PATTERNS = ("curves-*.png", "sweep-*.png", "tensorboard/*/events.out.tfevents.*", f"{CHECKPOINTS}/*.safetensors")
 
 OUT_OF_MEMORY = "out of memory"  # a failure that begins so is the machine's: `--resume` tries the algorithm again

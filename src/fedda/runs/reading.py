@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .curves import COUNTERS, Curve, Row, Timings, aggregate, number
-from .names import CONFIG, ENVIRONMENT, FAILURES, METRICS, TIMINGS
+from .names import CLIENTS, CONFIG, ENVIRONMENT, FAILURES, METRICS, TIMINGS
 from .toml import read_toml
 
 # In the rows to explain a divergence; not results, so not on the page.
@@ -35,6 +35,12 @@ class RecordedRun:
     labels: list[str] = field(default_factory=list)  # in the order of the configuration, so that colours stay the same
     metrics: list[str] = field(default_factory=list)
     curves: dict[str, dict[str, Curve]] = field(default_factory=dict)
+    clients: list[Row] = field(default_factory=list)  # one row per algorithm, seed and client, of the final model
+
+    @property
+    def directions(self) -> dict[str, Any]:
+        """Which direction is better, "higher" or "lower", of the metrics that the experiment names."""
+        return _dict(self.environment.get("metrics"))
 
     @property
     def title(self) -> str:
@@ -100,6 +106,39 @@ def read_run(folder: str | Path) -> RecordedRun:
         labels=list(dict.fromkeys(labels)),
         metrics=metrics,
         curves=aggregate(rows, timings, metrics),
+        clients=[row for _, _, row in read_lines(kept(folder, CLIENTS)) if isinstance(row.get("algorithm"), str)],
+    )
+
+
+def from_histories(
+    histories: dict[str, list[Row]],
+    clients: dict[str, list[Row]],
+    directions: dict[str, str],
+    config: dict[str, Any],
+    folder: Path,
+) -> RecordedRun:
+    """A run in memory from the rows of several algorithms by label, as `fedda.train` gives them.
+
+    >>> rows = [{"round": 0, "seed": 0, "train_loss": 2.5, "seconds": 0.0}]
+    >>> from_histories({"FedAvg": rows}, {}, {}, {}, Path()).curves["FedAvg"]["train_loss"].mean.tolist()
+    [2.5]
+    """
+    rows = [{"algorithm": label, **row} for label, some in histories.items() for row in some]
+    timings = {
+        label: {row["round"]: number(row.get("seconds")) for row in some if "seconds" in row}
+        for label, some in histories.items()
+    }
+    metrics = _metrics(rows)
+    return RecordedRun(
+        folder=folder,
+        config=config,
+        environment={"metrics": directions} if directions else {},
+        rows=rows,
+        timings=timings,
+        labels=list(histories),
+        metrics=metrics,
+        curves=aggregate(rows, timings, metrics),
+        clients=[{"algorithm": label, **row} for label, some in clients.items() for row in some],
     )
 
 

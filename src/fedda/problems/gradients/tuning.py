@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,9 @@ from ...files import write_whole
 
 MARGIN = 1.1  # a later way must be faster by this factor: a choice that flickers would change the last bits of a run
 PASSES, PATIENCE = 7, 0.5  # passes over all ways, and the seconds after which no further pass begins
+STACK = 2_000_000  # numbers in the stack on which threads are measured; a larger stack gives the same answer
+# All threads must be faster than one by this factor: on a busy machine they wait for each other and can be much slower.
+THREADS_MARGIN = 1.3
 Ways = Mapping[str, Callable[[], object]]
 
 
@@ -77,6 +81,24 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def measured_threads(problem: Any, stack: int) -> int:
+    """One thread or all, whichever computes the gradients of a stack of models faster."""
+    most = torch.get_num_threads()
+    paths = problem.gradient_paths
+    if most == 1 or problem.device.type != "cpu" or paths is None:
+        return most
+    n = max(1, min(stack, STACK // problem.d))
+    x, batch = problem.example(n)
+
+    def gradients(number: int) -> None:
+        with threads(number):
+            problem.gradients(x[None], batch)
+
+    ways = {str(number): lambda number=number: gradients(number) for number in (1, most)}
+    about = (problem.model, n, problem.data.x.shape[1:], problem.batch_size, problem.dtype, paths.chosen)
+    return int(autotune(ways, problem.device, "threads", *about, margin=THREADS_MARGIN))
 
 
 def load_choices() -> dict[str, str]:

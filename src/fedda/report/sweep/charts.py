@@ -15,9 +15,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ...runs.formats import plain, spread
+from ...runs.metrics import metric
 from ...runs.sweeps import Better, Point, Swept
 from ..plots import RC
-from ..style import COLOURS, metric
+from ..style import COLOURS
 from .grid import Map, SweepScale, charted, key, maps, scale, text
 
 COLUMNS = 3

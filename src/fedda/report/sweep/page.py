@@ -6,11 +6,11 @@ from typing import Any
 
 from ...files import write_whole
 from ...runs import formats
+from ...runs.metrics import metric
 from ...runs.names import BEST, CONFIG, REPORT, slugs
 from ...runs.sweeps import SweepResults, Swept, read_sweep
 from ...runs.toml import read_toml
 from ..pages import fill
-from ..style import metric
 from .charts import SweepFigure, reached, values_of
 from .grid import edges, text
 
