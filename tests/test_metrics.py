@@ -23,8 +23,6 @@ from fedda.runs.metrics import metric
 from fedda.runs.reading import read_run
 from ranks import fine, spawn
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 def share(output, target):
     """One number for a set."""

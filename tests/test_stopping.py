@@ -20,7 +20,6 @@ from fedda.experiments.overrides import override, saved_experiment
 from fedda.progress import Silence
 from fedda.runs.reading import read_run
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 LR = {"lr": 0.3}
 
 
