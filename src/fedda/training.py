@@ -1,6 +1,7 @@
 """A run from start to end. The loop is a generator: logging, checkpoints and early stopping are ordinary code in the
 `for` that consumes it."""
 
+import io
 import time
 import warnings
 from collections.abc import Iterator
@@ -99,8 +100,15 @@ class Result(TrainedModel):
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Everything that the run needs to resume, for `train(..., state=...)`."""
-        return {name: value.clone() for name, value in self.run.state().items()}
+        """Everything that the run needs to resume, for `train(..., state=...)`. With several processes, all of them
+        must ask for it, and all get the same."""
+        state, world = self.run.state(), self.run.world
+        if world.size == 1:
+            return {name: value.clone() for name, value in state.items()}
+        content = io.BytesIO()  # the first rank has all of it
+        torch.save(state, content)
+        shared: dict[str, Tensor] = torch.load(io.BytesIO(world.share(content.getvalue())), map_location="cpu")
+        return shared
 
     @property
     def best(self) -> Best:
