@@ -116,7 +116,7 @@ class Result(TrainedModel):
         targets are not classes. It is chosen among the rounds that were evaluated."""
         best = self.run.best
         if best.x is None:
-            raise ValueError(f"best: {MISSING}")
+            raise ValueError(f"best: {MISSING}; give the problem validation=0.1")
         one = not self.run.lead
         rounds, metrics = (best.rounds[0], best.metrics[0]) if one else (best.rounds, best.metrics)
         return Best(best.x.squeeze(-2).clone(), self.run, rounds, metrics)
