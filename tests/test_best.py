@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from conftest import stable
 from fedda.best import BestModels
 from fedda.experiments import Experiment, run
 from fedda.run import Run
+from ranks import fine, spawn
 
 X = torch.randn(120, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] + 0.5 * X[:, 1] > 0).long() + (X[:, 2] > 0.5).long()
@@ -22,9 +24,9 @@ ALGORITHM = fedda.make("fedavg", lr=1.5, steps=2)  # so large that the metrics g
 
 
 def made(targets=Y, loss=F.cross_entropy, outputs=3, **options):
-    layers = [nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, outputs)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
+        layers = [nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, outputs)]
         model = nn.Sequential(*layers, *([nn.Flatten(0)] if outputs == 1 else [])).double()
     options = {"validation": 0.25} | options
     return fedda.problem(model, loss, x=X, y=targets, client=torch.arange(120) % 6, batch=4, **options)
@@ -118,3 +120,35 @@ def test_another_metric_can_choose():
     for i, cost in enumerate((3.0, math.nan, 1.0, 2.0)):
         best.update(torch.full((1, 1), float(i)), [{"round": i, "validation_cost": cost, "validation_accuracy": i / 9}])
     assert best.rounds == [2] and best.x == 2.0
+
+
+RANKS = f"""
+import json
+import sys
+import torch
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import fedda
+from fedda.engines import join
+from conftest import stable
+from test_best import made
+
+world, problem = join(), made()
+for name in ("scaffold", "fedda-mvr"):
+    options = dict(cohort=3, seed=[0, 1], engine="distributed")
+    whole, half = (fedda.train(stable(name), problem, rounds=rounds, **options) for rounds in (6, 3))
+    rest = fedda.train(stable(name), problem, rounds=6, state=half.state, **options)
+    assert torch.equal(rest.x, whole.x) and torch.equal(rest.best.x, whole.best.x)
+    assert rest.best.round == whole.best.round and rest.best.metrics == whole.best.metrics
+    if world.rank == 0:
+        print(json.dumps([whole.best.round, whole.best.x.tolist()]), flush=True)
+"""
+
+
+def test_two_processes_have_the_best_model_of_one_and_resume_in_python(tmp_path):
+    (tmp_path / "program.py").write_text(RANKS)
+    printed = fine(spawn(2, tmp_path / "program.py"))[0].splitlines()
+    for name, line in zip(("scaffold", "fedda-mvr"), printed, strict=True):
+        alone = fedda.train(stable(name), made(), rounds=6, cohort=3, seed=[0, 1], engine="sequential").best
+        rounds, x = json.loads(line)
+        assert rounds == alone.round
+        torch.testing.assert_close(torch.tensor(x, dtype=torch.float64), alone.x, rtol=1e-12, atol=1e-12)

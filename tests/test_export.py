@@ -18,6 +18,7 @@ import fedda
 from commands import Quiet, inside, is_one_line
 from fedda.data import open_dataset
 from fedda.experiments import find, run
+from fedda.experiments.overrides import override
 from fedda.runs.toml import dumps
 from test_tables import table
 
@@ -98,7 +99,7 @@ def test_a_model_file_scores_what_the_history_says_without_fedda(trained, capsys
         code, out, err = inside(
             capsys, monkeypatch, "export", "run", "--algorithm", "fedavg", "--seed", 5, "--out", f"model.{name}"
         )
-        assert (code, err) == (0, "") and out == f"model.{name}: fedavg, seed 5, round 12\n"
+        assert (code, err) == (0, "") and out == f"model.{name}: fedavg, seed 5 (of 3, 5), round 12\n"
     [last] = rows_of(trained, algorithm="fedavg", seed=5, round=12)
     end = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", READER, *formats[1:]],
@@ -160,6 +161,7 @@ def test_predictions_of_images_are_names_of_classes(trained, capsys, monkeypatch
         (["export", "run", "--algorithm", "fedavgg", "--out", "a.pt"], ["did you mean 'fedavg'"]),
         (["export", "run", "--algorithm", "again", "--seed", "4", "--out", "a.pt"], ["--seed", "3, 5", "got 4"]),
         (["export", "run", "--algorithm", "again", "--out", "a.bin"], [".pt, .safetensors or .onnx"]),
+        (["export", "plain", "--algorithm", "again", "--best", "--out", "a.pt"], ["plain", "validation = 0.1"]),
         (["export", "nowhere", "--out", "a.pt"], ["nowhere", "holds no run"]),
         (["export", "run", "--algorithm", "again", "--out", "no/a.pt"], ["no/a.pt", "No such file"]),
         (["predict", "run", "--algorithm", "again", "--data", "none.npz", "--out", "a.csv"], ["none.npz", "no such"]),
@@ -173,6 +175,8 @@ def test_mistakes_are_one_line(trained, capsys, monkeypatch, words, fragments):
     np.savez("small.npz", x=np.zeros((2, 4, 4), np.uint8))
     np.savez("floats.npz", x=np.zeros((2, 1, 8, 8)))
     (trained / "t.csv").write_text("a\n1\n")
+    if "plain" in words:
+        run(override(find("own.toml"), 1, "again", settings=["problem.validation="]), trained / "plain", Quiet())
     code, _, err = inside(capsys, monkeypatch, *words)
     assert code == 2 and not any(trained.glob("a.*"))
     is_one_line(err, *fragments)

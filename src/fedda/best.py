@@ -13,7 +13,7 @@ from .runs.metrics import is_better, metric, validation_metric
 
 PREFIX = "best."  # of the names in a state
 METRICS = f"{PREFIX}metrics."
-MISSING = "there is no validation metric to choose the best model by; give the problem validation=0.1"
+MISSING = "there is no validation metric by which to choose the best model"
 
 
 class BestModels:

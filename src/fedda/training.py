@@ -1,6 +1,7 @@
 """A run from start to end. The loop is a generator: logging, checkpoints and early stopping are ordinary code in the
 `for` that consumes it."""
 
+import io
 import itertools
 import time
 import warnings
@@ -120,8 +121,15 @@ class Result(TrainedModel):
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Everything that the run needs to resume, for `train(..., state=...)`."""
-        return {name: value.clone() for name, value in self.run.state().items()}
+        """Everything that the run needs to resume, for `train(..., state=...)`. With several processes, all of them
+        must ask for it, and all get the same."""
+        state, world = self.run.state(), self.run.world
+        if world.size == 1:
+            return {name: value.clone() for name, value in state.items()}
+        content = io.BytesIO()  # the first rank has all of it
+        torch.save(state, content)
+        shared: dict[str, Tensor] = torch.load(io.BytesIO(world.share(content.getvalue())), map_location="cpu")
+        return shared
 
     @property
     def best(self) -> Best:
@@ -129,7 +137,7 @@ class Result(TrainedModel):
         targets are not classes. It is chosen among the rounds that were evaluated."""
         best = self.run.best
         if best.x is None:
-            raise ValueError(f"best: {MISSING}")
+            raise ValueError(f"best: {MISSING}; give the problem validation=0.1")
         one = not self.run.lead
         rounds, metrics = (best.rounds[0], best.metrics[0]) if one else (best.rounds, best.metrics)
         return Best(best.x.squeeze(-2).clone(), self.run, rounds, metrics)

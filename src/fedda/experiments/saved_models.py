@@ -24,13 +24,15 @@ class SavedModel:
 
     label: str
     seed: int
+    seeds: list[int]  # all of the run
     round: int
     problem: Neural
     x: Tensor
     weights: Tensor
 
     def __str__(self) -> str:
-        return f"{self.label}, seed {self.seed}, round {self.round}"
+        others = f" (of {', '.join(map(str, self.seeds))})" if len(self.seeds) > 1 else ""
+        return f"{self.label}, seed {self.seed}{others}, round {self.round}"
 
 
 def read_model(folder: Path, algorithm: str | None = None, seed: int | None = None, best: bool = False) -> SavedModel:
@@ -50,7 +52,7 @@ def read_model(folder: Path, algorithm: str | None = None, seed: int | None = No
     if "server.x" not in state:
         raise ValueError(f"{folder}: {label} has no model: {facts.get('failure', 'it did not start')}")
     if best and "best.x" not in state:
-        raise ValueError(f"{folder}: {MISSING} ([problem] validation = 0.1)")
+        raise ValueError(f"{folder}: {MISSING}; a run with validation = 0.1 under [problem] has one")
     if "failure" in facts and not best:
         raise ValueError(f"{folder}: {label} failed: {facts['failure']}")
     name, round = ("best.x", state["best.round"][replica]) if best else ("server.x", state["round"])
@@ -60,7 +62,7 @@ def read_model(folder: Path, algorithm: str | None = None, seed: int | None = No
     sizes = problem.sizes.double()
     weights = sizes if experiment.weights == "samples" else torch.ones_like(sizes)
     x = state[name][replica].reshape(-1).to(problem.dtype)
-    return SavedModel(label, seed, int(round), problem, x, weights)
+    return SavedModel(label, seed, experiment.seeds, int(round), problem, x, weights)
 
 
 def choose_label(experiment: Experiment, algorithm: str | None) -> str:
