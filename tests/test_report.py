@@ -28,6 +28,7 @@ from fedda.report.pages import Report, differences
 from fedda.report.picture import picture
 from fedda.report.sweep import grid
 from fedda.runs.curves import Curve
+from fedda.runs.metrics import metric as describe_metric
 from fedda.runs.reading import read_run
 from fedda.runs.sweeps import read_sweep
 
@@ -362,14 +363,14 @@ def test_an_accuracy_s_axis_begins_where_curves_have_risen_to():
     def rising(top):
         return Curve(x, x, x, x, mean=top - (top - 0.1) * 0.5**x, std=0 * x, seeds=x)
 
-    low, high, _ = plots.limits([rising(0.7), rising(0.75)], style.metric("test_accuracy"))
+    low, high, _ = plots.limits([rising(0.7), rising(0.75)], describe_metric("test_accuracy"))
     assert 0.6 < low < 0.7 and 0.75 < high < 0.8
-    low, _, _ = plots.limits([rising(0.7), rising(0.1)], style.metric("test_accuracy"))  # one that stays is seen
+    low, _, _ = plots.limits([rising(0.7), rising(0.1)], describe_metric("test_accuracy"))  # one that stays is seen
     assert low < 0.1
     over = replace(rising(0.7), mean=np.where(x < 2, 0.3, np.nan))  # so is one that ends before
-    assert plots.limits([over, rising(0.7)], style.metric("test_accuracy"))[0] < 0.3
+    assert plots.limits([over, rising(0.7)], describe_metric("test_accuracy"))[0] < 0.3
     assert (
-        plots.limits([rising(0.7)], style.metric("density"))[0] < 0.1
+        plots.limits([rising(0.7)], describe_metric("density"))[0] < 0.1
     )  # what is to be low may begin high, and is shown whole
 
 

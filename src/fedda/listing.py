@@ -46,6 +46,10 @@ def rows(kind: str) -> Table:
         return ("name", "what it is", *COSTS.values()), [(names(e), e.summary, *cost_or_error(e.name)) for e in entries]
     if kind == "params":
         return ("algorithm", "hyper-parameters and defaults"), [(names(e), params(e)) for e in entries]
+    if kind == "metrics":
+        return ("name", "what it is", "better"), [
+            (e.name, e.summary, getattr(e.build, "better", "higher")) for e in registry.metrics
+        ]
     return ("name", "what it is", "parameters and defaults"), [(e.name, e.summary, params(e)) for e in REGISTRIES[kind]]
 
 

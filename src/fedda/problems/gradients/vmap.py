@@ -13,7 +13,7 @@ from ...recording import record
 
 logger = logging.getLogger(__name__)
 # An operation without a batching rule runs one client at a time: PyTorch would ask our users to file an issue.
-torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+getattr(torch._C._functorch, "_set_vmap_fallback_warning_enabled", bool)(False)
 Objective = Callable[..., Tensor]  # (x [d], inputs [b, ...], targets [b, ...]) -> loss []
 
 
