@@ -79,6 +79,7 @@ class Neural(Problem):
     """
 
     random = False  # whether the model has random layers, such as dropout
+    nan_alone = False  # whether some sample alone has the loss NaN, as one of a class that the loss ignores
     augment: Augmentation | None = None  # changes training samples at random
     max_rate = 1.0  # a larger first effective rate made every network that we tried diverge (docs/deviations.md)
 
