@@ -91,8 +91,16 @@ def number(owner: str, name: str, value: Any, bound: Bound) -> None:
         real = isinstance(value, Real) and not isinstance(value, bool)
         good = real and math.isfinite(value) and bool(bound.holds(value))
     if not good:
-        text = " (a text, write the number without quotes)" if isinstance(value, str) else ""
+        text = " (a text, write the number without quotes)" if is_number_text(value) else ""
         raise ValueError(f"{owner}: {name} must be {bound.text}, got {shown(value)}{text}")
+
+
+def is_number_text(value: Any) -> bool:
+    """Whether a value is a text such as "0.1"."""
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def count(owner: str, name: str, value: Any, at_most: int | None = None) -> None:

@@ -245,6 +245,8 @@ class Evaluation:
         """Whether the loss of a batch is the mean of the losses of its samples. This is false for a cross-entropy with
         class weights and for a loss that fails under vmap. Such a loss is evaluated client by client."""
         problem = self.problem
+        if problem.nan_alone:
+            return False
         # Not at the start, where a model may be constant, and on samples of all clients: if all samples have the same
         # class or the same loss, every kind of mean is the same.
         x = problem.full_point()

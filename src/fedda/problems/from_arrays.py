@@ -101,7 +101,7 @@ def problem(
         client = None
         if isinstance(pair, tuple | list) and len(pair) == 3:
             pair, client = pair[:2], pair[2]
-        samples = _arrays(name, *_pair(name, pair, "(x, y) or (x, y, client)"), device, dtype, standard)
+        samples = _arrays(name, *_pair(name, pair, "(x, y)"), device, dtype, standard)
         if client is not None:
             owners[name] = _owners(name, client, names, samples.samples).to(device)
         return samples
@@ -133,7 +133,7 @@ def problem(
     norms = neural.batch_norms
     for part in (neural.data, *neural.held_out.values()):
         refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))))
-        refuse_targets(norms.evaluation, loss, neural, part)
+        neural.nan_alone |= refuse_targets(norms.evaluation, loss, neural, part)
     first = neural.standardised(neural.pick(neural.data, slice(2)))
     if norms.layers:  # these need a whole batch, even if there is only one sample
         first = neural.standardised(neural.pick(neural.data, torch.arange(batch, device=device) % data.samples))
@@ -191,8 +191,9 @@ def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch, which: str = "
         raise ValueError(f"problem: the loss must be a function to one number, the mean over the batch, got {got}")
 
 
-def refuse_targets(model: nn.Module, loss: Loss, neural: Neural, part: Batch) -> None:
-    """Refuse targets that the loss cannot take, wherever they are, and a loss that is a sum over the batch."""
+def refuse_targets(model: nn.Module, loss: Loss, neural: Neural, part: Batch) -> bool:
+    """Refuse targets that the loss cannot take, wherever they are, and a loss that is a sum over the batch. Returns
+    whether the loss of some sample alone is NaN, as that of a class with the weight 0."""
     y, index = first_tensor(part.y), torch.arange(min(8, part.samples))
     if not y.is_floating_point():  # also the samples with the smallest and the largest targets
         flat = y.flatten(1) if y.dim() > 1 else y[:, None]
@@ -211,19 +212,20 @@ def refuse_targets(model: nn.Module, loss: Loss, neural: Neural, part: Batch) ->
             rows = list(range(len(index)))
             each, once, twice = [of([i]) for i in rows], of(rows), of(rows + rows)
         except Exception:  # the loss cannot take one sample, or outputs have no axis of samples
-            return
+            return False
     for i, value in enumerate(each):
-        if not math.isfinite(value):
-            target = first_tensor(y)[i].flatten()[:4].tolist()
+        target = first_tensor(y)[i]
+        if math.isnan(value) and not target.is_floating_point() and int(target.max()) < 0:
             raise ValueError(
-                f"problem: the loss of a sample with the target {str(target).strip('[]')} is not finite; leave such "
-                "samples out (a loss with ignore_index is NaN if all targets are ignored)"
+                f"problem: the loss of a sample with the target {int(target.max())} is NaN, because the loss ignores "
+                "this target; leave such samples out"
             )
     if math.isclose(twice, 2 * once, rel_tol=1e-4) and abs(once) > 1e-6:
         raise ValueError(
             "problem: the loss must be the mean over the batch, and this one is the sum: it is twice as large for "
             "the same samples twice; take reduction='mean'"
         )
+    return any(map(math.isnan, each))
 
 
 def has_random_layers(model: nn.Module, x: Any) -> bool:

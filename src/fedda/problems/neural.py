@@ -85,6 +85,7 @@ class Neural(Problem):
     """
 
     random = False  # whether the model has random layers, such as dropout
+    nan_alone = False  # whether some sample alone has the loss NaN, as one of a class that the loss ignores
     augment: Augmentation | None = None  # changes training samples at random
     class_names: tuple[str, ...] | None = None  # if the data names its classes
     columns: Columns | None = None  # if the data is a table
