@@ -36,7 +36,7 @@ def test_the_walk_s_algorithm_passes_the_shared_table(plugin):
     command = re.search(r"python -m (pytest tests/test_engines.py -k clipped)", WALK)[1].split()
     done = run(*command, "-p", "no:cacheprovider", FEDDA_TEST_PLUGIN=plugin)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"\b(1[0-9]|[2-9][0-9]) passed|\.{10,}", done.stdout)
+    assert re.search(r"^\.{9,}", done.stdout)  # so many has the table, and none failed
     more = ["tests/test_training.py", "-k", "clipped and (refused or silent)", "-p", "no:cacheprovider"]
     done = run("pytest", *more, FEDDA_TEST_PLUGIN=plugin)
     assert done.returncode == 0, done.stdout

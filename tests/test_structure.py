@@ -17,6 +17,7 @@ import fedda
 import fedda_paper
 from commands import ENVIRONMENT
 
+PICTURES = True  # examples in docstrings draw
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "fedda"
 
