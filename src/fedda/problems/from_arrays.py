@@ -278,15 +278,6 @@ def _hold_out(
     return Batch(data.x, train_y), rows[train], owner[~held], Batch(held_x, held_y)
 
 
-def _numbers_of(name: str, client: Any, names: np.ndarray) -> Tensor:
-    """The numbers of the clients that own some held-out samples."""
-    client = np.asarray(client)
-    unknown = np.setdiff1d(client, names)
-    if len(unknown):
-        raise ValueError(f"problem: {name} has samples of the client {unknown[0]!r}, which has no training samples")
-    return torch.as_tensor(np.searchsorted(names, client))
-
-
 def _array(values: Any) -> np.ndarray:
     """The values as an array; an empty one if they are ragged."""
     try:
