@@ -74,6 +74,8 @@ class Patience:
     ) -> "Patience | None":
         """The patience of a run, which resumes if `state` is given; None if the user asks for none."""
         if evaluations is None:
+            if name is not None:
+                raise ValueError(f"train: metric is for patience: give patience=5 as well, got metric={name!r}")
             return None
         checks.count("train", "patience", evaluations)
         keys = [f"validation_{own}" for own in problem.metric_names("validation")]
