@@ -194,7 +194,8 @@ def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch, which: str = "
 def refuse_targets(model: nn.Module, loss: Loss, neural: Neural, part: Batch) -> bool:
     """Refuse targets that the loss cannot take, wherever they are, and a loss that is a sum over the batch. Returns
     whether the loss of some sample alone is NaN, as that of a class with the weight 0."""
-    y, index = first_tensor(part.y), torch.arange(min(8, part.samples))
+    y = first_tensor(part.y)
+    index = torch.arange(min(8, part.samples), device=y.device)
     if not y.is_floating_point():  # also the samples with the smallest and the largest targets
         flat = y.flatten(1) if y.dim() > 1 else y[:, None]
         low, high = flat.amin(dim=1), flat.amax(dim=1)
