@@ -1,6 +1,6 @@
 """Images from a folder, a ResNet of your own, a model file at the end.
 
-The folder has a subfolder of images for each class. Without one, the digits of scikit-learn are written as such a folder.
+The folder has a subfolder of images for each class. Without one, the digits of scikit-learn are written as a folder.
 The network has BatchNorm; `--norm group` converts it to GroupNorm, which needs no statistics of the clients.
 
     python examples/images.py --images photos --norm batch --out model.pt

@@ -333,14 +333,14 @@ def test_recipes_in_a_file(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,on,off\n" + "".join(f"{k},{k % 2},9\n" for k in range(4)))
     file = tmp_path / "recipe.toml"
-    file.write_text(TOML.format(trace=trace))
+    file.write_text(TOML.format(trace="trace.csv"))  # relative to the file
     whole, again = tmp_path / "whole", tmp_path / "again"
-    first = run("run", file, "--out", whole, cwd=tmp_path)
+    first = run("run", file, "--out", whole)
     assert first.returncode == 0, first.stderr
-    repeated = run("run", whole / "config.toml", "--out", again, cwd=tmp_path)
+    repeated = run("run", whole / "config.toml", "--out", again)
     assert repeated.returncode == 0, repeated.stderr
     assert (whole / "metrics.jsonl").read_bytes() == (again / "metrics.jsonl").read_bytes()
-    longer = run("run", file, "--out", whole, "--resume", "--rounds", "6", cwd=tmp_path)
+    longer = run("run", file, "--out", whole, "--resume", "--rounds", "6")
     assert longer.returncode == 2 and "the rate of fedavg depends on the number of rounds, 4" in longer.stderr
 
     import json

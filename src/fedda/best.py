@@ -13,6 +13,7 @@ from .runs.metrics import is_better, metric, validation_metric
 
 PREFIX = "best."  # of the names in a state
 METRICS = f"{PREFIX}metrics."
+NO_PERSONAL_BEST = "personal parameters are kept for the last round only, so there is no best model: take the last one"
 MISSING = "there is no validation metric by which to choose the best model"
 
 

@@ -107,6 +107,7 @@ class Run:
             )
         self.counts, self.round = Counts(), 0
         self.best = BestModels(state, like.device)  # on the validation samples
+        self.best.directions = self.problem.directions
         zeros = torch.zeros(self.lead, dtype=torch.int64, device=like.device)
         self.dropped = zeros  # replies that were not finite, summed over rounds
         self.silent = zeros.clone()  # rounds in a row without a finite reply
@@ -270,6 +271,15 @@ class Run:
                 f"{type(self.algorithm).__name__}: no client gave a finite reply in {PATIENCE} rounds in a row "
                 f"(up to round {self.round}): the run has diverged; lower lr"
             )
+
+    def set_patience(
+        self, evaluations: int | None, metric: str | None, seeds: int, state: Mapping[str, Tensor] | None
+    ) -> None:
+        """Stop after so many evaluations without an improvement of a validation metric, which also decides which model
+        is the best. `seeds` is the number of rows of an evaluation; `state` is that of a resumed run."""
+        self.patience = Patience.of(evaluations, metric, self.problem, seeds, state)
+        if self.patience is not None:
+            self.best.chosen_by = self.patience.name
 
     # -- the privacy budget ---------------------------------------------------------------------------------------
     def last_round(self, rounds: int) -> int:

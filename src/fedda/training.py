@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from . import checks
 from .arguments import TrainOptions, check_options
-from .best import MISSING
+from .best import MISSING, NO_PERSONAL_BEST
 from .clients import FineTuning
 from .core import Algorithm, Problem, map_fields
 from .engines import PERSONAL, Vectorised
-from .evaluations import EvaluationPlan, Patience, plan_evaluations
+from .evaluations import EvaluationPlan, plan_evaluations
 from .problems.exporting import write_model
 from .problems.gradients.tuning import measured_threads, threads
 from .problems.neural import Neural
@@ -136,6 +136,8 @@ class Result(TrainedModel):
         """The model that was best on the validation samples: by `validation_accuracy`, or by `validation_loss` if the
         targets are not classes. It is chosen among the rounds that were evaluated."""
         best = self.run.best
+        if self.run.problem.d_personal:
+            raise ValueError(f"best: {NO_PERSONAL_BEST}")
         if best.x is None:
             raise ValueError(f"best: {MISSING}; give the problem validation=0.1")
         one = not self.run.lead
@@ -196,7 +198,7 @@ def train(
     rounds = affordable(run, rounds)
     plan = plan_evaluations(run.problem, rounds, run.cohort, run.algorithm.steps, every, evaluate)
     state = options.get("state")
-    run.patience = Patience.of(patience, metric, run.problem, len(run.seeds), state)
+    run.set_patience(patience, metric, len(run.seeds), state)
     seen = state is not None and "patience.best" in state  # the patience of a resumed run knows the first rows
     history, stopped = History(), ""
     with threads(threads_of(run)), Watch(run, rounds, progress, track) as watch:

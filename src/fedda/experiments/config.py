@@ -241,7 +241,9 @@ class Experiment(BaseModel):
             else params
             for label, params in self.algorithms.items()
         }
-        return self.model_copy(update={"plugin": names or None, "problem": problem, "algorithms": algorithms})
+        trace = None if self.availability is None else os.path.abspath(folder / self.availability)
+        update = {"plugin": names or None, "problem": problem, "algorithms": algorithms, "availability": trace}
+        return self.model_copy(update=update)
 
 
 def absolute_plugins(names: Iterable[str], folder: Path) -> list[str]:

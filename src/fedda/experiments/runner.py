@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import __version__
 from ..core import Algorithm
 from ..engines import cohort_size
-from ..evaluations import Patience, plan_evaluations
+from ..evaluations import plan_evaluations
 from ..problems.gradients.tuning import threads
 from ..run import Diverged, Run, warn_of_sizes
 from ..runs.folder import Folder
@@ -72,9 +72,7 @@ def run(experiment: Experiment, out: Path, watch: Watcher, **options: Any) -> Fo
             algorithm = experiment.build(label)
         run = program.start(label, algorithm, experiment.seeds, state, run_options.force)
         with errors_named(f"{experiment.name}: {label}"):
-            run.patience = Patience.of(
-                experiment.patience, experiment.metric, run.problem, len(experiment.seeds), state
-            )
+            run.set_patience(experiment.patience, experiment.metric, len(experiment.seeds), state)
         return run
 
     jobs = [Job(label, partial(start, label)) for label in experiment.algorithms]

@@ -9,7 +9,8 @@ from safetensors.torch import load
 from torch import Tensor
 
 from .. import checks
-from ..best import MISSING
+from ..best import MISSING, NO_PERSONAL_BEST
+from ..engines import PERSONAL
 from ..problems import Neural
 from ..runs.folder import Folder
 from ..runs.names import CONFIG
@@ -59,8 +60,13 @@ def read_model(folder: Path, algorithm: str | None = None, seed: int | None = No
     with errors_named(experiment.name):
         problem = experiment.problem.build()
     refuse_other_data(problem, folder)
+    if problem.d_personal:
+        if best:
+            raise ValueError(f"{folder}: {NO_PERSONAL_BEST}")
+        problem = problem.personalised(state[f"memory.{PERSONAL}"][replica])
     sizes = problem.sizes.double()
-    weights = sizes if experiment.weights == "samples" else torch.ones_like(sizes)
+    by_samples = "samples" in (experiment.weights, experiment.sampling)
+    weights = sizes if by_samples else torch.ones_like(sizes)
     x = state[name][replica].reshape(-1).to(problem.dtype)
     return SavedModel(label, seed, experiment.seeds, int(round), problem, x, weights)
 

@@ -17,6 +17,7 @@ from ..checks import one_line
 from ..files import write_whole
 from .neural import Neural
 from .trained import trained_model, trained_state
+from .trees import arguments, map_tensors
 
 SUFFIXES = (".pt", ".safetensors", ".onnx")
 BATCH = 3  # samples in the example; a program takes any number of them
@@ -88,12 +89,13 @@ def to_onnx(path: Path, problem: Neural, x: Tensor, weights: Tensor | None) -> b
 
 def traced(problem: Neural, x: Tensor, weights: Tensor | None) -> torch.export.ExportedProgram:
     """The model as a program of PyTorch's own operations, which needs no class of the user's or of ours."""
-    index = torch.arange(BATCH, device=problem.device) % len(problem.data.y)
-    sample = problem.pick(problem.data, index).x.cpu()
+    index = torch.arange(BATCH, device=problem.device) % problem.data.samples
+    positional, named = arguments(map_tensors(lambda v: v.cpu(), problem.pick(problem.data, index).x))
+    dynamic = map_tensors(lambda v: {0: torch.export.Dim.DYNAMIC}, positional or named)
     try:
         with silent(), torch.no_grad():
             model = trained_model(problem, x, weights).cpu()
-            return torch.export.export(model, (sample,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+            return torch.export.export(model, positional, named, dynamic_shapes=dynamic)
     except Exception as why:  # as above
         raise ValueError(f"PyTorch cannot export this model as a program ({one_line(why, 200)})") from why
 

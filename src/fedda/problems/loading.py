@@ -147,6 +147,9 @@ def load(
         metrics=metrics,
     ).to(device, dtype)
     loaded.class_names, loaded.columns = data.names, data.columns
+    if owned and data.client is not None:  # the names that the data gives its clients
+        first = np.unique(owner[keep], return_index=True)[1]
+        loaded.client_names = [str(name) for name in np.asarray(data.client)[np.flatnonzero(keep)[first]]]
     return loaded
 
 
