@@ -227,7 +227,9 @@ def evaluate_once(
         stopped = run.patience.reason(run.round)
     if on_evaluation is not None and bool(on_evaluation(found)):
         stopped = stopped or f"stopped after round {run.round} by on_evaluation"
-    if stopped and run.round < rounds and everything is not None:  # the last evaluation takes all samples
+    if run.round >= rounds:
+        return found, ""
+    if stopped and everything is not None:  # the last evaluation takes all samples
         found = rows(everything)
     return found, stopped
 
@@ -247,7 +249,7 @@ class Watch:
 
     def __init__(self, run: Run, rounds: int, progress: bool, track: Tracker | Sequence[Tracker]):
         self.run, self.rounds, self.label = run, rounds, type(run.algorithm).__name__
-        trackers = track if isinstance(track, Sequence) else [track]
+        trackers = track if isinstance(track, list | tuple) else [track]
         for tracker in trackers:
             if not isinstance(tracker, Tracker):
                 raise ValueError(f"train: track must be a tracker, such as fedda.track.tensorboard(), got {tracker!r}")
