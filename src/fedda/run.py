@@ -95,6 +95,10 @@ class Run:
         memory = (*algorithm.memory, *residuals(self.aggregation, self.algorithm, start))
         self.simulation = Simulation(self.problem, engine, seeds, weights, memory, draws, self.algorithm, participation)
         self.world = self.simulation.world
+        if len(set(self.world.collect(start.cpu().contiguous().view(torch.uint8).numpy().tobytes()))) > 1:
+            raise ValueError(
+                "train: the processes begin with different models: seed torch before you build the network"
+            )
         if self.problem.d_personal:
             self.simulation.memory[PERSONAL] = self._first_personal(x0)
         self.privacy = privacy(
