@@ -114,6 +114,8 @@ def test_an_algorithm_that_counts_its_own_steps_is_refused():
     fedda.train(Own(), problem, rounds=1)
     with pytest.raises(ValueError, match=r"Own: epochs, .* need a task that takes its steps by `for i, move in"):
         fedda.train(Own(stragglers=0.5), problem, rounds=1)
+    with pytest.raises(ValueError, match=r"Own: weight_decay has no effect: its task must step from self.decayed"):
+        fedda.train(Own(weight_decay=0.5), problem, rounds=1)
 
 
 # -- weight decay and clipping --------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from torch import Tensor
 from . import checks, rng, rows
 from .aggregation import Aggregated, Budget, Wrapper, check_wrappers, gaussian, privacy, refuse_unfit, residuals
 from .aggregation.compression import bytes_of
-from .aggregation.dry_run import takes_client_steps
+from .aggregation.dry_run import decays_weights, takes_client_steps
 from .arguments import check_device, check_engine, check_seeds, check_shapes, flat_point
 from .best import BestModels
 from .clients import FineTuning, client_rows
-from .core import Algorithm, Cohort, Problem, bind_to_problem
+from .core import Algorithm, Cohort, Problem, bind_to_problem, positive
 from .engines import PERSONAL, Counting, Counts, Draws, Engine, Participation, Simulation, cohort_size
 from .engines.graphs import NoGraph, capture
 from .evaluations import Patience
@@ -91,6 +91,10 @@ class Run:
             raise ValueError(
                 f"{type(algorithm).__name__}: epochs, steps='proportional' and stragglers need a task that takes its "
                 "steps by `for i, move in client.steps(self.steps)` and changes them by `x = move(x, new)`"
+            )
+        if positive(self.algorithm.weight_decay) and not decays_weights(self.algorithm):
+            raise ValueError(
+                f"{type(algorithm).__name__}: weight_decay has no effect: its task must step from self.decayed(x, eta)"
             )
         memory = (*algorithm.memory, *residuals(self.aggregation, self.algorithm, start))
         self.simulation = Simulation(self.problem, engine, seeds, weights, memory, draws, self.algorithm, participation)

@@ -1,5 +1,6 @@
 """A dry run of an algorithm, its start and one round, on one client whose gradients are zero: it shows all messages."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, ClientTask, ClientWrapper, Move, check_replies, take_new
+from ..core import Algorithm, ClientTask, ClientWrapper, Move, bind_to_problem, check_replies, take_new
 
 Shapes = tuple[tuple[int, ...], ...]
 Tensors = tuple[Tensor, ...]
@@ -47,6 +48,22 @@ def takes_client_steps(algorithm: Algorithm, x: Tensor) -> bool:
         warnings.simplefilter("ignore")
         algorithm.round(algorithm.init(x, ZeroGradientCohort(client)), ZeroGradientCohort(client))
     return client.took_steps
+
+
+def decays_weights(algorithm: Algorithm) -> bool:
+    """Whether the weight decay changes the model."""
+    ends = []
+    for decay in (0.1, 0.0):
+        x = torch.ones(1, 1, dtype=torch.float64)
+        other = bind_to_problem(dataclasses.replace(algorithm, weight_decay=decay), x, [("x", (1,))])
+        cohort = ZeroGradientCohort(ZeroGradientClient(x, other.memory))
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            server = other.init(x, cohort)
+            for _ in range(2):  # the first round may only measure
+                server = other.round(server, cohort)
+        ends.append(server.x)
+    return not torch.equal(*ends)
 
 
 class ZeroGradientClient(ClientWrapper):
