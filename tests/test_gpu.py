@@ -154,8 +154,8 @@ def test_batchnorm_by_vmap_and_by_the_kernels_follows_the_sequential_engine(prec
             for _ in range(2):
                 got = run.step().x
             assert run.problem.gradient_paths.chosen == {"auto": "kernels"}.get(path, path)
-            assert float((got - truth).norm()) < {"tf32": 0.1, "bf16": 0.5}[precision] * moved
-            here = run.evaluate()
+            assert float((got - truth).norm()) < {"tf32": 0.3, "bf16": 0.5}[precision] * moved
+            here = run.evaluate()[0]
     assert abs(here["test_loss"] - float(problem.evaluate(got, torch.ones(6, device="cuda"))["test_loss"])) < 0.1
 
 
