@@ -143,20 +143,21 @@ def test_batchnorm_is_captured(name, precision, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_batchnorm_by_vmap_and_by_the_kernels_follows_the_sequential_engine(precision):
-    """Nothing falls back to one client after the other. A pixel that another one overtakes in a pool makes paths part."""
+    """After one step: a pixel that another one overtakes in a pool makes paths part. Nothing falls back to one client
+    after the other."""
     problem = fedda.load("digits", clients=6, model="cnn", filters=16, layers=2, norm="batch", device="cuda")
-    truth = last(stable("fedavg"), problem, 2, cohort=4, engine="sequential").x
+    algorithm, weights = stable("fedavg", steps=1), torch.ones(6, dtype=torch.float64, device="cuda")
+    truth = last(algorithm, problem, 1, cohort=4, engine="sequential").x
     moved = float((truth - problem.point()).norm())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for path in ("auto", "traced"):
-            run = fedda.Run(stable("fedavg"), problem, cohort=4, engine=Vectorised(path=path, precision=precision))
-            for _ in range(2):
-                got = run.step().x
+            run = fedda.Run(algorithm, problem, cohort=4, engine=Vectorised(path=path, precision=precision))
+            got = run.step().x
             assert run.problem.gradient_paths.chosen == {"auto": "kernels"}.get(path, path)
-            assert float((got - truth).norm()) < {"tf32": 0.1, "bf16": 0.5}[precision] * moved
-            here = run.evaluate()
-    assert abs(here["test_loss"] - float(problem.evaluate(got, torch.ones(6, device="cuda"))["test_loss"])) < 0.1
+            assert float((got - truth).norm()) < {"tf32": 0.1, "bf16": 0.3}[precision] * moved
+            here = run.evaluate()[0]
+    assert abs(here["test_loss"] - float(problem.evaluate(got, weights)["test_loss"])) < 0.1
 
 
 def test_batchnorm_on_the_device_is_that_on_the_host():

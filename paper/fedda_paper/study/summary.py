@@ -67,7 +67,10 @@ def page(found: dict[str, dict[str, Any]], rounds: int) -> str:
              "at the end", f"rounds to {TARGET:.0%}", "against the first"]  # fmt: skip
     order = sorted(found, key=lambda name: -test(found[name]))
     first = found[order[0]]["finals"] if order else []
-    lines = [f"{rounds} rounds; in percent; mean ± standard deviation over seeds with a partition each.", ""]
+    unit = (
+        "losses" if any(value < 0 for own in found.values() for value in own["validation in stage 1"]) else "in percent"
+    )
+    lines = [f"{rounds} rounds; {unit}; mean ± standard deviation over seeds with a partition each.", ""]
     lines += ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for name in order:
         own = found[name]
@@ -89,12 +92,14 @@ def test(own: dict[str, Any]) -> float:
 
 
 def against(finals: list[dict[str, float]], first: list[dict[str, float]]) -> str:
-    """The paired difference in test accuracy, with a 95 % t interval."""
+    """The paired difference in test accuracy, or in the loss, with a 95 % t interval."""
     theirs = {row["seed"]: row["test"] for row in first}
     pairs = [row["test"] - theirs[row["seed"]] for row in finals if row["seed"] in theirs]
     if finals is first or len(pairs) < 2:
         return ""
     half = T975[len(pairs) - 1] * statistics.stdev(pairs) / math.sqrt(len(pairs))
+    if finals[0]["test"] < 0:
+        return f"{-statistics.fmean(pairs):+.4f} ± {half:.4f}"
     return f"{100 * statistics.fmean(pairs):+.2f} ± {100 * half:.2f}"
 
 
@@ -103,8 +108,12 @@ def lost(diverged: int) -> str:
 
 
 def percent(values: list[float]) -> str:
+    """A mean and a deviation in percent; scores below 0 are losses."""
     if not values:
         return ""
+    if values[0] < 0:
+        spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+        return f"{-statistics.fmean(values):.4f}{spread}"
     spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{100 * statistics.fmean(values):.2f}{spread}"
 
