@@ -108,16 +108,9 @@ CASES = {
     "even, wide padding, not square": ((2, 3, 6), 2, 1, 3, {"kernel": 2, "pad": 3, "pools": (True, False)}),
     "4x4": ((2, 6, 7), 2, 1, 3, {"kernel": 4, "pad": 1, "pools": (False, True)}),
     "7x7": ((2, 8, 9), 2, 1, 3, {"kernel": 7, "pad": 3}),
-<<<<<<< HEAD
     "many rows": ((3, 12, 12), 1, 1, 9, {}),
-    "BatchNorm, two points share a batch": ((3, 8, 8), 4, 2, 6, {"norms": (True, True)}),
-    "BatchNorm and odd sizes": ((1, 7, 7), 3, 3, 8, {"norms": (True, True)}),
-    "BatchNorm in one of three layers": ((2, 9, 9), 2, 1, 6, {"layers": 3, "norms": (False, True, False)}),
-=======
-    "many rows": ((3, 12, 12), 2, 2, 9, {}),
     "BatchNorm, odd sizes, two points share a batch": ((1, 7, 7), 2, 1, 8, {"norms": (True, True)}),
     "BatchNorm in one of three layers": ((2, 9, 9), 2, 2, 4, {"layers": 3, "norms": (False, True, False)}),
->>>>>>> science
     "one layer with BatchNorm": ((2, 6, 6), 2, 2, 4, {"layers": 1, "norms": (True,), "bias": False}),
 }  # fmt: skip
 
