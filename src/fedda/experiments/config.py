@@ -129,7 +129,7 @@ class Experiment(BaseModel):
     @model_serializer(mode="wrap")
     def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without later keys that are None: older files, and names made of them, stay the same."""
-        later = ("evaluate", "patience", "metric", "personalise")
+        later = ("sampling", "drop", "availability", "plugin", "evaluate", "patience", "metric", "personalise")
         return {key: value for key, value in fields(self).items() if key not in later or value is not None}
 
     @field_validator("evaluate")

@@ -56,7 +56,7 @@ def override(
         _apply_setting(table, text)
     if isinstance(table["problem"].get("data"), str):
         table["problem"]["data"] = absolute(table["problem"]["data"], Path.cwd())
-    table["plugin"] = [*(table["plugin"] or ()), *absolute_plugins(plugins, Path.cwd())] or None
+    table["plugin"] = [*(table.get("plugin") or ()), *absolute_plugins(plugins, Path.cwd())] or None
     table |= {key: value for key, value in (more or {}).items() if value is not None}
     _drop_options(table["problem"], before["problem"])
     if table["problem"].get("data") != before["problem"]["data"] and table["title"] == experiment.title != "":
