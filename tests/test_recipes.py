@@ -131,6 +131,14 @@ def test_weight_decay_by_hand():
         assert result.x.item() == pytest.approx((2 - 0.1 * 2 / eps) / (1 + 0.05))
 
 
+def test_weight_decay_goes_with_constraints_that_are_vectors():
+    problem = fedda.Quadratic(A=[[1.0, 1.0]], b=[[3.0, 3.0]])
+    box = fedda.prox.Box(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, 2.0]))
+    algorithm = fedda.make("fedda-2-1", lr=0.1, eps=0.5, weight_decay=0.1, prox=box)
+    result = fedda.train(algorithm, problem, rounds=40, seed=[0, 1])
+    assert torch.allclose(result.x[0], torch.tensor([0.5, 2.0], dtype=torch.float64), atol=1e-6)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_weight_decay_shrinks_the_model_of_every_algorithm(name):
     """With gradients that are zero everywhere nothing else moves the model."""
@@ -356,3 +364,17 @@ def test_recipes_in_a_file(tmp_path):
     last = next(row for row in reversed(rows) if row["algorithm"] == "fedavg")
     assert last["train_loss"] == pytest.approx(result.history[-1]["train_loss"], rel=1e-5)
     assert last["gradients"] == result.history[-1]["gradients"]
+
+
+def test_a_sweep_over_what_every_algorithm_takes(tmp_path):
+    """Numbers run as replicas of one program; epochs, which decide the number of steps, do not."""
+    from fedda.experiments import config
+    from fedda.experiments.grid import points
+    from fedda.experiments.sweep import stack_points
+
+    file = tmp_path / "recipe.toml"
+    file.write_text(TOML.format(trace="trace.csv").replace("availability", "# availability"))
+    experiment = config.read(file)
+    chosen = points(experiment, ["*.weight_decay=0.0,0.1", "*.epochs=0.5,1.0"], None)
+    assert {label: len(tried) for label, tried in chosen.items()} == {"fedavg": 4, "scaffold": 4}
+    assert [[point["weight_decay"] for point in stack.points] for stack in stack_points(chosen)] == [[0.0, 0.1]] * 4

@@ -45,7 +45,8 @@ def rows(kind: str) -> Table:
     if kind == "algorithms":
         return ("name", "what it is", *COSTS.values()), [(names(e), e.summary, *cost_or_error(e.name)) for e in entries]
     if kind == "params":
-        return ("algorithm", "hyper-parameters and defaults"), [(names(e), params(e)) for e in entries]
+        common = ("all algorithms", _text(registry.algorithms.common))
+        return ("algorithm", "hyper-parameters and defaults"), [common, *((names(e), params(e)) for e in entries)]
     if kind == "metrics":
         return ("name", "what it is", "better"), [
             (e.name, e.summary, getattr(e.build, "better", "higher")) for e in registry.metrics

@@ -92,7 +92,7 @@ class Run:
                 f"{type(algorithm).__name__}: epochs, steps='proportional' and stragglers need a task that takes its "
                 "steps by `for i, move in client.steps(self.steps)` and changes them by `x = move(x, new)`"
             )
-        if positive(self.algorithm.weight_decay) and not decays_weights(self.algorithm):
+        if positive(self.algorithm.weight_decay) and not decays_weights(self.algorithm, start):
             raise ValueError(
                 f"{type(algorithm).__name__}: weight_decay has no effect: its task must step from self.decayed(x, eta)"
             )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, ClientTask, ClientWrapper, Move, bind_to_problem, check_replies, take_new
+from ..core import Algorithm, ClientTask, ClientWrapper, Move, check_replies, take_new
 
 Shapes = tuple[tuple[int, ...], ...]
 Tensors = tuple[Tensor, ...]
@@ -50,12 +50,11 @@ def takes_client_steps(algorithm: Algorithm, x: Tensor) -> bool:
     return client.took_steps
 
 
-def decays_weights(algorithm: Algorithm) -> bool:
-    """Whether the weight decay changes the model."""
-    ends = []
+def decays_weights(algorithm: Algorithm, x: Tensor) -> bool:
+    """Whether the weight decay changes a model like x."""
+    x, ends = torch.ones_like(x), []
     for decay in (0.1, 0.0):
-        x = torch.ones(1, 1, dtype=torch.float64)
-        other = bind_to_problem(dataclasses.replace(algorithm, weight_decay=decay), x, [("x", (1,))])
+        other = dataclasses.replace(algorithm, weight_decay=decay)
         cohort = ZeroGradientCohort(ZeroGradientClient(x, other.memory))
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -18,7 +18,8 @@ class FedAvg(Algorithm):
 
         X <- X - eta_t g_k(X; B)  (steps times, from x);     x <- x + server_lr (mean_k X - x)
 
-    Deviations: clients are averaged uniformly, as the FedDA paper's objective is, unless ``weights="samples"``.
+    Deviations: clients are averaged uniformly, as in the FedDA paper's objective. McMahan et al. weight them by their
+    samples and let them work for epochs: ``train(..., weights="samples")`` and ``make("fedavg", epochs=1)``.
 
     Choose it as the first baseline of every comparison, with its rate tuned: it is often hard to beat.
 

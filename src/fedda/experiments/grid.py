@@ -91,8 +91,10 @@ def _value(params: dict[str, Any], name: str) -> Any:
     given = hyper_params(params)
     if rest:
         return _value(given[first], rest) if isinstance(given.get(first), dict) else MISSING
-    known = algorithms.find(params["name"]).defaults if "name" in params else given
-    return given.get(name) if name in {*given, *known} else MISSING
+    if name in given or "name" not in params:
+        return given.get(name, MISSING)
+    entry = algorithms.find(params["name"])
+    return (entry.common | entry.defaults).get(name, MISSING)
 
 
 def _values(label: str, name: str, text: str, base: Any) -> list[Any] | Range:
