@@ -92,17 +92,17 @@ MUTANTS = [
     ),
     Mutant(
         "prox-without-the-metric", "algorithms/fedda.py",
-        "H / self.scale, total)", "1 / self.scale, total)",
+        "z / H, H / self.scale, total)", "z / H, 1 / self.scale, total)",
         "test_identities.py -k e6_one_local_step",
     ),
     Mutant(
         "fedavg-rate-of-the-round", "algorithms/fedavg.py",
-        "x = x - lr(t + i) * g\n", "x = x - lr(t) * g\n",
+        "- lr(t + i) * g)\n", "- lr(t) * g)\n",
         "test_relations.py -k 'three_rounds_by_hand and fedavg'",
     ),
     Mutant(
         "scaffold-control-sign", "algorithms/scaffold.py",
-        "y - lr(t + i) * (g - own + c)", "y - lr(t + i) * (g + own - c)",
+        "- lr(t + i) * (g - own + c)", "- lr(t + i) * (g + own - c)",
         "test_relations.py -k 'three_rounds_by_hand and scaffold'",
     ),
     Mutant(
@@ -143,14 +143,14 @@ MUTANTS = [
     ),
     Mutant(
         "batch-drawn-twice", "engines/simulated.py",
-        "self._ahead, batch = 1, next(self._batches)\n        self._next += 1",
-        "self._ahead, batch = 1, next(self._batches)",
+        "self._next, self.batches_drawn = self._next + 1, self.batches_drawn + 1",
+        "self.batches_drawn = self.batches_drawn + 1",
         "test_replies.py -k a_batch_of_its_own",
     ),
     Mutant(
-        "key-of-the-place", "engines/simulated.py",
-        "ids = rng.choose(cohort_key, clients, size)\n        return ids, rng.fold(batch_key, ids)",
-        "ids = rng.choose(cohort_key, clients, size)\n        return ids, rng.fold(batch_key, torch.arange(size))",
+        "key-of-the-place", "engines/participation.py",
+        "self.participation.available(tau))\n        return ids, rng.fold(batch_key, ids)",
+        "self.participation.available(tau))\n        return ids, rng.fold(batch_key, torch.arange(size))",
         "test_rng.py -k whatever_its_place",
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS = [
     # -- problems and data
     Mutant(
         "evaluation-denominator", "problems/evaluation.py",
-        "share * weights[shard].sum()", "share * weights[shard].new_tensor(float(len(weights[shard])))",
+        "share * weight.sum()", "share * weight.new_tensor(float(len(weight)))",
         "test_problems.py -k evaluation_means",
     ),
     Mutant(

@@ -345,10 +345,10 @@ def test_an_unknown_loss_is_no_chain(loss):
 
 def test_a_class_that_torch_leaves_out_is_no_chain():
     y = torch.arange(60) % 3
+    chain = Chain.of(nn.Linear(5, 3), F.cross_entropy, (5,))
+    assert chain.takes(y)
     y[7] = -100
-    for targets, known in ((torch.arange(60) % 3, True), (y, False)):
-        problem = fedda.problem(nn.Linear(5, 3), F.cross_entropy, x=randn(60, 5).float(), y=targets, batch=4)
-        assert (problem.chain is not None) == known
+    assert not chain.takes(y)
 
 
 @pytest.mark.parametrize(

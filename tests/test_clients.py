@@ -188,7 +188,7 @@ def test_every_wrapper_passes_on_the_whole_protocol():
     """A property that is added to the protocol and to `ClientWrapper` is in all of them."""
     names = {name for name in vars(Client) if not name.startswith("_")}
     assert {"samples", "uniform", "gradients", "memory", "count", "full_gradient"} <= names
-    assert names <= set(dir(ClientWrapper)) and names - {"count", "memory"} <= set(dir(ClientStack))
+    assert names <= set(dir(ClientWrapper)) and names - {"active", "count", "memory"} <= set(dir(ClientStack))
     for wrapper in (CountedClient, Squares, Corrected, RecordedClient, ZeroGradientClient):
         assert issubclass(wrapper, ClientWrapper)
 

@@ -156,7 +156,7 @@ def test_a_round_of_every_algorithm(name, monkeypatch):
     run.step()
 
     def step():
-        server, alive, lost, _ = run._round(torch.tensor(run.round, device=DEVICE))
+        server, alive, _, lost, _ = run._round(torch.tensor(run.round, device=DEVICE))
         return [*server, alive, lost]
 
     kept = {k: v.clone() for k, v in run.simulation.memory.items()}

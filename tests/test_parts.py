@@ -252,7 +252,10 @@ def test_shared_batch_norms_keep_pooled_statistics():
     [
         ({"personal": "*"}, "^problem: all parameters are personal"),
         ({"personal": "nrom.*"}, r"^problem: personal = 'nrom.\*' fits no parameter; there are body.weight"),
-        ({"personal": "norm.*", "test": (X[48:], Y[48:], OWNER[48:] + 9)}, "^problem: test has samples of the client"),
+        (
+            {"personal": "norm.*", "test": (X[48:], Y[48:], OWNER[48:] + 9)},
+            "^problem: test: the client '9' has no training samples",
+        ),
     ],
 )
 def test_mistakes_with_personal_parameters(options, message):

@@ -169,7 +169,7 @@ def test_what_vmap_cannot_take_runs_in_a_loop_and_says_so_once():
     problem = make(Branching(5, 3))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        fast = last(stable("fedda-mvr"), problem, 3, cohort=3, engine="vectorised")
+        fast = last(stable("fedda-mvr"), problem, 3, cohort=3, engine="vectorised", weights="uniform")
     assert len(seen) == 1 and str(seen[0].message).startswith("vmap cannot take this model, its clients run one by one")
     truth = last(stable("fedda-mvr"), problem, 3, cohort=3, engine="sequential")
     torch.testing.assert_close(fast.x, truth.x)

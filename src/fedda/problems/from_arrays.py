@@ -150,10 +150,11 @@ def problem(
 def _add_metrics(neural: Neural, metrics: dict[str, Metric]) -> None:
     """Set the metrics of a problem; one that does not fit its outputs is refused."""
     samples = neural.standardised(neural.pick(neural.data, slice(64)))
+    n = samples.samples
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         output = call(copy.deepcopy(neural.batch_norms.evaluation), samples.x)
         neural.metrics = of_sequences(output, samples.y) | metrics
-        each = {name: m for name, m in neural.metrics.items() if gives_each(name, m, output, samples.y)}
+        each = {name: m for name, m in neural.metrics.items() if gives_each(name, m, output, samples.y, n)}
     other = next((name for name in neural.metrics if name not in each), None)
     if other is not None and not (isinstance(output, Tensor) and isinstance(samples.y, Tensor)):
         raise ValueError(

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..checks import one_line
 from ..registry import metrics as registered
+from .trees import at, first_tensor
 
 Function = Callable[[Tensor, Tensor], Any]
 
@@ -44,9 +45,10 @@ class Metric:
     def better(self) -> str:
         return "higher" if self.higher_is_better else "lower"
 
-    def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def each(self, outputs: Any, targets: Any) -> Tensor:
         """The numbers of each sample, [replicas, samples], from outputs [replicas, samples, ...]."""
-        return torch.stack([self(output, targets) for output in outputs]).double()
+        replicas = len(first_tensor(outputs))
+        return torch.stack([self(at(outputs, i), targets) for i in range(replicas)]).double()
 
     def whole(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The number of a set of samples, [replicas]."""
@@ -77,14 +79,14 @@ def find_metrics(metrics: Mapping[str, Function] | Sequence[str] | None) -> dict
 TAKEN = ("loss", "accuracy", "samples")
 
 
-def gives_each(name: str, metric: Metric, output: Tensor, targets: Tensor) -> bool:
+def gives_each(name: str, metric: Metric, output: Any, targets: Any, samples: int) -> bool:
     """Whether a metric gives a number for each sample, and not one for the set; other results are refused."""
     try:
         value = torch.as_tensor(metric(output, targets))
     except Exception as why:  # a user's function may raise anything
         raise ValueError(f"problem: the metric {name!r} cannot take this data: {one_line(why)}") from why
-    if value.dtype.is_complex or (value.dim() > 0 and value.shape != (len(targets),)):
-        wanted = f"one number, or a tensor of {len(targets)} numbers for {len(targets)} samples"
+    if value.dtype.is_complex or (value.dim() > 0 and value.shape != (samples,)):
+        wanted = f"one number, or a tensor of {samples} numbers for {samples} samples"
         raise ValueError(f"problem: the metric {name!r} must return {wanted}, got shape {list(value.shape)}")
     if metric.of_mean is not None and value.dim() == 0:
         raise ValueError(f"problem: the metric {name!r} has of_mean, so it must return a number for each sample")
@@ -195,8 +197,10 @@ rmse = registered.register("rmse")(Metric(_squared, higher_is_better=False, of_m
 perplexity = registered.register("perplexity")(Metric(_token_loss, higher_is_better=False, of_mean=torch.exp))
 
 
-def of_sequences(output: Tensor, targets: Tensor) -> dict[str, Metric]:
+def of_sequences(output: Any, targets: Any) -> dict[str, Metric]:
     """The metrics that sequences of tokens have without being named."""
+    if not (isinstance(output, Tensor) and isinstance(targets, Tensor)):
+        return {}
     if targets.is_floating_point() or targets.dim() != 2 or output.shape[:-1] != targets.shape:
         return {}
     return {"token_accuracy": Metric(token_accuracy), "perplexity": perplexity}

@@ -48,12 +48,13 @@ class GradientPaths:
         self.stacked = StackedGradient(self.objective)
         self.kernels: Kernels | None = None
         self.paths: dict[str, Path] = {}  # those that fit the model, the likely fastest first
-        sample, chain = tuple(problem.data.x.shape[1:]), problem.chain
+        chain = problem.chain
         if self.precision != "float32":
             if chain is None and problem.batch_norms.layers:
                 chain = problem.known_chain(norms=True)
             if chain is not None:
-                self.kernels = kernels_for(chain, sample, problem.batch_size, self.precision)
+                shape = tuple(problem.data.x.shape[1:])
+                self.kernels = kernels_for(chain, shape, problem.batch_size, self.precision)
             if self.kernels is not None:
                 self.paths["kernels"] = partial(self.by_kernels, self.kernels)
         if problem.chain is not None and self.precision != "bf16":
