@@ -163,7 +163,7 @@ def test_predictions_of_images_are_names_of_classes(trained, capsys, monkeypatch
         (["export", "run", "--algorithm", "again", "--out", "a.bin"], [".pt, .safetensors or .onnx"]),
         (["export", "plain", "--algorithm", "again", "--best", "--out", "a.pt"], ["plain", "validation = 0.1"]),
         (["export", "nowhere", "--out", "a.pt"], ["nowhere", "holds no run"]),
-        (["export", "run", "--algorithm", "again", "--out", "no/a.pt"], ["no/a.pt", "No such file"]),
+        (["export", "run", "--algorithm", "again", "--out", "no/a.pt"], ["no/a.pt", "the folder no does not exist"]),
         (["predict", "run", "--algorithm", "again", "--data", "none.npz", "--out", "a.csv"], ["none.npz", "no such"]),
         (["predict", "run", "--algorithm", "again", "--data", "small.npz", "--out", "a.csv"], ["[1, 8, 8]", "[1, 4, 4]"]),
         (["predict", "run", "--algorithm", "again", "--data", "floats.npz", "--out", "a.csv"], ["uint8", "float64"]),

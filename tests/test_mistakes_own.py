@@ -149,3 +149,71 @@ def test_an_algorithm_of_a_plugin_that_fails_is_listed(tmp_path, fedda_inside):
     finally:
         fedda.registry.algorithms.known.pop("broken", None)
     assert status == 0 and "cannot run: KeyError" in " ".join(stdout.split()) and "fedda-mvr" in stdout
+
+
+# -- what looks right and is not ------------------------------------------------------------------------------------------
+def tiny(model=None, **how):
+    torch.manual_seed(0)
+    x = torch.randn(80, 6)
+    how = {"y": (x[:, 0] > 0).long(), "client": np.repeat(["w", "x", "y", "z"], 20)} | how
+    loss = how.pop("loss", nn.functional.cross_entropy)
+    return fedda.problem(model or nn.Linear(6, 2), loss, x=x, batch=5, **how)
+
+
+def test_a_client_s_model_goes_by_the_name_that_the_rows_show(tmp_path):
+    problem = tiny(personal="weight", client=np.repeat([1, 2, 3, 4], 20), validation=0.2)
+    result = fedda.train(fedda.make("fedavg", lr=0.5), problem, rounds=4, patience=1)
+    row = next(row for row in result.clients if row["client"] == 2)
+    model = result.model(client=2)
+    x, y = problem.everything(1)  # the second client
+    assert float((model(x).argmax(1) == y).double().mean()) == row["train_accuracy"]
+    file = fedda.export(result, tmp_path / "model.pt", client=2)
+    assert torch.equal(torch.load(file)["state_dict"]["weight"], model.state_dict()["weight"])
+    with pytest.warns(UserWarning, match="has the mean of the personal parameters"):
+        fedda.export(result, tmp_path / "mean.pt")
+    with pytest.raises(ValueError, match=r"model: there is no client 0; there are 1, 2, 3, 4"):
+        result.model(client=0)
+
+
+def test_a_trace_names_clients_as_the_data_does():
+    rows = [("w", 0, 1), ("x", 0, 9), ("y", 0, 9), ("z", 1, 9)]
+    run = fedda.Run(fedda.make("fedavg"), tiny(), availability=rows)
+    assert run.simulation.participation.available(0).tolist() == [True, True, True, False]
+    with pytest.raises(ValueError, match=r"availability: row 1: there is no client '0'; known: w, x, y, z"):
+        fedda.Run(fedda.make("fedavg"), tiny(), availability=[(0, 0, 1)])
+
+
+def test_other_states_and_outputs_are_refused(tmp_path):
+    problem = tiny()
+    state = fedda.train(fedda.make("fedavg"), problem, rounds=1).state
+    for how, message in (
+        (("scaffold", problem, state), r"the state has no 'server.c', so it is not of a run of Scaffold"),
+        (("fedavg", tiny(nn.Linear(6, 3)), state), r"the state is of another model or of other seeds: x is \[1, 14\]"),
+        (("fedavg", problem, "x"), r"state must be result.state of an earlier call, got a str"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fedda.train(fedda.make(how[0]), how[1], rounds=2, state=how[2])
+    y = torch.randn(80)
+    with pytest.raises(ValueError, match=r"the model gives \[64, 1\] and the targets are \[64\], so the loss compares"):
+        tiny(nn.Linear(6, 1), loss=nn.functional.mse_loss, y=y)
+    tiny(nn.Linear(6, 1), loss=lambda output, y: nn.functional.mse_loss(output[:, 0], y), y=y)
+    with pytest.raises(ValueError, match=r"FedAvg: give epochs or steps='proportional', not both"):
+        fedda.make("fedavg", epochs=1, steps="proportional")
+    with pytest.raises(ValueError, match=r"personalise: the problem has personal parameters already"):
+        fedda.train(fedda.make("fedavg"), tiny(personal="bias"), rounds=1, personalise="fine-tune 2")
+    with pytest.raises(ValueError, match=r"export: give the result of fedda.train, or its best, got a Linear"):
+        fedda.export(nn.Linear(2, 2), tmp_path / "model.pt")
+    with pytest.warns(
+        UserWarning, match=r"patience = 5 has no effect: the run of 4 rounds is evaluated every 1 rounds"
+    ):
+        fedda.train(fedda.make("fedavg"), tiny(validation=0.2), rounds=4, patience=5)
+    table = tmp_path / "table.csv"
+    table.write_text("a,y\n" + "".join(f"{i % 7},{50 + 100 * (i % 4)}\n" for i in range(60)))
+    with pytest.warns(UserWarning, match=r"y has the whole numbers 50 to 350, which become the classes 0 to 3"):
+        fedda.load(str(table), target="y", clients=2)
+
+
+def test_several_seeds_are_printed_as_means():
+    result = fedda.train(fedda.make("fedavg", lr=0.1), tiny(), rounds=2, seed=[0, 1, 2])
+    mean = sum(row["train_loss"] for row in result.history[-3:]) / 3
+    assert f"means of 3 seeds, train_loss={mean:.4g}" in repr(result)

@@ -243,9 +243,9 @@ def test_availability(tmp_path):
     ("text", "message"),
     [
         ("a,b\n", r"the columns must be client, on, off, got \['a', 'b'\]"),
-        ("client,on,off\n0,1,x\n", r"row 1 must be three whole numbers, got \('0', '1', 'x'\)"),
-        ("client,on,off\n0,0,5\n2,0,5\n", r"row 2 must have a client from 0 to 1 and 0 <= on < off"),
-        ("client,on,off\n0,5,5\n", r"row 1 must have a client from 0 to 1 and 0 <= on < off"),
+        ("client,on,off\n0,1,x\n", r"row 1 must be a client and two whole numbers, got \('0', '1', 'x'\)"),
+        ("client,on,off\n0,0,5\n2,0,5\n", r"row 2: there is no client '2'; known: 0, 1"),
+        ("client,on,off\n0,5,5\n", r"row 1 must have 0 <= on < off"),
         ("client,on,off\n0,0,5\n", r"every client needs a row; client 1 has none \(1 of 2\)"),
     ],
 )
@@ -253,9 +253,9 @@ def test_a_bad_trace_is_refused(text, message, tmp_path):
     file = tmp_path / "trace.csv"
     file.write_text(text)
     with pytest.raises(ValueError, match=message):
-        read_trace(file, 2)
+        read_trace(file, [0, 1])
     with pytest.raises(ValueError, match=r"missing.csv: cannot be read: No such file"):
-        read_trace(tmp_path / "missing.csv", 2)
+        read_trace(tmp_path / "missing.csv", [0, 1])
 
 
 def test_privacy_needs_uniform_cohorts(problem):

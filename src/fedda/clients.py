@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .run import Run
 
 
+PERSONAL_ALREADY = "personalise: the problem has personal parameters already, which every round trains"
+
+
 @dataclass(frozen=True)
 class FineTuning:
     """`steps` steps of SGD with the rate `lr`, on mini-batches of a client's own samples.
@@ -53,7 +56,7 @@ def client_rows(run: Run, tuning: FineTuning | None = None) -> list[dict[str, An
     values = problem.client_metrics(x.reshape(-1, problem.d), run.simulation.objective, world.mine, world.sum)
     if tuning is not None:
         if problem.d_personal:
-            raise ValueError("personalise: the problem has personal parameters already, which every round trains")
+            raise ValueError(PERSONAL_ALREADY)
         values |= {f"tuned_{name}": v for name, v in fine_tuned(run, tuning, mine).items()}
     columns = {name: _of_all_clients(run, v, mine) for name, v in values.items()}
     ended = run.ended.reshape(-1).tolist()

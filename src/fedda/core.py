@@ -416,6 +416,8 @@ class Algorithm(LocalWork, ABC):
             if params[name] is None or isinstance(params[name], str):
                 checks.one_of(owner, name, numbers.pop(name, None), values)
         checks.check(owner, **numbers)
+        if self.epochs is not None and self.proportional:
+            raise ValueError(f"{owner}: give epochs or steps='proportional', not both")
         switches = {field.name: (True, False) for field in fields if isinstance(field.default, bool)}
         for name, values in (switches | self.choices).items():
             checks.one_of(owner, name, params[name], values)

@@ -1,6 +1,7 @@
 """When a run is evaluated, on how many samples, and when it stops because its model no longer improves."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -53,6 +54,16 @@ def plan_evaluations(
         every = max(default, -(-rounds // evaluations))
     samples = int(left / -(-rounds // every) - counted.others) // 100 * 100
     return EvaluationPlan(every, max(fewest, samples) if samples < counted.train else None)
+
+
+def warn_of_few(plan: EvaluationPlan, rounds: int, patience: int | None) -> None:
+    """Warn if a run is evaluated so seldom that its patience cannot act."""
+    if patience is not None and rounds <= plan.every * patience:
+        warnings.warn(
+            f"patience = {patience} has no effect: the run of {rounds} rounds is evaluated every {plan.every} rounds; "
+            "give a smaller every",
+            stacklevel=3,
+        )
 
 
 class Patience:

@@ -33,6 +33,20 @@ def warn_of_sizes(sizes: Tensor) -> None:
         )
 
 
+def refuse_other_state(state: Any, algorithm: Algorithm, shape: tuple[int, ...]) -> None:
+    """Refuse a state of another algorithm, of another model or of another number of seeds."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"train: state must be result.state of an earlier call, got a {type(state).__name__}")
+    fields = {f"server.{name}" for name in algorithm.Server._fields} | {"round"}  # type: ignore[attr-defined]
+    missing = sorted(fields - state.keys())
+    if missing:
+        owner = type(algorithm).__name__
+        raise ValueError(f"train: the state has no {missing[0]!r}, so it is not of a run of {owner}")
+    if tuple(state["server.x"].shape) != shape:
+        found = list(state["server.x"].shape)
+        raise ValueError(f"train: the state is of another model or of other seeds: x is {found}, not {list(shape)}")
+
+
 class Diverged(RuntimeError):
     """No client gave a finite reply, several rounds in a row."""
 
@@ -74,7 +88,8 @@ class Run:
             warn_of_sizes(problem.sizes)
         weights = "uniform" if weights is None else weights
         checks.one_of("train", "weights", weights, ("uniform", "samples"))
-        participation = Participation.of(sampling, drop, availability, problem.clients, weights)
+        names = problem.client_names or range(problem.clients)
+        participation = Participation.of(sampling, drop, availability, names, weights)
         self.seeds, engine = check_seeds(seed), check_engine(engine)
         self.problem = engine.prepare(problem if device is None else problem.to(check_device(device)), self.cohort)
         algorithm = algorithm.with_steps_of(self.problem)
@@ -84,6 +99,8 @@ class Run:
         self.lead = (len(self.seeds),) if isinstance(seed, Sequence) else ()  # the axis of the replicas
         seeds = torch.tensor(self.seeds, device=like.device).view(*self.lead, 1)
         self.noise_key = rng.key(seeds, rng.NOISE)
+        if state is not None:
+            refuse_other_state(state, self.algorithm, (*self.lead, 1, self.problem.d))
         start = self._first_point(x0) if state is None else state["server.x"].to(like.device)
         self.aggregation = check_wrappers(aggregation)
         refuse_unfit(self.aggregation, self.algorithm, start)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from . import checks
 from .arguments import TrainOptions, check_options
 from .best import MISSING, NO_PERSONAL_BEST
-from .clients import FineTuning
+from .clients import PERSONAL_ALREADY, FineTuning
 from .core import Algorithm, Problem, map_fields
 from .engines import PERSONAL, Vectorised
-from .evaluations import EvaluationPlan, plan_evaluations
+from .evaluations import EvaluationPlan, plan_evaluations, warn_of_few
 from .problems.exporting import write_model
 from .problems.gradients.tuning import measured_threads, threads
 from .problems.neural import Neural
@@ -64,34 +64,34 @@ class TrainedModel:
     x: Tensor  # the parameters, [d], or [replicas, d] for several seeds
     run: Run
 
-    def model(self, seed: int | None = None, client: int | None = None) -> nn.Module:
+    def model(self, seed: int | None = None, client: Any = None) -> nn.Module:
         """The trained network as an nn.Module in eval mode. It takes samples as they were given to the problem: if the
         problem standardises them, so does the module. With several seeds, `seed` says which; the first by default.
-        If the problem has personal parameters, the module has those of `client`, or else their mean over clients."""
-        return trained_model(*self._network(seed, client), client)
+        If the problem has personal parameters, the module has those of `client`, named as in `result.clients`, or else
+        their mean over clients."""
+        return trained_model(*self._network(seed, client))
 
-    def state_dict(self, seed: int | None = None, client: int | None = None) -> dict[str, Tensor]:
+    def state_dict(self, seed: int | None = None, client: Any = None) -> dict[str, Tensor]:
         """The state_dict of the user's own module, after training, with the personal parameters of `client`."""
-        return trained_state(*self._network(seed, client), client)
+        return trained_state(*self._network(seed, client))
 
-    def _network(self, seed: int | None, client: int | None) -> tuple[Neural, Tensor, Tensor]:
+    def _network(self, seed: int | None, client: Any) -> tuple[Neural, Tensor, Tensor, int | None]:
+        """The problem, the parameters, the weights of the clients, and the number of the client."""
         problem, seeds = self.run.problem, self.run.seeds
         if not isinstance(problem, Neural):
             raise ValueError(f"model: the problem has no network, it is a {type(problem).__name__}; take result.x")
         if seed is not None and seed not in seeds:
             raise ValueError(f"model: seed must be one of {', '.join(map(str, seeds))}, got {seed!r}")
-        number = 0 if seed is None else seeds.index(seed)
-        x = self.x[number] if self.x.dim() == 2 else self.x
-        if client is not None:
-            if not problem.personal:
-                raise ValueError("model: without personal parameters all clients have the same model; leave out client")
-            if client not in range(problem.clients):
-                raise ValueError(f"model: client must be a number from 0 to {problem.clients - 1}, got {client!r}")
+        replica = 0 if seed is None else seeds.index(seed)
+        x = self.x[replica] if self.x.dim() == 2 else self.x
+        if client is not None and not problem.personal:
+            raise ValueError("model: without personal parameters all clients have the same model; leave out client")
         if problem.personal:
             kept = self.run.simulation.memory[PERSONAL]
             kept = self.run.world.gather(kept, kept.dim() - 2)
-            problem = problem.personalised(kept[number] if kept.dim() == 3 else kept)
-        return problem, x, self.run.simulation.objective
+            problem = problem.personalised(kept[replica] if kept.dim() == 3 else kept)
+        number = None if client is None else problem.number_of(client)
+        return problem, x, self.run.simulation.objective, number
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,11 @@ class Result(TrainedModel):
     fine_tuning: FineTuning | None = None
 
     def __repr__(self) -> str:
-        last = self.history[-1] if self.history else {}
-        metrics = ", ".join(f"{k}={v:.4g}" for k, v in last.items() if k.startswith(("train_", "validation_", "test_")))
-        return f"Result(round={last.get('round')}, parameters={self.x.shape[-1]:,}, {metrics})"
+        rows = self.history[-len(self.run.seeds) :]
+        names = [k for k in rows[0] if k.startswith(("train_", "validation_", "test_")) and k != "train_samples"]
+        means = ", ".join(f"{name}={sum(row[name] for row in rows) / len(rows):.4g}" for name in names)
+        seeds = f", means of {len(rows)} seeds" if len(rows) > 1 else ""
+        return f"Result(round={rows[0]['round']}, parameters={self.x.shape[-1]:,}{seeds}, {means})"
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -194,11 +196,14 @@ def train(
     if on_evaluation is not None and not callable(on_evaluation):
         raise ValueError(f"train: on_evaluation must be a function of rows, got {on_evaluation!r}")
     fine_tuning = FineTuning.of(personalise)
+    if fine_tuning is not None and problem.d_personal:
+        raise ValueError(PERSONAL_ALREADY)
     run = Run(for_rounds(algorithm, problem, rounds), problem, **options)
     rounds = affordable(run, rounds)
     plan = plan_evaluations(run.problem, rounds, run.cohort, run.algorithm.steps, every, evaluate)
     state = options.get("state")
     run.set_patience(patience, metric, len(run.seeds), state)
+    warn_of_few(plan, rounds, patience)
     seen = state is not None and "patience.best" in state  # the patience of a resumed run knows the first rows
     history, stopped = History(), ""
     with threads(threads_of(run)), Watch(run, rounds, progress, track) as watch:
@@ -294,10 +299,12 @@ class Watch:
             self.display.end(self.label, f"done: {stopped}" if stopped else "done")
 
 
-def export(result: TrainedModel, path: str | Path, seed: int | None = None) -> Path:
+def export(result: TrainedModel, path: str | Path, seed: int | None = None, client: Any = None) -> Path:
     """Write the model of `result` or `result.best` to a file: .pt, .safetensors or .onnx. With several seeds, `seed`
-    says which; the first by default."""
-    return write_model(Path(path), *result._network(seed, None))
+    says which; the first by default. `client` is for personal parameters, as in `result.model`."""
+    if not isinstance(result, TrainedModel):
+        raise ValueError(f"export: give the result of fedda.train, or its best, got a {type(result).__name__}")
+    return write_model(Path(path), *result._network(seed, client))
 
 
 def for_rounds(algorithm: Algorithm, problem: Problem, rounds: int) -> Algorithm:

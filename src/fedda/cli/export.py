@@ -13,6 +13,7 @@ from .app import Plugins, app, load_plugins
 
 Algorithm = Annotated[str | None, typer.Option(help="The label of the algorithm, if the run has several.")]
 Seed = Annotated[int | None, typer.Option(help="The seed; by default the first of the run.")]
+Client = Annotated[str | None, typer.Option(help="The client, if the run has personal parameters.")]
 Best = Annotated[bool, typer.Option("--best", help="The best model on the validation samples, not the last one.")]
 
 
@@ -23,6 +24,7 @@ def export(
     algorithm: Algorithm = None,
     seed: Seed = None,
     best: Best = False,
+    client: Client = None,
     plugin: Plugins = None,
 ) -> None:
     """Write a trained model to a file for PyTorch or ONNX Runtime.
@@ -35,7 +37,8 @@ def export(
     load_plugins(plugin)
     check_suffix(out)
     saved = read_model(run, algorithm, seed, best)
-    write_model(out, saved.problem, saved.x, saved.weights)
+    number = None if client is None else saved.problem.number_of(client)
+    write_model(out, saved.problem, saved.x, saved.weights, number)
     print(f"{out}: {saved}")
 
 

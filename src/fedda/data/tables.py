@@ -6,6 +6,7 @@ values (1 or 0). The target is a number with a decimal point (regression) or a c
 
 import csv
 import importlib.util
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def read_table(path: Path, target: str | None = None, client: str | None = None)
         columns = from_parquet(path) if path.suffix == ".parquet" else from_csv(path)
         if target is None:
             raise BadFile(path, f'which column is the target? target="..." names it; there are {", ".join(columns)}')
+        if target == client:
+            raise BadFile(path, f"target and client must be two columns, both are {target!r}")
         refuse_absent(path, (target, *((client,) if client else ())), list(columns))
         y, names = targets(path, target, columns.pop(target))
         owner = None if client is None else columns.pop(client).astype(str)
@@ -135,6 +138,12 @@ def targets(path: Path, name: str, y: Array) -> tuple[Array, tuple[str, ...] | N
         raise BadFile(
             path,
             f"{name} has {len(values)} different values in {len(y)} rows; for regression write decimal points",
+        )
+    if y.dtype.kind == "i" and len(values) > 2 and not np.array_equal(values, np.arange(len(values))):
+        warnings.warn(
+            f"{path.name}: {name} has the whole numbers {values[0]} to {values[-1]}, which become the classes 0 to "
+            f"{len(values) - 1}; for regression write decimal points",
+            stacklevel=2,
         )
     return number.astype(np.int64), tuple(map(str, values))
 

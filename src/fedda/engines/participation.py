@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -43,13 +43,13 @@ class Participation:
     trace: Tensor | None = None  # [clients, intervals, 2]: from the first number, before the second
 
     @classmethod
-    def of(cls, sampling: str, drop: float, availability: Any, clients: int, weights: str) -> Participation:
+    def of(cls, sampling: str, drop: float, availability: Any, names: Sequence[Any], weights: str) -> Participation:
         """Checked, from the arguments of a run."""
         checks.one_of("train", "sampling", sampling, ("uniform", "samples"))
         checks.number("train", "drop", drop, checks.BELOW_ONE)
         if sampling == "samples" and weights == "samples":
             raise ValueError("train: a client's samples would count twice: sampling or weights must be 'uniform'")
-        return cls(sampling, drop, None if availability is None else read_trace(availability, clients))
+        return cls(sampling, drop, None if availability is None else read_trace(availability, names))
 
     @property
     def uniform(self) -> bool:
@@ -117,10 +117,11 @@ def cohort_size(cohort: float | None, clients: int) -> int:
     return int(size)
 
 
-def read_trace(source: Any, clients: int) -> Tensor:
+def read_trace(source: Any, names: Sequence[Any]) -> Tensor:
     """The intervals of rounds in which clients are available, [clients, intervals, 2], from rows (client, on, off) or
-    from a CSV file with these columns. A client is there from round `on`, counted from 0, and before round `off`."""
-    name = "availability"
+    from a CSV file with these columns. A client is there from round `on`, counted from 0, and before round `off`.
+    `names` are those of the clients, as the rows of clients show them."""
+    name, known = "availability", [str(name) for name in names]
     rows: Iterable[Any] = source
     if isinstance(source, str | PathLike):
         name = str(source)
@@ -134,21 +135,20 @@ def read_trace(source: Any, clients: int) -> Tensor:
             raise ValueError(f"{name}: cannot be read: {why.strerror}") from None
         except UnicodeDecodeError:
             raise ValueError(f"{name}: must be a CSV file in UTF-8") from None
-    spans: dict[int, list[tuple[int, int]]] = {client: [] for client in range(clients)}
+    spans: dict[str, list[tuple[int, int]]] = {client: [] for client in known}
     for number, row in enumerate(rows, start=1):
         try:
-            client, on, off = (int(value) for value in row)
-        except (TypeError, ValueError):
-            raise ValueError(f"{name}: row {number} must be three whole numbers, got {row!r}") from None
-        if client not in spans or not 0 <= on < off:
-            raise ValueError(
-                f"{name}: row {number} must have a client from 0 to {clients - 1} and 0 <= on < off, got {row!r}"
-            )
+            client, (on, off) = str(row[0]).strip(), (int(value) for value in row[1:])
+        except (LookupError, TypeError, ValueError):
+            raise ValueError(f"{name}: row {number} must be a client and two whole numbers, got {row!r}") from None
+        if client not in spans:
+            raise ValueError(f"{name}: row {number}: there is no client {client!r}; {checks.nearest(client, known)}")
+        if not 0 <= on < off:
+            raise ValueError(f"{name}: row {number} must have 0 <= on < off, got {row!r}")
         spans[client].append((on, off))
     without = [client for client, own in spans.items() if not own]
     if without:
-        raise ValueError(
-            f"{name}: every client needs a row; client {without[0]} has none ({len(without)} of {clients})"
-        )
+        share = f"{len(without)} of {len(known)}"
+        raise ValueError(f"{name}: every client needs a row; client {without[0]} has none ({share})")
     most = max(map(len, spans.values()))
     return torch.tensor([own + [(0, 0)] * (most - len(own)) for own in spans.values()])

@@ -22,7 +22,7 @@ from pydantic import (
 
 from .. import aggregation, checks, plugins
 from ..aggregation import Budget, Wrapper
-from ..clients import FineTuning
+from ..clients import PERSONAL_ALREADY, FineTuning
 from ..core import Algorithm
 from ..data import absolute, find_dataset
 from ..engines import cohort_size
@@ -174,6 +174,8 @@ class Experiment(BaseModel):
             raise ValueError(f"cohort must be at most {self.problem.clients}, the number of clients, got {self.cohort}")
         if isinstance(self.cohort, float) and self.cohort > 1:
             raise ValueError(f"cohort must be a whole number, or a share of the clients up to 1.0, got {self.cohort}")
+        if self.personalise is not None and self.problem.personal is not None:
+            raise ValueError(PERSONAL_ALREADY)
         if self.patience is None and self.metric is not None:
             raise ValueError(f"metric is for patience: give patience = 5 as well, got metric = {self.metric!r}")
         if not self.algorithms:

@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import __version__
 from ..core import Algorithm
 from ..engines import cohort_size
-from ..evaluations import plan_evaluations
+from ..evaluations import plan_evaluations, warn_of_few
 from ..problems.gradients.tuning import threads
 from ..run import Diverged, Run, warn_of_sizes
 from ..runs.folder import Folder
@@ -116,6 +116,7 @@ class Program:
                 )  # fmt: skip
             update = {"every": plan.every, "evaluate": experiment.evaluate if plan.samples is None else plan.samples}
             self.experiment = experiment.model_copy(update=update)
+            warn_of_few(plan, experiment.rounds, experiment.patience)
         return self.experiment
 
     def start(

@@ -130,7 +130,7 @@ class Evaluation:
         """The names of the metrics of some samples."""
         inputs, targets = self.problem.standardised(self.problem.pick(data, slice(2)))
         with torch.no_grad():
-            output = self.outputs(self.with_statistics(self.problem.point())[None], inputs)
+            output = self.outputs(self.with_statistics(self.problem.full_point())[None], inputs)
         classes = ["accuracy"] if correct(output, targets) is not None else []
         return ["loss", *classes, *self.problem.metrics]
 

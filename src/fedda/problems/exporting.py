@@ -31,11 +31,17 @@ def check_suffix(path: Path) -> None:
         raise ValueError(f"{path}: needs onnx and onnxscript: pip install 'fedda[onnx]'")
 
 
-def write_model(path: Path, problem: Neural, x: Tensor, weights: Tensor | None = None) -> Path:
+def write_model(
+    path: Path, problem: Neural, x: Tensor, weights: Tensor | None = None, client: int | None = None
+) -> Path:
     """Write the model at the flat parameters x [d]; the suffix of the path chooses the format (docs/own-models.md)."""
     check_suffix(path)
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: the folder {path.parent} does not exist")
+    if problem.d_personal and client is None:
+        warnings.warn(f"{path}: has the mean of the personal parameters; client=... takes those of one", stacklevel=3)
     writers = {".pt": to_pt, ".safetensors": to_safetensors, ".onnx": to_onnx}
-    return write_whole(path, writers[path.suffix](path, problem, x, weights))
+    return write_whole(path, writers[path.suffix](path, problem, x, weights, client))
 
 
 def facts(problem: Neural) -> dict[str, Any]:
@@ -52,32 +58,32 @@ def as_texts(known: dict[str, Any]) -> dict[str, str]:
     return {name: json.dumps(value) for name, value in lists.items()}
 
 
-def to_safetensors(path: Path, problem: Neural, x: Tensor, weights: Tensor | None) -> bytes:
+def to_safetensors(path: Path, problem: Neural, x: Tensor, weights: Tensor | None, client: int | None) -> bytes:
     from safetensors.torch import save
 
-    state = {name: value.cpu().contiguous() for name, value in trained_state(problem, x, weights).items()}
+    state = {name: value.cpu().contiguous() for name, value in trained_state(problem, x, weights, client).items()}
     return save(state, {"format": "pt"} | as_texts(facts(problem)))
 
 
-def to_pt(path: Path, problem: Neural, x: Tensor, weights: Tensor | None) -> bytes:
-    state = {name: value.cpu() for name, value in trained_state(problem, x, weights).items()}
+def to_pt(path: Path, problem: Neural, x: Tensor, weights: Tensor | None, client: int | None) -> bytes:
+    state = {name: value.cpu() for name, value in trained_state(problem, x, weights, client).items()}
     program, file = io.BytesIO(), io.BytesIO()
     try:
-        torch.export.save(traced(problem, x, weights), program)
+        torch.export.save(traced(problem, x, weights, client), program)
     except ValueError as why:
         warnings.warn(f"{path}: {why}: the file holds its weights alone", stacklevel=4)
     torch.save({"program": program.getvalue() or None, "state_dict": state} | facts(problem), file)
     return file.getvalue()
 
 
-def to_onnx(path: Path, problem: Neural, x: Tensor, weights: Tensor | None) -> bytes:
+def to_onnx(path: Path, problem: Neural, x: Tensor, weights: Tensor | None, client: int | None) -> bytes:
     import onnx
 
     try:
-        program = traced(problem, x, weights)
+        program = traced(problem, x, weights, client)
         with silent():
             exported = torch.onnx.export(
-                program, dynamo=True, input_names=["x"], output_names=["output"], verbose=False
+                program, dynamo=True, input_names=input_names(problem), output_names=["output"], verbose=False
             )
     except Exception as why:  # the exporter can raise anything about a user's module
         raise ValueError(f"{path}: {one_line(why)}; a .safetensors file holds the weights alone") from why
@@ -87,14 +93,20 @@ def to_onnx(path: Path, problem: Neural, x: Tensor, weights: Tensor | None) -> b
     return bytes(content.SerializeToString())
 
 
-def traced(problem: Neural, x: Tensor, weights: Tensor | None) -> torch.export.ExportedProgram:
+def input_names(problem: Neural) -> list[str]:
+    """The names of the inputs: x, the keys of a dict, or x0, x1, ... for a tuple."""
+    positional, named = arguments(problem.data.x)
+    return list(named) or (["x"] if len(positional) == 1 else [f"x{i}" for i in range(len(positional))])
+
+
+def traced(problem: Neural, x: Tensor, weights: Tensor | None, client: int | None) -> torch.export.ExportedProgram:
     """The model as a program of PyTorch's own operations, which needs no class of the user's or of ours."""
     index = torch.arange(BATCH, device=problem.device) % problem.data.samples
     positional, named = arguments(map_tensors(lambda v: v.cpu(), problem.pick(problem.data, index).x))
     dynamic = map_tensors(lambda v: {0: torch.export.Dim.DYNAMIC}, positional or named)
     try:
         with silent(), torch.no_grad():
-            model = trained_model(problem, x, weights).cpu()
+            model = trained_model(problem, x, weights, client).cpu()
             return torch.export.export(model, positional, named, dynamic_shapes=dynamic)
     except Exception as why:  # as above
         raise ValueError(f"PyTorch cannot export this model as a program ({one_line(why, 200)})") from why

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -89,6 +90,8 @@ def problem(
     rows = _rows(x, rows)
     data = _arrays("x and y", x, y, device, dtype, standard, rows)
     owner = np.zeros(data.samples, dtype=np.int64) if client is None else _array(client)
+    if owner.dtype.kind == "O" and all(isinstance(name, str) for name in owner.flat):
+        owner = owner.astype(str)
     if owner.shape != (data.samples,) or owner.dtype.kind not in "iuUS":
         raise ValueError(
             f"problem: client must be {data.samples} whole numbers or names, one per sample, "
@@ -190,6 +193,28 @@ def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch, which: str = "
     if not isinstance(value, Tensor) or value.dim() != 0:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"problem: the loss must be a function to one number, the mean over the batch, got {got}")
+    if (
+        isinstance(output, Tensor)
+        and isinstance(samples.y, Tensor)
+        and compares_all_pairs(loss, output, samples.y, value)
+    ):
+        raise ValueError(
+            f"problem: the model gives {list(output.shape)} and the targets are {list(samples.y.shape)}, so the loss "
+            "compares every output with every target: end the model with nn.Flatten(0)"
+        )
+
+
+def compares_all_pairs(loss: Loss, output: Tensor, y: Tensor, value: Tensor) -> bool:
+    """Whether outputs [n, 1] and targets [n] are broadcast to [n, n]: without the last axis the loss is another."""
+    if not y.is_floating_point() or output.shape != (*y.shape, 1) or len(y) < 2:
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            other = loss(output.squeeze(-1), y)
+    except Exception:  # the loss wants this axis
+        return False
+    return not torch.allclose(other, value)
 
 
 def refuse_targets(model: nn.Module, loss: Loss, neural: Neural, part: Batch) -> bool:

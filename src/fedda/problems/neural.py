@@ -239,6 +239,14 @@ class Neural(Problem):
         """All parameters of the model that are trained: the shared ones, then the personal ones."""
         return flatten(self.model, self.personal)
 
+    def number_of(self, client: Any) -> int:
+        """The number of a client, from its name as the rows of clients show it."""
+        names = [str(name) for name in self.client_names or range(self.clients)]
+        if str(client) not in names:
+            shown = ", ".join(names[:NAMES]) + (", ..." if len(names) > NAMES else "")
+            raise ValueError(f"model: there is no client {client!r}; there are {shown}")
+        return names.index(str(client))
+
     def personalised(self, personal: Tensor) -> Neural:
         other = copy.copy(self)
         other.personal_values = personal.reshape(-1, *personal.shape[-2:])
