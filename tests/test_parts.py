@@ -261,7 +261,7 @@ def test_shared_batch_norms_keep_pooled_statistics():
 def test_mistakes_with_personal_parameters(options, message):
     with pytest.raises(ValueError, match=message):
         made(**options)
-    with pytest.raises(ValueError, match=r"^model: client must be a number from 0 to 3, got 4"):
+    with pytest.raises(ValueError, match=r"^model: there is no client 4; there are 0, 1, 2, 3"):
         fedda.train(stable("fedavg"), made(personal="norm.*"), rounds=1).model(client=4)
 
 

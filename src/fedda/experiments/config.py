@@ -142,7 +142,10 @@ class Experiment(BaseModel):
     @field_validator("personalise")
     @classmethod
     def _personalised(cls, personalise: str | None) -> str | None:
-        FineTuning.of(personalise)
+        try:
+            FineTuning.of(personalise)
+        except ValueError:
+            raise ValueError("must be text such as 'fine-tune 5' or 'fine-tune 5 lr 0.1'") from None
         return personalise
 
     @field_validator("name")
