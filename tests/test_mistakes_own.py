@@ -1,5 +1,6 @@
 """Mistakes with models, data and options of one's own: each is one line; on the command line, exit 2 and nothing left."""
 
+import io
 from functools import partial
 
 import numpy as np
@@ -217,3 +218,27 @@ def test_several_seeds_are_printed_as_means():
     result = fedda.train(fedda.make("fedavg", lr=0.1), tiny(), rounds=2, seed=[0, 1, 2])
     mean = sum(row["train_loss"] for row in result.history[-3:]) / 3
     assert f"means of 3 seeds, train_loss={mean:.4g}" in repr(result)
+
+
+class Bytes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.out(x.float().flatten(1) / 255)
+
+
+def test_images_of_bytes_stay_bytes(tmp_path):
+    x = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8)
+    how = {"x": x, "y": torch.arange(40) % 2, "client": torch.arange(40) % 4, "batch": 5}
+    problem = fedda.problem(Bytes(), F.cross_entropy, **how)
+    assert problem.data.x.dtype == torch.uint8
+    result = fedda.train(fedda.make("fedavg"), problem, rounds=1)
+    file = fedda.export(result, tmp_path / "model.pt")
+    program = torch.export.load(io.BytesIO(torch.load(file)["program"])).module()
+    assert torch.equal(program(x), result.model()(x))
+    with pytest.raises(
+        ValueError, match=r"images of bytes need scale=\(mean, std\), or a model that begins with x.float"
+    ):
+        fedda.problem(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), F.cross_entropy, **how)

@@ -189,6 +189,8 @@ def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch, which: str = "
     except Exception as why:
         if output is not None and not isinstance(output, Tensor):
             which += f"; the model returns a {type(output).__name__}, of which the loss must take its part"
+        if output is None and first_tensor(samples.x).dtype == torch.uint8:
+            which += "; images of bytes need scale=(mean, std), or a model that begins with x.float()"
         raise ValueError(f"problem: the model and the loss cannot take this data: {one_line(why)}{which}") from why
     if not isinstance(value, Tensor) or value.dim() != 0:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

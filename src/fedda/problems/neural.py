@@ -570,8 +570,8 @@ def flatten(model: nn.Module, last: Sequence[str] = ()) -> Tensor:
 
 
 def cast(data: Batch, dtype: torch.dtype, scale: Scale | None = None, device: Device = None) -> Batch:
-    """Floating-point data in this dtype, whole numbers (classes, tokens) in int64; x with a scale keeps its dtype. In a
-    tuple or dict, masks (booleans) stay as they are."""
+    """Floating-point data in this dtype, whole numbers (classes, tokens) in int64; x with a scale, and images of bytes,
+    keep their dtype. In a tuple or dict, masks (booleans) stay as they are."""
 
     def one(v: Tensor) -> Tensor:
         return v.to(device, dtype) if v.is_floating_point() else v.to(device, torch.int64)
@@ -579,5 +579,9 @@ def cast(data: Batch, dtype: torch.dtype, scale: Scale | None = None, device: De
     def leaf(v: Tensor) -> Tensor:
         return v.to(device) if v.dtype == torch.bool else one(v)
 
-    x, y = (one(v) if isinstance(v, Tensor) else tree_map(leaf, v) for v in (data.x, data.y))
-    return Batch(x if scale is None else data.x.to(device), y)
+    def sample(v: Tensor) -> Tensor:
+        return v.to(device) if v.dtype == torch.uint8 and v.dim() > 2 else leaf(v) if in_tree else one(v)
+
+    in_tree = not isinstance(data.x, Tensor)
+    x = map_tensors(sample, data.x) if scale is None else data.x.to(device)
+    return Batch(x, one(data.y) if isinstance(data.y, Tensor) else tree_map(leaf, data.y))
