@@ -34,7 +34,8 @@ def made(name, **params):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_engines_agree_and_runs_resume(name, problem):
-    options = {"cohort": 4, "drop": 0.2, "sampling": "samples", "force": True}
+    away = [(k, k % 2, 9) for k in range(len(SIZES))]  # three clients come after the first round
+    options = {"cohort": 4, "drop": 0.2, "sampling": "samples", "availability": away, "force": True}
     ends = {}
     for label, params in {"epochs": EVERYTHING, "proportional": {"steps": "proportional"}}.items():
         algorithm = made(name, **params)
