@@ -242,3 +242,13 @@ def test_images_of_bytes_stay_bytes(tmp_path):
         ValueError, match=r"images of bytes need scale=\(mean, std\), or a model that begins with x.float"
     ):
         fedda.problem(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), F.cross_entropy, **how)
+
+
+def test_more_mistakes_and_a_short_text():
+    problem = tiny()
+    assert repr(problem) == "Linear problem: clients=4, samples=80, parameters=14"
+    with pytest.raises(ValueError, match=r"give x0=module.state_dict\(\)"):
+        fedda.train(fedda.make("fedavg"), problem, rounds=1, x0=nn.Linear(6, 2))
+    with pytest.raises(ValueError, match=r"cannot take this data: .* \(the test samples\)"):
+        tiny(test=(torch.randn(5, 7), torch.zeros(5, dtype=torch.long)))
+    assert tiny(client=np.repeat(["a", "b"], 40).astype(object)).client_names == ["a", "b"]

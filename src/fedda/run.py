@@ -148,6 +148,8 @@ class Run:
 
     def _first_point(self, x0: Tensor | Mapping[str, Tensor] | None) -> Tensor:
         d = self.problem.d
+        if isinstance(x0, torch.nn.Module):
+            raise ValueError("train: x0 must be a flat vector or a state_dict: give x0=module.state_dict()")
         if isinstance(x0, Mapping):
             x0 = flat_point(x0, self.problem.layout)
         if x0 is None:

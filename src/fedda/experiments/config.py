@@ -317,6 +317,8 @@ def _first_mistake(error: ValidationError) -> str:
     # A misspelt key appears as a missing and as an unknown one; the unknown one is more helpful.
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden" and path in ProblemTable.model_fields:
+        return f"no key {path!r} at the top of the file; it belongs under [problem]"
     if first["type"] == "extra_forbidden":
         return f"no key {path!r}; {checks.nearest(path, Experiment.model_fields)}"
     if first["type"] == "missing":

@@ -134,8 +134,9 @@ def problem(
     neural.personal_lr = personal_lr
     neural.augment = named_augmentation("problem", augment)
     norms = neural.batch_norms
-    for part in (neural.data, *neural.held_out.values()):
-        refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))))
+    for name, part in {"": neural.data, **neural.held_out}.items():
+        which = f" (the {name} samples)" if name else ""
+        refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))), which)
         neural.nan_alone |= refuse_targets(norms.evaluation, loss, neural, part)
     first = neural.standardised(neural.pick(neural.data, slice(2)))
     if norms.layers:  # these need a whole batch, even if there is only one sample

@@ -112,7 +112,12 @@ def load(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.key(seed, rng.MODEL)))
             shape = tuple(data.x.shape[1:])
-            network, of_batch = by_name(shape=shape, classes=data.classes, **model_options)
+            pair = by_name(shape=shape, classes=data.classes, **model_options)
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise ValueError(
+                    f"the model {by_name.name!r} must return a module and its loss, got a {type(pair).__name__}"
+                )
+            network, of_batch = pair
         freeze_others("load", network, trainable)
         return network, of_batch
 

@@ -132,6 +132,11 @@ class Neural(Problem):
         fits = chain is not None and all(chain.takes(part.y) for part in (self.data, *self.held_out.values()))
         return chain if fits else None
 
+    def __repr__(self) -> str:
+        held_out = "".join(f", {name}={part.samples:,}" for name, part in self.held_out.items())
+        samples = f"samples={int(self.sizes.sum()):,}{held_out}"
+        return f"{type(self.model).__name__} problem: clients={self.clients}, {samples}, parameters={self.d:,}"
+
     def _rebuild_caches(self) -> None:
         """Make everything that depends on the device, the dtype or the samples."""
         self.batch_norms = BatchNorms(self.model, self.random)
