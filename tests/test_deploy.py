@@ -564,11 +564,11 @@ def scribbled(content, drawn):
     return content
 
 
-def test_a_thousand_scribbled_messages_crash_neither_side(app, data):
+def test_two_thousand_scribbled_messages_crash_neither_side(app, data):
     """Half of them to a client, half to the server: an answer or a refusal, never an exception."""
     drawn, grid, (x, t) = random.Random(3), InProcessGrid(app, CLIENTS), tensors()
     refused = 0
-    for _ in range(500):
+    for _ in range(1000):
         task = drawn.choice(["local", HELLO, "evaluate"])
         down = {"local": (x, t), HELLO: (), "evaluate": (x,)}[task]
         content = packed(down, question(task=task))
@@ -580,7 +580,7 @@ def test_a_thousand_scribbled_messages_crash_neither_side(app, data):
     assert refused > 500
     federation = Federation(grid, '{"name": "fedavg"}', 5, torch.float64)
     shapes, used = ((1, x.shape[1]),), 0
-    for _ in range(500):
+    for _ in range(1000):
         message = grid.create_message(packed((x, t), question()), "query", 1, "", 10.0)
         reply = grid.answer(message)
         content = reply.content
