@@ -44,3 +44,18 @@ def test_what_private_noise_costs():
     done = warm().run(command)
     assert done.returncode == 0, done.stderr
     assert "| 1e4 | ChaCha20 |" in done.stdout and "| 3x1e3 | opendp |" in done.stdout
+
+
+def test_every_kind_of_network_beside_the_loop(tmp_path):
+    out = tmp_path / "models.json"
+    options = ["--small", "--device=cpu", "--algorithms=fedavg", "--seconds=0.001", f"--out={out}"]
+    done = warm().run([sys.executable, str(DRIVER.parents[1] / "models.py"), *options])
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())
+    kinds = {"cnn", "cnn-batchnorm", "mlp", "resnet8", "transformer", "lstm", "gru", "resnet18"}
+    assert {row["model"] for row in rows} == kinds
+    for row in rows:
+        assert row["path"] in ("chain", "traced", "loop") and min(row["loop_ms"], row["fedda_ms"], row["ratio"]) > 0
+        assert (
+            f"| {row['model']} | {row['parameters']:,} | {row['algorithm']} | float32 | {row['path']} |" in done.stdout
+        )

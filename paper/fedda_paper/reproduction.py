@@ -38,7 +38,7 @@ class Clock:
 
     def __init__(self, display: Watcher, limit: float):
         self.display, self.limit, self.rang = display, limit, False
-        self.begin, self.end = display.begin, display.end
+        self.note, self.begin, self.end = display.note, display.begin, display.end
         self.beat: Callable[[], None] = lambda: None  # called after each round
 
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None:

@@ -48,6 +48,7 @@ class Silence:
         return self
 
     def __exit__(self, *_: Any) -> None: ...
+    def note(self, line: str) -> None: ...
     def begin(self, label: str, done: int, rounds: int) -> None: ...
     def advance(self, label: str, done: int, rows: list[dict[str, Any]] | None) -> None: ...
     def end(self, label: str, state: str) -> None: ...
@@ -63,6 +64,9 @@ class Lines:
 
     def __exit__(self, *_: Any) -> None:
         pass
+
+    def note(self, line: str) -> None:
+        print_line(line)
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         self.first, self.rounds, self.began = done, rounds, time.monotonic()
@@ -132,6 +136,9 @@ class Bars:
     def __exit__(self, *_: Any) -> None:
         with suppress(OSError):  # the terminal may be closed
             self.progress.stop()
+
+    def note(self, line: str) -> None:
+        self.progress.console.print(line, markup=False, highlight=False, emoji=False)
 
     def begin(self, label: str, done: int, rounds: int) -> None:
         self.first, self.began = done, time.monotonic()

@@ -274,6 +274,9 @@ class Watch:
             tracker.begin(config | fields)
         if self.display is not None:
             self.display.__enter__()
+            paths = self.run.problem.gradient_paths
+            if paths is not None and paths.choice:
+                self.display.note(paths.choice)
             self.display.begin(self.label, self.run.round, self.rounds)
         return self
 

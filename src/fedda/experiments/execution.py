@@ -18,11 +18,13 @@ from ..runs.names import ENVIRONMENT
 
 @dataclass(frozen=True)
 class Execution:
-    """`path` and `precision` are None for an engine without paths."""
+    """`path` and `precision` are None for an engine without paths. `choice` says how the path was chosen, if it was
+    measured."""
 
     path: str | None
     precision: str | None
     threads: int
+    choice: str = ""
 
     def engine(self, name: str) -> str | Engine:
         """The engine of this name, on the chosen path."""
@@ -53,7 +55,9 @@ def choose_execution(
     number = _recorded_threads(environment) if threads is None else threads
     if number is None:
         number = measured_threads(problem, clients * replicas if path else 1)
-    return Execution(path, problem.gradient_paths.precision if path else None, number)
+    if path is None:
+        return Execution(None, None, number)
+    return Execution(path, problem.gradient_paths.precision, number, problem.gradient_paths.choice)
 
 
 def read_environment(folder: Path | None) -> dict[str, Any]:

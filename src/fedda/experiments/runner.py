@@ -147,6 +147,8 @@ class Program:
         """Run the jobs into the folder, which begins with these files and `environment.json`. With `try_out` every job
         is started once before, and `inspect` may refuse it. `clients`: with the rows of the clients at the end."""
         runner = JobRunner(self.experiment, self.folder, watch, self.options.save_seconds, self.ranks.world, clients)
+        if self.execution.choice:
+            watch.note(self.execution.choice)
         with threads(self.execution.threads):
             if try_out:
                 runner.try_out(jobs, inspect)
@@ -166,7 +168,7 @@ class Program:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
             "engine": self.engine_name,
             "processes": self.ranks.world.size,
-            **{key: value for key, value in asdict(self.execution).items() if value is not None},
+            **{key: value for key, value in asdict(self.execution).items() if value is not None and key != "choice"},
             "clients": self.problem.clients,
             "parameters": self.problem.d,
             "samples": int(self.problem.sizes.sum()),

@@ -24,6 +24,9 @@ class Tracked:
         for tracker in self.trackers:
             tracker.end()
 
+    def note(self, line: str) -> None:
+        self.watch.note(line)
+
     def begin(self, label: str, done: int, rounds: int) -> None:
         self.watch.begin(label, done, rounds)
 

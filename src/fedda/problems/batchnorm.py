@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import rng
 from ..checks import count
+from .gradients.stackable import stackable
 from .trees import at, first_tensor
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class BatchNorms:
             by_kernels: Tensor = paths.kernels.moments(x, inputs)
             return by_kernels
         if evaluation.stacks_batches:
-            of_batches = vmap(one, (None, 0))
+            of_batches = vmap(stackable(one), (None, 0))
             moments: Tensor = vmap(of_batches, (0, None))(x, inputs) if len(x) > 1 else of_batches(x[0], inputs)[None]
             return moments
         batches = [at(inputs, i) for i in range(len(first_tensor(inputs)))]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from .. import rng
+from .gradients.stackable import stackable
 from .trees import at, first_tensor, join
 
 if TYPE_CHECKING:
@@ -277,13 +278,13 @@ class Evaluation:
             return False
         x = self.with_statistics(problem.full_point())
         inputs = problem.standardised(problem.pick(problem.data, slice(1))).x
-        return runs(lambda: vmap(problem.inference, (0, None))(x[None], inputs))
+        return runs(lambda: vmap(stackable(problem.inference), (0, None))(x[None], inputs))
 
     @cached_property
     def stacks_batches(self) -> bool:
         """Whether several batches go through the model in training mode at once, for the statistics of BatchNorm."""
         inputs = self.problem.standardised(self.problem.example(2)[1]).x
-        return runs(lambda: vmap(self.problem.forward, (None, 0))(self.problem.full_point(), inputs))
+        return runs(lambda: vmap(stackable(self.problem.forward), (None, 0))(self.problem.full_point(), inputs))
 
     def with_statistics(self, x: Tensor) -> Tensor:
         """The parameters x [d], followed by default statistics if the model has BatchNorm."""
@@ -298,7 +299,7 @@ class Evaluation:
         if paths.kernels is not None and paths.chosen == "kernels":
             return paths.kernels.outputs(x, inputs)
         if self.stacks_replicas and len(x) > 1:
-            return vmap(self.problem.inference, (0, None))(x, inputs)
+            return vmap(stackable(self.problem.inference), (0, None))(x, inputs)
         return join(torch.stack, [self.problem.inference(one, inputs) for one in x])
 
     def as_one_batch(self, x: Tensor, data: Batch, index: slice) -> tuple[dict[str, Tensor], Outputs | None]:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .. import rng
+from .gradients.stackable import attention
 
 STEPS = 1 << 31  # a random integer has 31 bits
 
@@ -107,15 +108,10 @@ class CounterRandom(TorchFunctionMode):
             return F.scaled_dot_product_attention(
                 query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
             )
-        if enable_gqa:
-            key, value = (v.repeat_interleave(query.shape[-3] // v.shape[-3], -3) for v in (key, value))
-        scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        if attn_mask is not None:
-            hidden = attn_mask.dtype == torch.bool
-            scores = torch.where(attn_mask, scores, -math.inf) if hidden else scores + attn_mask
-        return self.dropout(scores.softmax(-1), dropout_p) @ value
+        return attention(
+            query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
+            dropout=lambda weights: self.dropout(weights, dropout_p),
+        )  # fmt: skip
 
     def recurrent(
         self, function: Callable[..., Any], input: Tensor, hx: Any, weights: Sequence[Tensor], has_biases: bool,

@@ -34,7 +34,7 @@ class GradientPaths:
 
     `kernels`: our GPU kernels for convolutional networks; `chain`: known layers, written out as batched products;
     `traced`: any module through vmap, recorded as plain operations; `loop`: one model after the other. `auto` takes
-    the first of them that fits; for convolutions, where the order is uncertain, it takes the fastest by measurement.
+    the chain for networks without convolutions, and otherwise the fastest of the paths that fit, by measurement.
     """
 
     def __init__(self, problem: Neural, path: str, precision: str):
@@ -45,7 +45,7 @@ class GradientPaths:
         if precision in ("tf32", "bf16") and not cuda:
             raise ValueError(f"Vectorised: precision {precision!r} needs a float32 problem on a CUDA device")
         self.precision = ("tf32" if cuda else "float32") if precision == "auto" else precision
-        self.stacked = StackedGradient(self.objective)
+        self.stacked = StackedGradient(self.objective, not all(p.requires_grad for p in problem.model.parameters()))
         self.kernels: Kernels | None = None
         self.paths: dict[str, Path] = {}  # those that fit the model, the likely fastest first
         chain = problem.chain
@@ -63,6 +63,7 @@ class GradientPaths:
         if path != "auto" and path not in self.paths:
             raise ValueError(f"Vectorised: path {path!r} does not fit this problem; these do: {', '.join(self.paths)}")
         self.chosen = next(iter(self.paths)) if path == "auto" else path
+        self.choice = ""  # how the path was chosen, for the user, if it was measured
 
     def tuned(self, clients: int) -> GradientPaths:
         """A copy whose choice, if it is open, is made by a measurement on a stack of `clients`. A run keeps its choice,
@@ -78,12 +79,14 @@ class GradientPaths:
             # On a busy machine threads wait for each other, and the times would say nothing about the paths.
             with threads(1):
                 tuned.chosen = autotune(ways, problem.device, *about)
+            slower = " and ".join(name for name in ways if name != tuned.chosen)
+            tuned.choice = f"gradients: path {tuned.chosen}, measured against {slower}"
         return tuned
 
     def candidates(self) -> dict[str, Path]:
-        """The paths that `auto` measures. Next to kernels or, on a CPU, the chain, vmap's grouped convolutions have
-        always been slower, and recording them takes seconds."""
-        if self.path != "auto" or not convolutional(self.problem.model):
+        """The paths that `auto` measures. A chain without convolutions has always been the fastest. Next to kernels or,
+        on a CPU, a chain, vmap's grouped convolutions have always been slower, and recording them takes seconds."""
+        if self.path != "auto" or (self.chosen == "chain" and not convolutional(self.problem.model)):
             return {self.chosen: self.paths[self.chosen]}
         slower: tuple[str, ...] = ()
         if "kernels" in self.paths:
@@ -117,16 +120,10 @@ class GradientPaths:
         return self.problem.chain.gradients(x, *self.problem.standardised(batch))
 
     def by_vmap(self, x: Tensor, batch: Batch) -> Tensor:
-        return self.stacked(x, *self.repeat(x, batch))
+        return self.stacked(x, *self.problem.standardised(batch).leaves())
 
     def by_loop(self, x: Tensor, batch: Batch) -> Tensor:
-        return self.stacked.loop(x, *self.repeat(x, batch))
-
-    def repeat(self, x: Tensor, batch: Batch) -> list[Tensor]:
-        """The standardised batches, once for each point."""
-        leaves = self.problem.standardised(batch).leaves()
-        points = len(x) // len(leaves[0])
-        return [v.expand(points, *v.shape).flatten(0, 1) for v in leaves]
+        return self.stacked.loop(x, *self.problem.standardised(batch).leaves())
 
 
 def by_channel(scale: Scale, channels: int) -> tuple[Tensor, Tensor] | None:

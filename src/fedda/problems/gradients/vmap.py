@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.func import grad, vmap
 
 from ...checks import one_line
 from ...recording import record
+from .stackable import stackable
 
 logger = logging.getLogger(__name__)
 # An operation without a batching rule runs one client at a time: PyTorch would ask our users to file an issue.
@@ -18,28 +19,31 @@ Objective = Callable[..., Tensor]  # (x [d], inputs [b, ...], targets [b, ...]) 
 
 
 class StackedGradient:
-    """grad(objective) over a leading axis of every argument.
+    """The gradients [points * n, d] of an objective at x [points * n, d] for batches [n, ...], which all points share.
 
     `vmap(grad(...))` is recorded once for each shape as plain tensor operations: on small models its dispatch costs
     more than the arithmetic. If vmap fails, the clients run in a loop, with one warning.
+
+    With `frozen`, parts of the model are constant. What depends on the batch alone is then computed once for all
+    points, and a constant layer is one operation for all clients.
     """
 
-    def __init__(self, objective: Objective):
-        self.objective = objective
-        self.vmapped: Callable[..., Tensor] = vmap(grad(objective))
+    def __init__(self, objective: Objective, frozen: bool = False):
+        self.objective, self.frozen = objective, frozen
+        self.of_clients: Callable[..., Tensor] = vmap(grad(stackable(objective)))
         self.by_shape: dict[object, Callable[..., Tensor]] = {}
         self.warned = False
 
-    def __call__(self, x: Tensor, *data: Tensor) -> Tensor:
-        shapes = tuple((v.shape, v.dtype, v.device) for v in (x, *data))
+    def __call__(self, x: Tensor, *batch: Tensor) -> Tensor:
+        shapes = tuple((v.shape, v.dtype, v.device) for v in (x, *batch))
         if shapes not in self.by_shape:
-            self.by_shape[shapes] = self.record(x, *data)
-        return self.by_shape[shapes](x, *data)
+            self.by_shape[shapes] = self.record(x, *batch)
+        return self.by_shape[shapes](x, *batch)
 
-    def record(self, x: Tensor, *data: Tensor) -> Callable[..., Tensor]:
+    def record(self, x: Tensor, *batch: Tensor) -> Callable[..., Tensor]:
         """A function for arguments of these shapes."""
         try:
-            self.vmapped(x, *data)
+            self.vmapped(x, *batch)
         except Exception as why:  # a user's module may raise anything under vmap; the loop is always right
             if not self.warned:
                 self.warned = True
@@ -47,13 +51,30 @@ class StackedGradient:
                 warnings.warn(f"{message}: {one_line(why)}", stacklevel=2)
             return self.loop
         try:
-            return simplify(record(self.vmapped, x, *data))
+            return simplify(record(self.vmapped, x, *batch))
         except Exception as why:  # a module that cannot be recorded still runs under vmap, but more slowly
             logger.info("not recorded, so slower: %s", why)
             return self.vmapped
 
-    def loop(self, x: Tensor, *data: Tensor) -> Tensor:
+    def vmapped(self, x: Tensor, *batch: Tensor) -> Tensor:
+        n = len(batch[0])
+        if not self.frozen or len(x) == n:
+            return self.of_clients(x, *repeated(x, batch))
+        of_points = vmap(self.of_clients, (0, *[None] * len(batch)))
+        gradients: Tensor = of_points(x.unflatten(0, (-1, n)), *batch)
+        return gradients.flatten(0, 1)
+
+    def loop(self, x: Tensor, *batch: Tensor) -> Tensor:
+        data = repeated(x, batch)
         return torch.stack([gradient(self.objective, *one) for one in zip(x, *data, strict=True)])
+
+
+def repeated(x: Tensor, batch: Sequence[Tensor]) -> list[Tensor]:
+    """The batches [n, ...], once for each point of x [points * n, d]."""
+    points = len(x) // len(batch[0])
+    if points == 1:
+        return list(batch)
+    return [v.expand(points, *v.shape).flatten(0, 1) for v in batch]
 
 
 aten = torch.ops.aten
