@@ -15,14 +15,9 @@ import torch
 from fedda.experiments import find
 from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep, search
+from fedda.progress import Silence
 
 POINTS = {"lr": (0.08, 0.16, 0.32, 0.64), "momentum": (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)}
-
-
-class Quiet:
-    def begin(self, label, done, rounds): ...
-    def advance(self, label, done, rows): ...
-    def end(self, label, word): ...
 
 
 def values(grids, rounds):
@@ -30,7 +25,7 @@ def values(grids, rounds):
     experiment = override(find("digits"), rounds, "fedcm", "0")
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        found = search(Sweep(experiment, grids), Path(folder) / "sweep", Quiet())
+        found = search(Sweep(experiment, grids), Path(folder) / "sweep", Silence())
         seconds = time.perf_counter() - began
     points = found["algorithms"]["fedcm"]["points"]
     return seconds, {json.dumps(point["values"]): point["value"] for point in points}

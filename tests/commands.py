@@ -31,14 +31,6 @@ IMPORTED = [
 ]  # fmt: skip
 
 
-class Quiet:
-    """Nobody watches."""
-
-    def begin(self, label, done, rounds): ...
-    def advance(self, label, done, rows): ...
-    def end(self, label, word): ...
-
-
 def tiny(**changes):
     """A valid experiment as a table: two algorithms, two seeds, logistic regression."""
     table = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import fedda
-from commands import Quiet, tiny
+from commands import tiny
 from conftest import NAMES, close, digits, last, quadratic, stable, variants
 from fedda import registry, rng
 from fedda.aggregation import (  # fmt: skip
@@ -44,6 +44,7 @@ from fedda.experiments import run
 from fedda.experiments.config import checked
 from fedda.experiments.overrides import override, saved_experiment
 from fedda.experiments.sweep import Sweep, search
+from fedda.progress import Silence
 from fedda.testing import moved_replies
 from ranks import fine, spawn
 
@@ -769,7 +770,7 @@ def rows_of(folder):
 @pytest.mark.parametrize("what", FILES)
 def test_an_experiment_s_rows_are_those_of_train(what, engine, tmp_path):
     table = checked(tiny(aggregation=FILES[what], cohort=3), "tiny")
-    run(table, tmp_path / "run", Quiet(), engine=engine)
+    run(table, tmp_path / "run", Silence(), engine=engine)
     about = json.loads((tmp_path / "run" / "environment.json").read_text())
     how = Vectorised(path=about["path"], precision=about["precision"]) if engine == "vectorised" else Sequential()
     problem = fedda.load("breast-cancer", clients=4, model="logistic", batch=4)
@@ -782,7 +783,7 @@ def test_an_experiment_s_rows_are_those_of_train(what, engine, tmp_path):
         expected += [{"algorithm": label, **row} for row in history]
     found = rows_of(tmp_path / "run")
     assert [row | {"seconds": old["seconds"]} for row, old in zip(found, expected, strict=True)] == expected
-    run(checked(tiny(cohort=3), "tiny"), tmp_path / "plain", Quiet(), engine=engine)
+    run(checked(tiny(cohort=3), "tiny"), tmp_path / "plain", Silence(), engine=engine)
     assert all(
         a["train_loss"] != b["train_loss"] for a, b in zip(found[2:8], rows_of(tmp_path / "plain")[2:8], strict=True)
     )
@@ -790,7 +791,7 @@ def test_an_experiment_s_rows_are_those_of_train(what, engine, tmp_path):
 
 def test_a_sweep_s_points_go_through_the_wrappers(tmp_path):
     table = checked(tiny(aggregation=FILES["topk"], algorithms={"fedavg": {"lr": 0.1}}), "tiny")
-    search(Sweep(table, ["fedavg.lr=0.1,0.2"]), tmp_path / "sweep", Quiet())
+    search(Sweep(table, ["fedavg.lr=0.1,0.2"]), tmp_path / "sweep", Silence())
     problem = table.problem.build(tuning=True)
     for point, lr in enumerate((0.1, 0.2)):
         alone = fedda.train(
@@ -805,9 +806,9 @@ def test_wrappers_that_do_not_fit_an_algorithm_leave_nothing(tmp_path):
     both = {"first": 1.0, "local": [1.0, 1.0]}  # good for FedDA, whose clients reply z and nu
     wanted = checked(tiny(aggregation=[{"name": "clip", "norm": both}]), "tiny")
     with pytest.raises(ValueError, match=r"^tiny: fedavg: Clip: norm has 2 numbers but the task 'local' has 1 replies"):
-        run(wanted, tmp_path / "run", Quiet())
+        run(wanted, tmp_path / "run", Silence())
     assert not list(tmp_path.iterdir())
-    run(override(wanted, algorithms="fedda-mvr"), tmp_path / "run", Quiet())
+    run(override(wanted, algorithms="fedda-mvr"), tmp_path / "run", Silence())
     with pytest.raises(ValueError, match="was run with another 'aggregation'"):
         saved_experiment(override(wanted, algorithms="fedda-mvr", settings=["aggregation="]), tmp_path / "run", None)
 

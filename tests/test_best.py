@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedda
-from commands import Quiet, tiny
+from commands import tiny
 from conftest import stable
 from fedda.best import BestModels
 from fedda.experiments import Experiment, run
+from fedda.progress import Silence
 from fedda.run import Run
 from ranks import fine, spawn
 
@@ -90,7 +91,7 @@ def test_a_checkpoint_holds_the_best_models(tmp_path):
     for name, rounds in (("whole", (6,)), ("parts", (4, 6))):
         for i, last in enumerate(rounds):
             experiment = Experiment.model_validate(table | {"rounds": last})
-            run(experiment, tmp_path / name, Quiet(), save_seconds=0, resume=i > 0)
+            run(experiment, tmp_path / name, Silence(), save_seconds=0, resume=i > 0)
     whole, parts = (tmp_path / name / "checkpoint" for name in ("whole", "parts"))
     for file in whole.glob("*.safetensors"):
         assert file.read_bytes() == (parts / file.name).read_bytes()

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commands import Quiet, tiny
+from commands import tiny
 from fedda import registry
 from fedda.aggregation import Clip, Median, TopK
 from fedda.experiments import Experiment, builtin, config, find, run
 from fedda.experiments.overrides import override
+from fedda.progress import Silence
 from fedda.runs.toml import dumps
 
 ALGORITHMS = list(registry.algorithms.entries)
@@ -278,7 +279,7 @@ def test_a_fuzzed_file_is_refused_in_one_line_and_leaves_nothing_or_runs(tmp_pat
         try:
             table = config.parse(text, "tiny.toml")
             small = table.model_copy(update={"rounds": 1, "every": 1, "seeds": table.seeds[:2]})
-            run(small, out, Quiet())
+            run(small, out, Silence())
             assert (out / "metrics.jsonl").stat().st_size
             seen["ran"] += 1
         except ValueError as why:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from commands import ENVIRONMENT, Quiet, fedda, warm
+from commands import ENVIRONMENT, fedda, warm
 from fedda import registry
 from fedda.experiments import find
 from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep, search
+from fedda.progress import Silence
 from ranks import free_port
 from warm import PREPARE
 
@@ -176,7 +177,7 @@ def test_a_recorded_rate_measured_again(tmp_path):
     (recorded,) = (p for p in found["algorithms"]["fedavg"]["points"] if p["best"])
     wanted = override(find("breast-cancer"), seeds=",".join(map(str, found["seeds"])))
     asked = Sweep(wanted, [f"fedavg.lr={recorded['values']['lr']}"], metric=found["metric"])
-    (again,) = search(asked, tmp_path / "sweep", Quiet())["algorithms"]["fedavg"]["points"]
+    (again,) = search(asked, tmp_path / "sweep", Silence())["algorithms"]["fedavg"]["points"]
     assert again["value"] == pytest.approx(recorded["value"], rel=1e-3)
 
 

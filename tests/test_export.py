@@ -15,10 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedda
-from commands import Quiet, inside, is_one_line
+from commands import inside, is_one_line
 from fedda.data import open_dataset
 from fedda.experiments import find, run
 from fedda.experiments.overrides import override
+from fedda.progress import Silence
 from fedda.runs.toml import dumps
 from test_tables import table
 
@@ -83,7 +84,7 @@ def trained(tmp_path_factory):
     algorithms = {"fedavg": {"lr": 0.2}, "again": {"name": "fedavg", "lr": 0.02}}
     table = {"name": "own", "rounds": 12, "every": 4, "seeds": [3, 5], "plugin": ["net.py"]}
     (folder / "own.toml").write_text(dumps(table | {"problem": problem, "algorithms": algorithms}))
-    run(find(str(folder / "own.toml")), folder / "run", Quiet())
+    run(find(str(folder / "own.toml")), folder / "run", Silence())
     return folder
 
 
@@ -176,7 +177,7 @@ def test_mistakes_are_one_line(trained, capsys, monkeypatch, words, fragments):
     np.savez("floats.npz", x=np.zeros((2, 1, 8, 8)))
     (trained / "t.csv").write_text("a\n1\n")
     if "plain" in words:
-        run(override(find("own.toml"), 1, "again", settings=["problem.validation="]), trained / "plain", Quiet())
+        run(override(find("own.toml"), 1, "again", settings=["problem.validation="]), trained / "plain", Silence())
     code, _, err = inside(capsys, monkeypatch, *words)
     assert code == 2 and not any(trained.glob("a.*"))
     is_one_line(err, *fragments)
@@ -190,7 +191,7 @@ def test_a_table_is_predicted_by_the_names_of_its_columns(tmp_path, capsys, monk
         dumps({"name": "t", "rounds": 2, "problem": problem, "algorithms": {"fedavg": {"lr": 1e-13}}})
     )
     folder = tmp_path / "run"
-    run(find("t.toml"), folder, Quiet())
+    run(find("t.toml"), folder, Silence())
     lines = (tmp_path / "houses.csv").read_text().splitlines()
     area, rooms, kind = zip(*(line.split(",")[:3] for line in lines[1:]), strict=True)
     new = ["kind;id;rooms;area;price", *(f" {k} ;;{r};{a};" for k, r, a in zip(kind, rooms, area, strict=True))]

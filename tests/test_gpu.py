@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import fedda
-from commands import Quiet
 from conftest import close, digits, example, last, quadratic, stable
 from fedda import rng
 from fedda.engines import Vectorised
 from fedda.experiments import find, run
 from fedda.experiments.overrides import override
 from fedda.problems import models
+from fedda.progress import Silence
 
 pytestmark = [
     pytest.mark.gpu,
@@ -265,6 +265,6 @@ def test_the_same_seed_gives_the_same_curve_twice(model, tmp_path):
     wanted = override(find("digits-heterogeneous"), rounds=6, seeds="0,1", settings=[*words, "every=2"])
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
-        run(wanted, folder, Quiet(), device="cuda", force=True)
+        run(wanted, folder, Silence(), device="cuda", force=True)
     first, second = ((folder / "metrics.jsonl").read_bytes() for folder in folders)
     assert first == second and first.count(b"\n") == 8 * 4 * 2  # methods, evaluations, seeds

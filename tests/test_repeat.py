@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import fedda
-from commands import Quiet, inside, is_one_line, tiny
+from commands import inside, is_one_line, tiny
 from fedda import plugins, registry
 from fedda.experiments import config, find, run
 from fedda.experiments.overrides import other_data_note, override, saved_experiment
 from fedda.problems import fingerprint as hashing
+from fedda.progress import Silence
 from fedda.runs.toml import dumps
 
 PLUGIN = """
@@ -62,16 +63,16 @@ def own(tmp_path):
 def test_a_configuration_repeats_its_run_from_anywhere(own, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    run(find("../study/own.toml"), tmp_path / "first", Quiet())
+    run(find("../study/own.toml"), tmp_path / "first", Silence())
     saved = tomllib.loads((tmp_path / "first" / "config.toml").read_text())
     assert saved["plugin"] == [str(own / "mine.py")] and saved["problem"]["data"] == str(own / "data" / "mine.npz")
     monkeypatch.chdir("/")
-    run(find(str(tmp_path / "first" / "config.toml")), tmp_path / "second", Quiet())
+    run(find(str(tmp_path / "first" / "config.toml")), tmp_path / "second", Silence())
     for name in ("config.toml", "metrics.jsonl"):
         first, second = ((tmp_path / folder / name).read_bytes() for folder in ("first", "second"))
         assert first == second and first
     wanted = saved_experiment(find(str(own / "own.toml")), tmp_path / "first", 5)
-    run(wanted, tmp_path / "first", Quiet(), resume=True)
+    run(wanted, tmp_path / "first", Silence(), resume=True)
 
 
 def test_plugins_of_the_command_line_are_recorded(own, monkeypatch):
@@ -80,7 +81,7 @@ def test_plugins_of_the_command_line_are_recorded(own, monkeypatch):
     plugins.load("other.py")
     changed = override(find("own.toml"), settings=["problem.model=own-other"], plugins=["other.py", "json"])
     assert changed.plugin == [str(own / "mine.py"), str(own / "other.py"), "json"]
-    run(changed, own / "run", Quiet())
+    run(changed, own / "run", Silence())
     assert config.read(own / "run" / "config.toml").completed().toml() == (own / "run" / "config.toml").read_text()
 
 
@@ -109,7 +110,7 @@ def test_presets_and_registered_names_are_found(tmp_path):
 
 def test_a_run_is_not_resumed_on_other_data(own, capsys, monkeypatch):
     experiment = find(str(own / "own.toml"))
-    run(experiment, own / "run", Quiet())
+    run(experiment, own / "run", Silence())
     before = arrays(own / "data" / "mine.npz")
     words = ["run", own / "own.toml", "--rounds", 5, "--resume", "--out", own / "run"]
     swapped = before["y"].copy()
@@ -124,7 +125,7 @@ def test_a_run_is_not_resumed_on_other_data(own, capsys, monkeypatch):
         assert code == 2 and not (own / "m.pt").exists()
         is_one_line(err, "other data")
     arrays(own / "data" / "mine.npz")
-    run(experiment, own / "run", Quiet(), resume=True)
+    run(experiment, own / "run", Silence(), resume=True)
 
 
 def test_data_of_a_plugin_is_hashed_too(tmp_path):
@@ -139,11 +140,11 @@ def test_data_of_a_plugin_is_hashed_too(tmp_path):
     problem = {"data": "changing", "clients": 2, "model": "logistic", "batch": 4}
     (tmp_path / "t.toml").write_text(dumps(tiny(problem=problem, algorithms={"fedavg": {}})))
     experiment = find(str(tmp_path / "t.toml"))
-    run(experiment, tmp_path / "run", Quiet())
-    run(experiment, tmp_path / "run", Quiet(), resume=True)
+    run(experiment, tmp_path / "run", Silence())
+    run(experiment, tmp_path / "run", Silence(), resume=True)
     content["y"] = 1 - content["y"]
     with pytest.raises(ValueError, match="other data"):
-        run(experiment, tmp_path / "run", Quiet(), resume=True)
+        run(experiment, tmp_path / "run", Silence(), resume=True)
     del registry.datasets.entries["changing"]
 
 
@@ -182,12 +183,12 @@ def test_other_data_has_no_title_of_the_first_and_its_rates_are_named(own, monke
     note = other_data_note(digits, other)
     assert note.startswith("the hyper-parameters of digits were chosen for digits, not for mine.npz;")
     with pytest.warns(UserWarning, match=note):
-        run(override(other, 1, "fedavg", "0", settings=["problem.partition=iid"]), own / "run", Quiet(), note=note)
+        run(override(other, 1, "fedavg", "0", settings=["problem.partition=iid"]), own / "run", Silence(), note=note)
     assert other_data_note(digits, override(digits, 5)) == "" and override(digits, 5).title == digits.title
     assert other_data_note(digits, override(digits, algorithms="fedprox", data="data/mine.npz")) == ""
     with pytest.raises(ValueError), warnings.catch_warnings():  # an error is one line, without the note
         warnings.simplefilter("error")
-        run(override(digits, data="absent.npz"), own / "bad", Quiet(), note=note)
+        run(override(digits, data="absent.npz"), own / "bad", Silence(), note=note)
 
 
 def test_doctor_names_versions_devices_and_folders(capsys, monkeypatch, tmp_path):
@@ -198,6 +199,6 @@ def test_doctor_names_versions_devices_and_folders(capsys, monkeypatch, tmp_path
 
 
 def test_the_environment_holds_the_hash(own):
-    run(find(str(own / "own.toml")), own / "run", Quiet())
+    run(find(str(own / "own.toml")), own / "run", Silence())
     known = json.loads((own / "run" / "environment.json").read_text())["data_sha256"]
     assert known == find(str(own / "own.toml")).problem.build().fingerprint and len(known) == 64

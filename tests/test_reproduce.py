@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from commands import Quiet, inside, is_one_line, warm
+from commands import inside, is_one_line, warm
 from fedda import claims
 from fedda.claims.runs import source
 from fedda.claims.values import MethodValues, Value
@@ -25,6 +25,7 @@ from fedda.experiments import run
 from fedda.experiments.config import find
 from fedda.experiments.grid import points
 from fedda.files import locked
+from fedda.progress import Silence
 from fedda.runs.reading import read_run
 from fedda_paper import reproduction as runner
 from fedda_paper.chapters import better_readings, edges, findings
@@ -116,7 +117,7 @@ def page(folder, to):
 
 
 def doing(plan, folder, **how):
-    return Reproduction(plan, folder, Quiet(), commit="0123abc", say=lambda words: None, **how)
+    return Reproduction(plan, folder, Silence(), commit="0123abc", say=lambda words: None, **how)
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +224,7 @@ def test_each_run_is_run_once_and_keeps_no_checkpoint(made):
 
 def test_a_figure_put_together_is_the_figure_run_by_itself(made, tmp_path):
     plan, _, results = made
-    run(plan.figure(plan.parts[0], "cifar10-variants"), tmp_path / "run", Quiet(), threads=1)
+    run(plan.figure(plan.parts[0], "cifar10-variants"), tmp_path / "run", Silence(), threads=1)
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     alone = list(map(json.loads, text.splitlines()))
     kept = rows_of(results / "paper" / "cifar10-variants" / "metrics.jsonl.gz")

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import realdata
-from commands import Quiet, inside, is_one_line
+from commands import inside, is_one_line
 from fedda.algorithms.fedda import FedDA
 from fedda.algorithms.fedopt import FedAdam
 from fedda.data import open_dataset
+from fedda.progress import Silence
 from fedda.rules.estimators import Mvr
 from fedda.rules.preconditioners import Diagonal
 from fedda_paper import smoke
@@ -41,7 +42,7 @@ def digits(monkeypatch):
 
 
 def small(name):
-    return smoke.run_small(name, Quiet())
+    return smoke.run_small(name, Silence())
 
 
 def far(before, after):

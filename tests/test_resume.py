@@ -272,12 +272,13 @@ def test_out_of_memory_is_recorded_and_the_others_go_on(tmp_path):
 
 def test_out_of_memory_in_the_middle_goes_on_from_the_checkpoint(tmp_path, monkeypatch):
     """The error comes from a patched step: real memory does not run out at a chosen round."""
-    from commands import Quiet, tiny
+    from commands import tiny
     from fedda.experiments import config, run
+    from fedda.progress import Silence
     from fedda.run import Run
 
     table = config.checked(tiny(rounds=12, every=3), "tiny")
-    run(table, tmp_path / "whole", Quiet())
+    run(table, tmp_path / "whole", Silence())
     advance = Run.advance
 
     def short(self):
@@ -286,23 +287,24 @@ def test_out_of_memory_in_the_middle_goes_on_from_the_checkpoint(tmp_path, monke
         advance(self)
 
     monkeypatch.setattr(Run, "advance", short)
-    run(table, tmp_path / "cut", Quiet(), save_seconds=0.0)
+    run(table, tmp_path / "cut", Silence(), save_seconds=0.0)
     assert "fedavg" in json.loads((tmp_path / "cut" / "failures.json").read_text())
     monkeypatch.undo()
-    run(table, tmp_path / "cut", Quiet(), resume=True)
+    run(table, tmp_path / "cut", Silence(), resume=True)
     same(tmp_path / "cut", tmp_path / "whole")
     assert not (tmp_path / "cut" / "failures.json").exists()
 
 
 def test_killed_while_the_rows_are_put_in_order(tmp_path, monkeypatch):
     """Between the new rows and the checkpoint that knows their length: the next resume ends the same."""
-    from commands import Quiet, tiny
+    from commands import tiny
     from fedda.experiments import config, run
+    from fedda.progress import Silence
     from fedda.runs.folder import Folder
 
     short, long = (config.checked(tiny(rounds=n, every=4), "tiny") for n in (6, 12))
-    run(long, tmp_path / "whole", Quiet())
-    run(short, tmp_path / "cut", Quiet())
+    run(long, tmp_path / "whole", Silence())
+    run(short, tmp_path / "cut", Silence())
     commit = Folder.commit
 
     def killed(self, lengths=None):
@@ -312,9 +314,9 @@ def test_killed_while_the_rows_are_put_in_order(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Folder, "commit", killed)
     with pytest.raises(BaseException, match="stopped by SIGINT"):
-        run(long, tmp_path / "cut", Quiet(), resume=True)
+        run(long, tmp_path / "cut", Silence(), resume=True)
     monkeypatch.undo()
-    run(long, tmp_path / "cut", Quiet(), resume=True)
+    run(long, tmp_path / "cut", Silence(), resume=True)
     same(tmp_path / "cut", tmp_path / "whole")
 
 
@@ -350,20 +352,21 @@ def measured_as(monkeypatch, path, threads):
 def test_a_run_goes_on_with_the_path_and_the_threads_it_began_with(tmp_path, monkeypatch, taken):
     import torch
 
-    from commands import Quiet, tiny
+    from commands import tiny
     from fedda.experiments import config, run
+    from fedda.progress import Silence
 
     short, long = (config.checked(tiny(rounds=n, every=1, seeds=[0], problem=IMAGES), "tiny") for n in (1, 2))
     measured_as(monkeypatch, "loop", 2)
-    run(long, tmp_path / "whole", Quiet())
-    run(short, tmp_path / "cut", Quiet())
+    run(long, tmp_path / "whole", Silence())
+    run(short, tmp_path / "cut", Silence())
     facts = json.loads((tmp_path / "cut" / "environment.json").read_text())
     assert (facts["path"], facts["precision"], facts["threads"]) == ("loop", "float32", 2)
     measured_as(monkeypatch, "chain", 1)
-    run(long, tmp_path / "cut", Quiet(), resume=True)
+    run(long, tmp_path / "cut", Silence(), resume=True)
     same(tmp_path / "cut", tmp_path / "whole")
     assert set(taken) == {("loop", 2)} and torch.get_num_threads() == 1
-    run(short, tmp_path / "new", Quiet())
+    run(short, tmp_path / "new", Silence())
     assert taken[-1] == ("chain", 1)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedda
-from commands import Quiet, begin, is_one_line, tiny, write
+from commands import begin, is_one_line, tiny, write
 from commands import fedda as run_fedda
 from conftest import NAMES, example, quadratic
 from fedda import checks, registry
@@ -20,6 +20,7 @@ from fedda.experiments.config import checked, find
 from fedda.experiments.grid import apply_point, points
 from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Stack, Sweep, judge_points, search
+from fedda.progress import Silence
 
 
 def experiment(**changes):
@@ -99,7 +100,7 @@ def test_every_number_of_every_algorithm_may_be_a_replica(name):
 
 # -- what comes of it --------------------------------------------------------------------------------------------------
 def swept(tmp_path, grids, **changes):
-    return search(Sweep(experiment(**changes), grids), tmp_path / "sweep", Quiet())
+    return search(Sweep(experiment(**changes), grids), tmp_path / "sweep", Silence())
 
 
 def test_24_points_as_replicas_are_24_runs(tmp_path):
@@ -107,11 +108,11 @@ def test_24_points_as_replicas_are_24_runs(tmp_path):
     wanted = override(find("digits"), 10, "fedcm", "0")
     rates, shares = (0.08, 0.16, 0.32, 0.64), (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
     texts = [f"fedcm.{word}={','.join(map(str, v))}" for word, v in (("lr", rates), ("momentum", shares))]
-    found = search(Sweep(wanted, texts, metric="validation_loss"), tmp_path / "all", Quiet())["algorithms"]["fedcm"]
+    found = search(Sweep(wanted, texts, metric="validation_loss"), tmp_path / "all", Silence())["algorithms"]["fedcm"]
     assert len(found["points"]) == 24 and found["words"] == ["lr", "momentum"]
     for i in (0, 7, 23):
         own = [f"fedcm.{word}={value}" for word, value in found["points"][i]["values"].items()]
-        alone = search(Sweep(wanted, own, metric="validation_loss"), tmp_path / str(i), Quiet())
+        alone = search(Sweep(wanted, own, metric="validation_loss"), tmp_path / str(i), Silence())
         assert alone["algorithms"]["fedcm"]["points"][0]["value"] == pytest.approx(found["points"][i]["value"], 1e-5)
 
 
@@ -175,7 +176,7 @@ def test_points_without_all_their_rows_have_no_value(tmp_path):
 
 def test_a_metric_that_is_not_there_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="fedavg has no 'objective' on this problem"):
-        search(Sweep(experiment(), ["fedavg.lr=0.1"], metric="objective"), tmp_path / "s", Quiet())
+        search(Sweep(experiment(), ["fedavg.lr=0.1"], metric="objective"), tmp_path / "s", Silence())
     assert not list(tmp_path.iterdir())
 
 
@@ -184,7 +185,7 @@ def test_owners_of_few_samples_do_not_vanish_from_the_validation_split(tmp_path)
     x = np.random.default_rng(0).normal(size=(len(client), 3))
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(len(client)) % 2, client=client, x_test=x[:4], y_test=[0, 1, 0, 1])
     own = {"data": str(tmp_path / "own.npz"), "partition": "by_client", "clients": 20, "model": "logistic", "batch": 4}
-    found = search(Sweep(experiment(problem=own, cohort=5), ["fedavg.lr=0.1"]), tmp_path / "s", Quiet())
+    found = search(Sweep(experiment(problem=own, cohort=5), ["fedavg.lr=0.1"]), tmp_path / "s", Silence())
     assert found["algorithms"]["fedavg"]["points"][0]["value"] is not None
     held = fedda.load(own["data"], partition="by_client", model="logistic", validation=True)
     assert held.clients == 20 and len(held.test.y) == 4  # one of each five
@@ -209,14 +210,14 @@ def test_a_point_that_a_run_would_refuse_does_not_win(tmp_path):
     wanted = override(find("digits"), 6, "fedda-2-1", "0")
     texts = ["fedda-2-1.lr=1e-6,0.02"]
     for force, best in ((False, 0), (True, 1)):
-        found = search(Sweep(wanted, texts, force=force), tmp_path / str(force), Quiet())
+        found = search(Sweep(wanted, texts, force=force), tmp_path / str(force), Silence())
         points = found["algorithms"]["fedda-2-1"]["points"]
         assert points[best]["best"] and (points[1]["note"] is None) == force
 
 
 def test_lower_is_better_for_a_loss(tmp_path):
     wanted = experiment(rounds=30)
-    found = search(Sweep(wanted, ["fedavg.lr=1e-6,0.1"], metric="validation_loss"), tmp_path / "s", Quiet())
+    found = search(Sweep(wanted, ["fedavg.lr=1e-6,0.1"], metric="validation_loss"), tmp_path / "s", Silence())
     assert found["better"] == "lower" and found["algorithms"]["fedavg"]["points"][1]["best"]
 
 

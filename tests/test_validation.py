@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedda
-from commands import Quiet, tiny
+from commands import tiny
 from conftest import stable
 from fedda.data import open_dataset
 from fedda.data.datasets import moments
@@ -17,6 +17,7 @@ from fedda.data.holdout import validation_mask
 from fedda.experiments import Experiment, config, run
 from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep, search
+from fedda.progress import Silence
 
 X = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
@@ -172,7 +173,7 @@ def test_it_is_a_word_of_the_file(tmp_path):
     assert "validation = 0.2" in full.toml() and config.parse(full.toml(), "x") == full == full.completed()
     assert override(Experiment.model_validate(tiny()), settings=["problem.validation=0.2"]).problem.validation == 0.2
     assert "validation" not in Experiment.model_validate(tiny()).completed().problem.model_dump()
-    folder = run(experiment, tmp_path / "run", Quiet())
+    folder = run(experiment, tmp_path / "run", Silence())
     rows = (folder.path / "metrics.jsonl").read_text().splitlines()
     assert all('"validation_loss"' in row and '"test_loss"' in row for row in rows)
     for bad in (0, 1.0, "a", True):
@@ -185,7 +186,7 @@ def test_a_sweep_looks_at_it_and_not_at_the_test_set(tmp_path):
     table["problem"] |= {"validation": 0.2}
     experiment = Experiment.model_validate(table)
     assert experiment.problem.build(tuning=True).test is None and experiment.problem.build().test is not None
-    found = search(Sweep(experiment, ["fedavg.lr=0.01,0.1"]), tmp_path / "sweep", Quiet())
+    found = search(Sweep(experiment, ["fedavg.lr=0.01,0.1"]), tmp_path / "sweep", Silence())
     assert all(point["value"] is not None for point in found["algorithms"]["fedavg"]["points"])
     row = (tmp_path / "sweep" / "metrics.jsonl").read_text().splitlines()[0]
     assert '"validation_accuracy"' in row and "test_" not in row
