@@ -4,10 +4,13 @@ import collections
 import doctest
 import json
 import math
+from pathlib import Path
 
 import pytest
 
-from fedda_paper.study import methods, program, protocol, rules
+from fedda_paper.study import choosing, methods, program, protocol, rules
+
+ROOT = Path(__file__).parents[1]
 
 LR = methods.StudyAxis("lr", (0.01, 0.0316, 0.1))
 ONE = methods.StudyMethod("fedavg", {}, (LR, methods.StudyAxis("schedule", ("constant", "cosine"))))
@@ -203,3 +206,30 @@ def test_a_diverged_replica_is_told_from_the_others():
     assert not fine["diverged"] and gone["diverged"] and len(fine["rows"]) == 4
     (gone,) = program.run(HOW, program.StudyProgram(method, "stage1", 100, points[1:], 8, 2))
     assert gone["diverged"]
+
+
+# -- which method to take ------------------------------------------------------------------------------------------------
+def method_with(name, tests, to_target=100.0, bytes_per_round=10.0):
+    finals = [{"seed": i, "test": t, "to_target": to_target} for i, t in enumerate(tests)]
+    record = {"stage": "finals", "bytes_up": 2 * bytes_per_round, "bytes_down": 2 * bytes_per_round, "rounds": 4}
+    return choosing.Method(name, {"finals": finals}, [record])
+
+
+def test_of_methods_that_are_as_good_the_one_that_sends_least_is_taken():
+    best = method_with("best", [0.70, 0.72, 0.74, 0.71, 0.73])
+    # Differences -.01, .01, -.02, .01, -.01: mean -.004, half a t interval 2.776 * .01342 / sqrt(5) = .0167.
+    close = method_with("close", [0.69, 0.73, 0.72, 0.72, 0.72], to_target=60.0)
+    # Always .02 less: an interval of no width.
+    worse = method_with("worse", [0.68, 0.70, 0.72, 0.69, 0.71], to_target=1.0)
+    few = method_with("few", [0.70, 0.75])  # two seeds of five: not finished, whatever they say
+    advice = choosing.advise([best, close, few, worse])
+    assert (advice.take.name, [m.name for m in advice.equal], advice.rival.name) == ("close", ["best"], "best")
+    mean, half = advice.difference
+    assert mean == pytest.approx(-0.004) and half == pytest.approx(2.776 * 0.0134164 / 5**0.5, rel=1e-5)
+    costly = method_with("close", [0.69, 0.73, 0.72, 0.72, 0.72], to_target=60.0, bytes_per_round=20.0)
+    assert choosing.advise([best, costly, few, worse]).take is best
+
+
+def test_the_page_on_choosing_is_up_to_date():
+    assert (ROOT / "docs" / "choosing.md").read_text() == choosing.page(ROOT / "paper" / "results")
+    assert (ROOT / "docs" / choosing.PICTURE).is_file()

@@ -112,11 +112,12 @@ def print_plan(estimates: list[Estimate]) -> None:
 
 
 def write_docs(out: Path) -> None:
-    """Write the page and the README's part in this checkout."""
+    """Write the pages and the README's part in this checkout."""
     from fedda.files import write_whole
 
     from .page import fill_readme, page
     from .results import Results
+    from .study import choosing
 
     docs, readme, results = Path("docs/reproduction.md"), Path("README.md"), Results(out)
     if not docs.parent.is_dir() or not readme.is_file():
@@ -124,6 +125,10 @@ def write_docs(out: Path) -> None:
     filled = fill_readme(readme.read_text(encoding="utf-8"), results, os.path.relpath(out))
     for path, text in ((docs, page(results, os.path.relpath(out, docs.parent))), (readme, filled)):
         print(f"written: {write_whole(path, text)}")
+    if (out / "study").is_dir():
+        advice = docs.parent / "choosing.md"
+        print(f"written: {write_whole(advice, choosing.page(out))}")
+        choosing.draw(out, docs.parent / choosing.PICTURE)
 
 
 def run_smoke(figures: list[str], keep: Path | None) -> None:
