@@ -65,11 +65,23 @@ def place(tmp_path_factory):
     command = tools / "fedda"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fedda "$@"\n')
     command.chmod(0o755)
-    # A federation starts a process for each message: these are forked from one that has imported everything.
-    launcher = tools / "flower-superexec"
-    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{WARM}" quick_flower -- flower-superexec "$@"\n')
-    launcher.chmod(0o755)
     return folder
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """A folder with `fedda` and Flower's programs for shell scripts. All are forked from one process that has imported
+    everything: a federation starts some of them once, and one for each message."""
+    from flowers import QUIET
+
+    folder = tmp_path_factory.mktemp("federation")
+    for name in ("fedda", "flwr", "flower-superlink", "flower-supernode"):
+        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{WARM}" --ask "{folder}/door" {name} "$@"\n')
+        (folder / name).chmod(0o755)
+    words = [sys.executable, WARM, "fedda.cli", "quick_flower", "--at", folder / "door"]
+    with subprocess.Popen(words, env=ENVIRONMENT | QUIET) as process:
+        yield folder
+        process.kill()
 
 
 def commands_of(text):
@@ -97,9 +109,10 @@ def fresh():
 
 
 @pytest.mark.parametrize("page,text", list(blocks("sh")))
-def test_commands_run(page, text, place):
+def test_commands_run(page, text, place, request):
     """Commands of fedda and torchrun in forked processes, what else there is in a shell."""
-    tools = (place / "bin", Path(sys.executable).parent)  # the second has Flower's commands
+    deployed = page.name == "deployment.md"  # all in a shell
+    tools = (request.getfixturevalue("federation") if deployed else place / "bin", Path(sys.executable).parent)
     environment = ENVIRONMENT | {"PATH": os.pathsep.join([*map(str, tools), os.environ["PATH"]])}
     if page.name == "report.md":
         environment[PREPARE] = ""  # with its pictures
@@ -109,7 +122,7 @@ def test_commands_run(page, text, place):
         if command in WRITES_NOTHING and seen_before(page, command):
             continue
         command = f"{command} {SHORTER.get(command, '')}".strip()
-        where, words = place, plain(command)
+        where, words = place, None if deployed else plain(command)
         if command.startswith("make "):  # in the checkout, its run folders elsewhere
             if not fresh():
                 pytest.skip(f"{command}: no .venv here that is up to date, and a test must not install one")

@@ -8,7 +8,8 @@ A program that starts others itself (torchrun, Flower's) gets a forking process 
 threads later. What it starts is forked there.
 
     python warm.py MODULE ...                      imports them, reads requests from stdin, answers each with a line
-    python warm.py MODULE ... -- PROGRAM WORD ...  imports them and runs a program that starts others, once
+    python warm.py MODULE ... --at PLACE           the same for shell scripts: they ask at a socket
+    python warm.py --ask PLACE PROGRAM WORD ...    what a script then calls in place of the program
 """
 
 import atexit
@@ -155,6 +156,66 @@ def serve(reader, writer) -> None:
         writer.flush()
 
 
+def listen(place: str) -> None:
+    """Fork for each connection, until this process is killed."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(place)
+        door.listen()
+        while True:
+            line, _ = door.accept()
+            with line, suppress(ChildProcessError):
+                if not os.fork():
+                    door.close()
+                    keep(line)
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+
+
+def keep(line: socket.socket) -> None:
+    """Run what the other side asks for in a process of its own, say its number, wait for its end and say how it was."""
+    code = 70
+    try:
+        with line.makefile("rw") as words:
+            request = json.loads(words.readline())
+            if not (pid := os.fork()):
+                try:
+                    line.close()
+                    code = child(request)
+                finally:
+                    os._exit(code)
+            words.write(f"{pid}\n")
+            words.flush()
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            words.write(f"{code}\n")
+    finally:
+        os._exit(0)
+
+
+def ask(place: str, *command: str, seconds: float = 300.0) -> int:
+    """Have a program run by the process that listens, as if it ran here: its streams, signals and exit status."""
+    deadline = time.monotonic() + seconds
+    line = socket.socket(socket.AF_UNIX)
+    while True:
+        try:
+            line.connect(place)
+            break
+        except OSError:  # it is still importing
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+    umask = os.umask(0)  # there is no other way to read it
+    request = {"command": command, "session": False, "env": dict(os.environ), "cwd": os.getcwd(), "umask": umask}
+    request |= {name: f"/proc/{os.getpid()}/fd/{number}" for name, number in (("out", 1), ("err", 2))}
+    with line.makefile("rw") as words:
+        words.write(json.dumps(request) + "\n")
+        words.flush()
+        pid = int(words.readline())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: os.kill(pid, number))
+        code = int(words.readline())
+    return code if code >= 0 else 128 - code
+
+
 def child(request) -> int:
     """Run the command in this process, which was forked for it."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -164,6 +225,8 @@ def child(request) -> int:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    if "umask" in request:
+        os.umask(request["umask"])
     sys.path[1:1] = [
         path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path
     ]
@@ -245,20 +308,20 @@ def nested() -> None:
 
 
 def main(words: list[str]) -> None:
+    if words[0] == "--ask":
+        sys.exit(ask(*words[1:]))
     import torch
 
-    cut = words.index("--") if "--" in words else len(words)
+    cut = words.index("--at") if "--at" in words else len(words)
     for module in words[:cut]:
         importlib.import_module(module)
     torch.set_num_threads(1)
-    if program := words[cut + 1 :]:
-        nested()
-        execute(*program)
-        return
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # nothing else is to be read as an answer
     # Nothing of this process runs at the end of a child.
     atexit._clear()
+    if cut < len(words):
+        listen(words[cut + 1])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nothing else is to be read as an answer
     serve(sys.stdin, answers)
 
 
