@@ -17,11 +17,10 @@ from fedda.experiments import find
 from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep, search
 from ranks import free_port
-from warm import PREPARE
+from warm import PREPARE, standing_in
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WARM = Path(__file__).parent / "warm.py"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 # What a test cannot run from within itself: the tests. CI does.
 NOT_HERE = {"make test"}
@@ -70,18 +69,14 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    """A folder with `fedda` and Flower's programs for shell scripts. All are forked from one process that has imported
-    everything: a federation starts some of them once, and one for each message."""
+    """A folder with `fedda` and Flower's programs for shell scripts. A federation starts some of them once, and one for
+    each message."""
     from flowers import QUIET
 
+    programs = {name: [name] for name in ("fedda", "flwr", "flower-superlink", "flower-supernode")}
     folder = tmp_path_factory.mktemp("federation")
-    for name in ("fedda", "flwr", "flower-superlink", "flower-supernode"):
-        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{WARM}" --ask "{folder}/door" {name} "$@"\n')
-        (folder / name).chmod(0o755)
-    words = [sys.executable, WARM, "fedda.cli", "quick_flower", "--at", folder / "door"]
-    with subprocess.Popen(words, env=ENVIRONMENT | QUIET) as process:
+    with standing_in(folder, programs, ENVIRONMENT | QUIET, "fedda.cli", "quick_flower"):
         yield folder
-        process.kill()
 
 
 def commands_of(text):

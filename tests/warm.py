@@ -13,10 +13,12 @@ threads later. What it starts is forked there.
 """
 
 import atexit
+import ctypes
 import importlib
 import json
 import os
 import runpy
+import shlex
 import shutil
 import signal
 import socket
@@ -28,7 +30,7 @@ import time
 import traceback
 import types
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -133,6 +135,22 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+@contextmanager
+def standing_in(folder: Path, programs: dict[str, list[str]], environment: dict[str, str], *modules: str):
+    """Programs for shell scripts, in a folder: each is a name and the words it stands for. One process that has imported
+    `modules` forks for all of them."""
+    ask = shlex.join([sys.executable, "-S", __file__, "--ask", str(folder / "door")])
+    for name, words in programs.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {ask} {shlex.join(words)} "$@"\n')
+        (folder / name).chmod(0o755)
+    listening = [sys.executable, __file__, *modules, "--at", str(folder / "door")]
+    with subprocess.Popen(listening, env=environment) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
 # -- the side that forks ------------------------------------------------------------------------------------------------
 def serve(reader, writer) -> None:
     """Fork for each request, until nobody can ask any more."""
@@ -192,7 +210,8 @@ def keep(line: socket.socket) -> None:
 
 
 def ask(place: str, *command: str, seconds: float = 300.0) -> int:
-    """Have a program run by the process that listens, as if it ran here: its streams, signals and exit status."""
+    """Have a program run by the process that listens, as if it ran here: its streams, network, signals and exit
+    status."""
     deadline = time.monotonic() + seconds
     line = socket.socket(socket.AF_UNIX)
     while True:
@@ -205,7 +224,8 @@ def ask(place: str, *command: str, seconds: float = 300.0) -> int:
             time.sleep(0.1)
     umask = os.umask(0)  # there is no other way to read it
     request = {"command": command, "session": False, "env": dict(os.environ), "cwd": os.getcwd(), "umask": umask}
-    request |= {name: f"/proc/{os.getpid()}/fd/{number}" for name, number in (("out", 1), ("err", 2))}
+    here = f"/proc/{os.getpid()}"
+    request |= {"out": f"{here}/fd/1", "err": f"{here}/fd/2", "network": f"{here}/ns/net"}
     with line.makefile("rw") as words:
         words.write(json.dumps(request) + "\n")
         words.flush()
@@ -214,6 +234,14 @@ def ask(place: str, *command: str, seconds: float = 300.0) -> int:
             signal.signal(number, lambda number, _: os.kill(pid, number))
         code = int(words.readline())
     return code if code >= 0 else 128 - code
+
+
+def move(network: str) -> None:
+    """Into this network, where this process is not in it already."""
+    if os.stat(network).st_ino != os.stat("/proc/self/ns/net").st_ino:
+        with open(network) as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), network)
 
 
 def child(request) -> int:
@@ -225,6 +253,8 @@ def child(request) -> int:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    if request.get("network"):
+        move(request["network"])
     if "umask" in request:
         os.umask(request["umask"])
     sys.path[1:1] = [
