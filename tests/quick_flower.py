@@ -21,7 +21,7 @@ from flwr.superlink.cli import flower_superlink, flwr_serverapp  # noqa: E402, F
 from flwr.supernode import start_client_internal  # noqa: E402
 from flwr.supernode.cli import flower_supernode, flwr_clientapp  # noqa: E402, F401
 
-import fedda.algorithms  # noqa: E402, F401
+import fedda.algorithms  # noqa: E402
 import fedda.deploy  # noqa: E402, F401
 
 start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 3))
