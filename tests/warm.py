@@ -38,8 +38,6 @@ HERE = Path(__file__).parent
 PREPARE = "FEDDA_TEST_PREPARE"  # a variable that names a module whose `prepare` forked commands call first
 STARTERS = {"torch.distributed.run", "flower-superlink", "flower-supernode", "flower-superexec"}
 FORKED = {"fedda", "flwr", "flwr-clientapp", "flwr-serverapp", *STARTERS}
-
-
 STANDS_IN = Path("/proc/self/ns/net").exists()  # whether a program can stand in for another: see `ask`
 
 
