@@ -6,6 +6,9 @@
 # ranks, runs that are killed), which on a busy machine now and then miss a deadline. A wrong program fails twice. More
 # than a few failures are no accident, nor is a file that cannot be collected or any other end than failed tests.
 FEW=8
+# Bytecode is kept aside, also where Python is told to write none: tests start some hundred processes.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX="${PYTHONPYCACHEPREFIX:-$PWD/.pytest_cache/bytecode}"
 LAST=.pytest_cache/v/cache/lastfailed  # a line for each
 "$1" -m pytest -n 3 --dist loadscope --no-loadscope-reorder --cache-clear --durations 25
 code=$?

@@ -22,7 +22,8 @@ ENVIRONMENT = os.environ | {
     "COLUMNS": "100",
 }
 FORKS = hasattr(os, "fork")
-LATE = ("FEDDA_DATA", "PATH", PREPARE)  # what is read when it is needed, and not at the start of a process
+# What is read when it is needed, and not at the start of a process.
+LATE = ("FEDDA_DATA", "HTTPS_PROXY", "PATH", PREPARE)
 WARM = []
 # What commands import when they need it, PyTorch's compiler among it: once, and not in each of the forked processes.
 IMPORTED = [

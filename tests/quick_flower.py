@@ -13,6 +13,7 @@ from flwr.common import constant
 
 constant.HEARTBEAT_DEFAULT_INTERVAL, constant.HEARTBEAT_MIN_INTERVAL = 8, 1  # seconds; before others import them
 
+import httpcore  # noqa: E402, F401
 import sklearn.datasets  # noqa: E402, F401
 from flwr.cli import app  # noqa: E402, F401
 from flwr.supercore.cli import flower_superexec  # noqa: E402, F401
@@ -20,6 +21,7 @@ from flwr.superlink.cli import flower_superlink, flwr_serverapp  # noqa: E402, F
 from flwr.supernode import start_client_internal  # noqa: E402
 from flwr.supernode.cli import flower_supernode, flwr_clientapp  # noqa: E402, F401
 
+import fedda.algorithms  # noqa: E402
 import fedda.deploy  # noqa: E402, F401
 
 start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 3))

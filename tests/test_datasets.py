@@ -874,10 +874,10 @@ def test_real_cifar10(real):
     assert (np.diag(table) == 4000).all() and (table[~np.eye(10, dtype=bool)] == 111).all()
 
 
-def read_leaf(folder, pattern="*.json"):
+def read_leaf(folder):
     """LEAF's files, read without a thought of speed or of mistakes."""
     rows = []
-    for path in sorted(folder.glob(pattern)):
+    for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
         for user in content["users"]:
             samples = content["user_data"][user]
@@ -889,21 +889,21 @@ def read_leaf(folder, pattern="*.json"):
 def test_real_femnist(real):
     real("femnist")
     data = open_dataset("femnist", fresh=True)
-    assert len(data.y) + len(data.y_test) == 55950 and data.classes == 62 == len(data.names)
-    assert len(np.union1d(data.client, data.client_test)) == 540
     folder = realdata.folder("femnist") / "femnist" / "data"
-    for part, pattern, who, y, x in (
-        ("test", "*.json", data.client_test, data.y_test, data.x_test),
-        ("train", "*.json", data.client, data.y, data.x),
+    writers, total = set(), 0
+    for part, who, y, x in (
+        ("test", data.client_test, data.y_test, data.x_test),
+        ("train", data.client, data.y, data.x),
     ):
-        rows = read_leaf(folder / part, pattern)
-        ours = zip(who[: len(rows)], y, x, strict=False)
-        assert len(rows) > 1000
+        rows = read_leaf(folder / part)
+        ours = zip(who, y, x, strict=True)
+        assert len(rows) > 500
         assert [(str(name), int(label), image.tobytes()) for name, label, image in ours] == rows
-        assert np.bincount(y, minlength=62).tolist() == [sum(row[1] == c for row in rows) for c in range(62)]
+        writers, total = writers | {row[0] for row in rows}, total + len(rows)
+    assert data.classes == 62 == len(data.names) and len(writers) >= 60
     anew = data.resplit()
-    assert len(anew.y) + len(anew.y_test) == 55950 and anew.shift() < 0.1 < data.shift()
-    assert len(np.unique(anew.client)) == 540  # an owner of one image keeps it
+    assert len(anew.y) + len(anew.y_test) == total and anew.shift() < 0.1 < data.shift()
+    assert len(np.unique(anew.client)) == len(writers)  # an owner of one image keeps it
 
 
 def test_real_mnist_by_writer(real):

@@ -580,9 +580,9 @@ def test_two_thousand_scribbled_messages_crash_neither_side(app, data):
     assert refused > 500
     federation = Federation(grid, '{"name": "fedavg"}', 5, torch.float64)
     shapes, used = ((1, x.shape[1]),), 0
+    message = grid.create_message(packed((x, t), question()), "query", 1, "", 10.0)
+    reply = grid.answer(message)
     for _ in range(1000):
-        message = grid.create_message(packed((x, t), question()), "query", 1, "", 10.0)
-        reply = grid.answer(message)
         content = reply.content
         for _ in range(drawn.randrange(1, 4)):
             content = scribbled(content, drawn)

@@ -18,11 +18,10 @@ from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep, search
 from fedda.progress import Silence
 from ranks import free_port
-from warm import PREPARE
+from warm import PREPARE, STANDS_IN, standing_in
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WARM = Path(__file__).parent / "warm.py"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 # What a test cannot run from within itself: the tests. CI does.
 NOT_HERE = {"make test"}
@@ -66,11 +65,19 @@ def place(tmp_path_factory):
     command = tools / "fedda"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fedda "$@"\n')
     command.chmod(0o755)
-    # A federation starts a process for each message: these are forked from one that has imported everything.
-    launcher = tools / "flower-superexec"
-    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{WARM}" quick_flower -- flower-superexec "$@"\n')
-    launcher.chmod(0o755)
     return folder
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """A folder with `fedda` and Flower's programs for shell scripts. A federation starts some of them once, and one for
+    each message."""
+    from flowers import QUIET
+
+    programs = {name: [name] for name in ("fedda", "flwr", "flower-superlink", "flower-supernode")}
+    folder = tmp_path_factory.mktemp("federation")
+    with standing_in(folder, programs, ENVIRONMENT | QUIET, "fedda.cli", "quick_flower"):
+        yield folder
 
 
 def commands_of(text):
@@ -98,9 +105,10 @@ def fresh():
 
 
 @pytest.mark.parametrize("page,text", list(blocks("sh")))
-def test_commands_run(page, text, place):
+def test_commands_run(page, text, place, request):
     """Commands of fedda and torchrun in forked processes, what else there is in a shell."""
-    tools = (place / "bin", Path(sys.executable).parent)  # the second has Flower's commands
+    deployed = page.name == "deployment.md" and STANDS_IN  # all in a shell
+    tools = (request.getfixturevalue("federation") if deployed else place / "bin", Path(sys.executable).parent)
     environment = ENVIRONMENT | {"PATH": os.pathsep.join([*map(str, tools), os.environ["PATH"]])}
     if page.name == "report.md":
         environment[PREPARE] = ""  # with its pictures
@@ -110,7 +118,7 @@ def test_commands_run(page, text, place):
         if command in WRITES_NOTHING and seen_before(page, command):
             continue
         command = f"{command} {SHORTER.get(command, '')}".strip()
-        where, words = place, plain(command)
+        where, words = place, None if deployed else plain(command)
         if command.startswith("make "):  # in the checkout, its run folders elsewhere
             if not fresh():
                 pytest.skip(f"{command}: no .venv here that is up to date, and a test must not install one")

@@ -75,9 +75,9 @@ def test_e25_with_every_map(prox, mvr):
     def mapping(cv):
         run = fedda.Run(make(mvr, cv, prox=prox), problem, cohort=3, x0=x0)
         found = []
-        while run.round < ROUNDS:
+        while run.round < 160:
             run.advance()
-            if run.round > ROUNDS - 10:  # the largest of some rounds: a cohort may happen to leave x at a vertex
+            if run.round > 150:  # the largest of some rounds: a cohort may happen to leave x at a vertex
                 found.append(run.evaluate(detail=True)[0]["gradient_mapping"])
         return max(found)
 

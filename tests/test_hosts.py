@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from commands import ENVIRONMENT, fedda
+from commands import ENVIRONMENT, IMPORTED, fedda
 from test_distributed import close
+from warm import standing_in
 
 PAGE = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text()
 LAUNCH, SLURM = re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S)
@@ -48,13 +49,11 @@ def hosts():
         assert not any(cable in ip("link").stdout for cable in CABLES)
 
 
-@pytest.fixture
-def tools(tmp_path):
-    """torchrun on the path, and stand-ins for SLURM's commands: srun runs its words on every host at once."""
-    place = tmp_path / "bin"
-    place.mkdir()
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    """torchrun on the path, forked, and stand-ins for SLURM's commands: srun runs its words on every host at once."""
+    place = tmp_path_factory.mktemp("bin")
     programs = {
-        "torchrun": f'#!/bin/sh\nexec "{sys.executable}" -m torch.distributed.run "$@"\n',
         "scontrol": '#!/bin/sh\n[ "$*" = "show hostnames two-hosts" ] && echo 10.77.0.1 && echo 10.77.0.2\n',
         "srun": "#!/bin/bash\n" + "".join(
             f'SLURM_NODEID={i} GLOO_SOCKET_IFNAME={cable} ip netns exec {host} "$@" & jobs+=($!)\n'
@@ -64,7 +63,9 @@ def tools(tmp_path):
     for name, text in programs.items():
         (place / name).write_text(text)
         (place / name).chmod(0o755)
-    return {"PATH": f"{place}{os.pathsep}{os.environ['PATH']}"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    with standing_in(place, {"torchrun": torchrun}, ENVIRONMENT, *IMPORTED):
+        yield {"PATH": f"{place}{os.pathsep}{os.environ['PATH']}"}
 
 
 @pytest.fixture(scope="module")

@@ -623,7 +623,7 @@ def test_naive_local_amsgrad_ends_elsewhere():
         naive: last(
             fedda.make("local-amsgrad", lr=0.02, beta1=0.0, state="naive" if naive else "local", v0=1e-4, beta2=0.9),
             problem,
-            3000,
+            1200,
         ).x.item()
         for naive in (True, False)
     }

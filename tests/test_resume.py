@@ -254,7 +254,7 @@ WIDE = {"data": "breast-cancer", "clients": 300, "model": "mlp", "hidden": 25_00
 def test_out_of_memory_is_recorded_and_the_others_go_on(tmp_path):
     """SCAFFOLD keeps a vector for each of 300 clients, 1 GB here; FedAvg none."""
     tables = {"scaffold": {"lr": 0.001}, "fedavg": {"lr": 0.001}}
-    file = write(tmp_path / "wide.toml", rounds=2, every=1, seeds=[0], cohort=2, problem=WIDE, algorithms=tables)
+    file = write(tmp_path / "wide.toml", rounds=1, every=1, seeds=[0], cohort=2, problem=WIDE, algorithms=tables)
     limit = (1 << 30, 1 << 30)
     done = fedda(
         "run", file, "--out", tmp_path / "run", preexec_fn=partial(resource.setrlimit, resource.RLIMIT_DATA, limit)
@@ -267,7 +267,7 @@ def test_out_of_memory_is_recorded_and_the_others_go_on(tmp_path):
     assert again.returncode == 0, again.stderr
     assert not (tmp_path / "run" / "failures.json").exists()
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [(r["algorithm"], r["round"]) for r in rows] == [(a, r) for a in tables for r in (0, 1, 2)]
+    assert [(r["algorithm"], r["round"]) for r in rows] == [(a, r) for a in tables for r in (0, 1)]
 
 
 def test_out_of_memory_in_the_middle_goes_on_from_the_checkpoint(tmp_path, monkeypatch):

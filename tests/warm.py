@@ -8,14 +8,17 @@ A program that starts others itself (torchrun, Flower's) gets a forking process 
 threads later. What it starts is forked there.
 
     python warm.py MODULE ...                      imports them, reads requests from stdin, answers each with a line
-    python warm.py MODULE ... -- PROGRAM WORD ...  imports them and runs a program that starts others, once
+    python warm.py MODULE ... --at PLACE           the same for shell scripts: they ask at a socket
+    python warm.py --ask PLACE PROGRAM WORD ...    what a script then calls in place of the program
 """
 
 import atexit
+import ctypes
 import importlib
 import json
 import os
 import runpy
+import shlex
 import shutil
 import signal
 import socket
@@ -27,7 +30,7 @@ import time
 import traceback
 import types
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -35,6 +38,7 @@ HERE = Path(__file__).parent
 PREPARE = "FEDDA_TEST_PREPARE"  # a variable that names a module whose `prepare` forked commands call first
 STARTERS = {"torch.distributed.run", "flower-superlink", "flower-supernode", "flower-superexec"}
 FORKED = {"fedda", "flwr", "flwr-clientapp", "flwr-serverapp", *STARTERS}
+STANDS_IN = Path("/proc/self/ns/net").exists()  # whether a program can stand in for another: see `ask`
 
 
 class Forker:
@@ -132,6 +136,22 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+@contextmanager
+def standing_in(folder: Path, programs: dict[str, list[str]], environment: dict[str, str], *modules: str):
+    """Programs for shell scripts, in a folder: each is a name and the words it stands for. One process that has imported
+    `modules` forks for all of them."""
+    ask = shlex.join([sys.executable, "-S", __file__, "--ask", str(folder / "door")])
+    for name, words in programs.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {ask} {shlex.join(words)} "$@"\n')
+        (folder / name).chmod(0o755)
+    listening = [sys.executable, __file__, *modules, "--at", str(folder / "door")]
+    with subprocess.Popen(listening, env=environment) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
 # -- the side that forks ------------------------------------------------------------------------------------------------
 def serve(reader, writer) -> None:
     """Fork for each request, until nobody can ask any more."""
@@ -155,6 +175,86 @@ def serve(reader, writer) -> None:
         writer.flush()
 
 
+def within(place: str, call) -> None:
+    """Call with a short name, from its folder: the path of a socket has at most 107 characters."""
+    here = os.getcwd()
+    os.chdir(Path(place).parent)
+    try:
+        call(Path(place).name)
+    finally:
+        os.chdir(here)
+
+
+def listen(place: str) -> None:
+    """Fork for each connection, until this process is killed."""
+    with socket.socket(socket.AF_UNIX) as door:
+        within(place, door.bind)
+        door.listen()
+        while True:
+            line, _ = door.accept()
+            with line, suppress(ChildProcessError):
+                if not os.fork():
+                    door.close()
+                    keep(line)
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+
+
+def keep(line: socket.socket) -> None:
+    """Run what the other side asks for in a process of its own, say its number, wait for its end and say how it was."""
+    code = 70
+    try:
+        with line.makefile("rw") as words:
+            request = json.loads(words.readline())
+            if not (pid := os.fork()):
+                try:
+                    line.close()
+                    code = child(request)
+                finally:
+                    os._exit(code)
+            words.write(f"{pid}\n")
+            words.flush()
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            words.write(f"{code}\n")
+    finally:
+        os._exit(0)
+
+
+def ask(place: str, *command: str, seconds: float = 300.0) -> int:
+    """Have a program run by the process that listens, as if it ran here: its streams, network, signals and exit
+    status."""
+    deadline = time.monotonic() + seconds
+    line = socket.socket(socket.AF_UNIX)
+    while True:
+        try:
+            within(place, line.connect)
+            break
+        except OSError:  # it is still importing
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+    umask = os.umask(0)  # there is no other way to read it
+    request = {"command": command, "session": False, "env": dict(os.environ), "cwd": os.getcwd(), "umask": umask}
+    here = f"/proc/{os.getpid()}"
+    request |= {"out": f"{here}/fd/1", "err": f"{here}/fd/2", "network": f"{here}/ns/net"}
+    with line.makefile("rw") as words:
+        words.write(json.dumps(request) + "\n")
+        words.flush()
+        pid = int(words.readline())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: os.kill(pid, number))
+        code = int(words.readline())
+    return code if code >= 0 else 128 - code
+
+
+def move(network: str) -> None:
+    """Into this network, where this process is not in it already."""
+    if os.stat(network).st_ino != os.stat("/proc/self/ns/net").st_ino:
+        with open(network) as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), network)
+
+
 def child(request) -> int:
     """Run the command in this process, which was forked for it."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -164,6 +264,10 @@ def child(request) -> int:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    if request.get("network"):
+        move(request["network"])
+    if "umask" in request:
+        os.umask(request["umask"])
     sys.path[1:1] = [
         path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path
     ]
@@ -245,20 +349,20 @@ def nested() -> None:
 
 
 def main(words: list[str]) -> None:
+    if words[0] == "--ask":
+        sys.exit(ask(*words[1:]))
     import torch
 
-    cut = words.index("--") if "--" in words else len(words)
+    cut = words.index("--at") if "--at" in words else len(words)
     for module in words[:cut]:
         importlib.import_module(module)
     torch.set_num_threads(1)
-    if program := words[cut + 1 :]:
-        nested()
-        execute(*program)
-        return
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # nothing else is to be read as an answer
     # Nothing of this process runs at the end of a child.
     atexit._clear()
+    if cut < len(words):
+        listen(words[cut + 1])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nothing else is to be read as an answer
     serve(sys.stdin, answers)
 
 
