@@ -52,7 +52,7 @@ def params(name):
 
 def plan(tmp_path, name="fedavg", given=None, **changes):
     how = {"clients": CLIENTS, "rounds": 4, "cohort": 3, "batch": 5, "dtype": "float64", "timeout": 5.0, "every": 2}
-    how |= {"out": str(tmp_path / "out")} | changes
+    how |= {"weights": "samples", "max_samples": 1000, "out": str(tmp_path / "out")} | changes
     return Plan(algorithm=name, params=json.dumps(params(name) if given is None else given), **how)
 
 
@@ -88,7 +88,8 @@ def test_every_algorithm_as_simulated(name, app, data, tmp_path):
         shared = set(ours) & set(theirs) - {"seconds"}
         assert {"gradients", "full_gradients", "bytes_up", "bytes_down", "train_loss", "dropped"} <= shared
         assert {k: ours[k] for k in shared} == pytest.approx({k: theirs[k] for k in shared}, rel=1e-9, nan_ok=True)
-    assert json.loads((tmp_path / "out" / "report.json").read_text()) == {"rejected": {}, "last": {}}
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report == {"samples": {str(k): len(own.y) for k, own in enumerate(data)}, "rejected": {}, "last": {}}
 
 
 def again(grid, app):
@@ -180,7 +181,7 @@ def test_another_plan_is_not_resumed(app, tmp_path):
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="another server is writing"):
             serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=1, resume=True), model, LOSS, say=quiet)
-    with pytest.raises(ValueError, match="another plan"):
+    with pytest.raises(ValueError, match="another plan: seed was 0$"):
         serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, seed=1, resume=True), model, LOSS, say=quiet)
     (tmp_path / "out" / "state.safetensors").write_bytes(pickle.dumps({"round": 3}))
     with pytest.raises(ValueError, match="not a checkpoint of fedda"):
@@ -333,12 +334,12 @@ def test_a_client_that_comes_back_with_another_number_takes_part_again(app, tmp_
     """A SuperNode that was started again has a new id; it says that it is client 1."""
     grid, rounds = InProcessGrid(app, CLIENTS), []
 
-    def restart(line):
-        rounds.append(line)
+    def restart(run):
+        rounds.append(run.round)
         if len(rounds) == 2:
             grid.contexts[77] = grid.contexts.pop(2)
 
-    run = serve(grid, plan(tmp_path, "scaffold", cohort=CLIENTS), model, LOSS, say=restart)
+    run = serve(grid, plan(tmp_path, "scaffold", cohort=CLIENTS), model, LOSS, say=quiet, after_round=restart)
     assert int(run.dropped) == 0
     whole = serve(InProcessGrid(app, CLIENTS), plan(tmp_path / "b", "scaffold", cohort=CLIENTS), model, LOSS, say=quiet)
     assert torch.equal(run.server.x, whole.server.x)
@@ -387,17 +388,60 @@ def test_a_greeting_that_lies_leaves_the_others_alone(said, app, tmp_path):
     assert run.problem.clients == 3
 
 
+class Claiming(InProcessGrid):
+    """Client 1 claims this many samples, and sends something else than it was asked for, of size 1."""
+
+    def __init__(self, app, samples):
+        super().__init__(app, CLIENTS)
+        self.samples = samples
+
+    def answer(self, message):
+        reply, task = super().answer(message), message.content["fields"]["task"]
+        if message.metadata.dst_node_id != 2 or task == "evaluate":
+            return reply
+        fields = {k: v for k, v in reply.content["fields"].items() if k != "protocol"}
+        if task == HELLO:
+            return Message(packed((), fields | {"samples": self.samples}), reply_to=message)
+        return Message(packed((torch.ones_like(tensors()[0]),), fields), reply_to=message)
+
+
+@pytest.mark.parametrize(("how", "share"), [({"weights": "uniform"}, 1 / 4), ({"max_samples": 50}, 50 / 155)])
+def test_a_mean_cannot_be_bought(how, share, app, data, tmp_path):
+    """A site that claims 2^31 samples has the weight of one site, or that of the cap."""
+    how = {"cohort": CLIENTS, "rounds": 1, "every": 0, **how}
+    run = serve(Claiming(app, 2**31), plan(tmp_path, **how), model, LOSS, say=quiet)
+    others = serve(Faulty(app, "raises"), plan(tmp_path / "b", **how), model, LOSS, say=quiet).server.x
+    torch.testing.assert_close(run.server.x, share + (1 - share) * others, rtol=1e-12, atol=1e-12)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["samples"] == {"0": 20, "1": 2**31, "2": 38, "3": 47}  # as it claims
+
+
+def test_a_size_that_changed_before_a_resume_is_said(app, tmp_path):
+    lines = []
+    serve(Claiming(app, 29), plan(tmp_path, rounds=1), model, LOSS, say=lines.append)
+    assert lines[0] == "samples that the sites claim: 0: 20, 1: 29, 2: 38, 3: 47; weights: samples, at most 1000 each"
+    for samples, warnings in ((290, 1), (290, 0)):
+        lines.clear()
+        again = plan(tmp_path, rounds=len(lines) + 3, resume=True)
+        run = serve(Claiming(app, samples), again, model, LOSS, say=lines.append)
+        said = [line for line in lines if line.startswith("WARNING")]
+        assert said == ["WARNING: site 1 claims 290 samples; before the resume it claimed 29"] * warnings
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert report.get("changed samples", {}) == ({"1": [29, 290]} if warnings else {})
+        assert run.simulation.weights.tolist() == [20, 290, 38, 47]
+
+
 def test_nobody_takes_the_place_of_one_who_is_there(app, tmp_path):
     """Client 1 has gone, and a newcomer says it is client 0, who is there."""
     grid, rounds = InProcessGrid(app, CLIENTS), []
 
-    def intrude(line):
-        rounds.append(line)
+    def intrude(run):
+        rounds.append(run.round)
         if len(rounds) == 1:
             grid.contexts[77] = grid.contexts.pop(2)
             grid.contexts[77].node_config["partition-id"] = 0
 
-    run = serve(grid, plan(tmp_path, cohort=CLIENTS, timeout=1.0), model, LOSS, say=intrude)
+    run = serve(grid, plan(tmp_path, cohort=CLIENTS, timeout=1.0), model, LOSS, say=quiet, after_round=intrude)
     assert run.simulation.engine.nodes[0] == 1 and int(run.dropped) == 3
 
 
@@ -606,14 +650,34 @@ def test_two_thousand_scribbled_messages_crash_neither_side(app, data):
         ({"cohort": 9, "clients": 3}, "cohort"),
         ({"timeout": 0.0}, "timeout"),
         ({"rounds": "5"}, "rounds must be int"),
-        ({"min-replies": 0}, "min_replies"),
-        ({"min-replies": 5, "clients": 2}, "min_replies"),
+        ({"min-replies": -1}, "min_replies must be a whole number >= 0"),
+        ({"min-replies": 5, "clients": 2}, "min_replies must be at most the cohort, 2, got 5"),
+        ({"clients": 1}, "a mean of one reply is that reply; min_replies=1 allows it"),
+        ({"clients": 5, "cohort": 1}, "a mean of one reply is that reply; min_replies=1 allows it"),
+        ({"weights": "samples"}, "weights='samples' needs max_samples"),
+        ({"params": '{"epochs": 1}'}, "epochs or steps='proportional' needs max_samples"),
+        ({"params": '{"steps": "proportional"}'}, "epochs or steps='proportional' needs max_samples"),
+        ({"weights": "samples", "max-samples": -3}, "max_samples must be a whole number >= 0"),
         ({"params": '{"name": "scaffold"}'}, "without a name"),
     ],
 )
 def test_a_bad_plan_is_refused(config, why):
     with pytest.raises(ValueError, match=why):
         Plan.of(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "needed"),
+    [
+        ({}, 2),
+        ({"clients": 3}, 2),
+        ({"clients": 9}, 5),
+        ({"clients": 9, "cohort": 4}, 2),
+        ({"clients": 1, "min-replies": 1}, 1),
+    ],
+)
+def test_how_many_replies_a_round_needs(config, needed):
+    assert Plan.of(config).needed_replies == needed
 
 
 def test_a_plan_from_a_configuration():

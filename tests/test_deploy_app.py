@@ -146,6 +146,7 @@ def test_what_the_scripts_start(app, tmp_path):
         (["init", "1st"], ["1st", "a letter"]),
         (["init", "under_score"], ["under_score", "letters, digits and hyphens"]),
         (["init", "new", "--clients", "0"], ["clients", "got 0"]),
+        (["init", "new", "--clients", "1"], ["one site", "min_replies=1"]),
         (["keys", "k"], ["--hosts", "--nodes"]),
         (["keys", "k", "--hosts", "a b"], ["'a b'"]),
         (["keys", "k", "--hosts", "localhost,"], ["''"]),
@@ -295,7 +296,7 @@ def test_an_app_in_one_process_is_the_simulation(app, said):
     first = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     x0 = torch.cat([p.detach().double().flatten() for p in first.parameters()])
     algorithm = fedda.make("fedda-mvr", lr=0.08, w=1000.0, steps=5)
-    run = replayed(secret_of("simulation"), algorithm, digits(3), rounds=4, x0=x0, weights="samples")
+    run = replayed(secret_of("simulation"), algorithm, digits(3), rounds=4, x0=x0, weights="uniform")
     close(state("simulation")["server.x"].flatten(), run.x, tol=1e-12)
     found, wanted = rows("simulation")[-1], run.history[-1]
     for name in ("train_loss", "test_loss", "test_accuracy", "bytes_up", "bytes_down", "gradients"):
@@ -307,7 +308,7 @@ def test_an_app_in_one_process_is_the_simulation(app, said):
     assert said("simulate", app, "--run-config", "rounds=2 dtype='float64'", "--overwrite")[0] == 0
     assert len(rows("simulation")) == 3
     assert said("simulate", app, "-c", "rounds=4", "-c", "dtype='float64' resume=true")[0] == 0
-    run = replayed(secret_of("simulation"), algorithm, digits(3), rounds=4, x0=x0, weights="samples")
+    run = replayed(secret_of("simulation"), algorithm, digits(3), rounds=4, x0=x0, weights="uniform")
     close(state("simulation")["server.x"].flatten(), run.x, tol=1e-12)
     assert [row["round"] for row in rows("simulation")] == [0, 1, 2, 3, 4]
 
@@ -412,7 +413,7 @@ PARAMS = {
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_a_strategy_gives_the_numbers_of_the_engine(name, tmp_path):
-    how = {"clients": CLIENTS, "cohort": 2, "batch": 8, "dtype": "float64"}
+    how = {"clients": CLIENTS, "cohort": 2, "batch": 8, "dtype": "float64", "weights": "samples", "max_samples": 100}
     strategy = Strategy(network(), LOSS, name, PARAMS[name], **how, out=str(tmp_path / "ours"))
     arrays, seen = ArrayRecord(network().state_dict()), {}
 
@@ -452,7 +453,7 @@ def test_a_strategy_starts_where_it_is_told_and_goes_on(tmp_path):
     result = onward.start(grid, ArrayRecord(other), num_rounds=3, evaluate_fn=lambda tau, _: seen.append(tau))
     assert seen == [3] and result.evaluate_metrics_serverapp == {}
     algorithm, x0 = fedda.make("fedavg", lr=0.1), torch.full((37,), 0.25, dtype=torch.float64)
-    run = replayed(secret_of(tmp_path / "out"), algorithm, pooled(), rounds=3, x0=x0, weights="samples")
+    run = replayed(secret_of(tmp_path / "out"), algorithm, pooled(), rounds=3, x0=x0, weights="uniform")
     close(torch.cat([v.flatten() for v in result.arrays.to_torch_state_dict().values()]), run.x, tol=1e-12)
 
 

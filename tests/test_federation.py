@@ -95,6 +95,7 @@ cohort = 0
 batch = 8
 seed = 0
 weights = "samples"
+max-samples = 1000
 dtype = "float64"
 every = 0
 timeout = 300.0

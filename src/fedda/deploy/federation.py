@@ -58,13 +58,14 @@ class Federation(Engine):
     batch: int
     dtype: torch.dtype
     timeout: float = 600.0
-    min_replies: int = 1
+    min_replies: int = 2
     repeats: int = 2
     limit: float = 1e6
     run: str = field(default_factory=lambda: uuid.uuid4().hex)  # the run's name, kept after a restart
     aggregation: str = "[]"  # a JSON list of wrappers; their client parts run on the clients
     nodes: list[int] = field(default_factory=list)  # in the order of the clients
     names: list[int] = field(default_factory=list)  # the clients' own numbers: partition-id
+    samples: list[int] = field(default_factory=list)  # that they claim to have
     rejections: Rejections = field(default_factory=Rejections)
     gradients: int = 0  # of clients whose replies were used, as reported by them
     full_gradients: int = 0
@@ -92,9 +93,14 @@ class Federation(Engine):
             time.sleep(POLL)
         self.names = own or sorted(known)
         self.nodes = [known[name][0] for name in self.names]
+        self.samples = [known[name][1] for name in self.names]
         if not len(self.base):
             self.base, self.saved = (torch.full((len(self.nodes),), -1) for _ in range(2))
-        return torch.tensor([known[name][1] for name in self.names])
+        return torch.tensor(self.samples)
+
+    def claims(self) -> dict[str, int]:
+        """The number of samples that each site claims, as JSON has it."""
+        return {str(name): samples for name, samples in zip(self.names, self.samples, strict=True)}
 
     def _register(
         self, node: int, message: Message | None, layout: list[tuple[str, tuple[int, ...]]],
@@ -130,7 +136,7 @@ class Federation(Engine):
             self._find(cohort)
             wanted = [i for i, finite in enumerate(cohort.finite.tolist()) if finite and i not in received]
             received |= self._round(cohort, wanted, ids, keys, task.__name__, down, stamp, shapes)
-            if len(received) >= min(self.min_replies, len(ids)):
+            if len(received) >= self.min_replies:
                 break
         else:
             usable = f"{len(received)} of {len(ids)} replies could be used, {self.min_replies} are needed"

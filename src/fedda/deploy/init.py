@@ -7,7 +7,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..checks import count
 from .server import Plan
 
 SCRIPTS = ("superlink.sh", "register.sh", "supernode.sh", "try.sh")
@@ -21,12 +20,13 @@ TEMPLATES = (
     "env.sh",
     *SCRIPTS,
 )
-FIRST = {"algorithm": "fedda-mvr", "params": '{"lr": 0.08, "w": 1000.0, "steps": 5}', "rounds": 30}
+FIRST: dict[str, Any] = {"algorithm": "fedda-mvr", "params": '{"lr": 0.08, "w": 1000.0, "steps": 5}', "rounds": 30}
 
 
 def init(place: Path, clients: int = 3) -> list[Path]:
     """Write an app for this many sites into a new folder. The folder's name is the app's. Returns the files."""
-    count("deploy init", "clients", clients)
+    first = {**FIRST, "clients": clients}
+    Plan(**first)  # refuses what no run could start with
     name = place.resolve().name
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,31}", name):
         raise ValueError(
@@ -36,7 +36,7 @@ def init(place: Path, clients: int = 3) -> list[Path]:
         raise ValueError(f"{place}: exists and is not empty; give another folder")
     values = {
         "@NAME@": name, "@PACKAGE@": package(name), "@CLIENTS@": str(clients), "@LAST@": str(clients - 1),
-        "@CONFIG@": config({**FIRST, "clients": clients}),
+        "@CONFIG@": config(first),
     }  # fmt: skip
     written: list[Path] = []
     (place / package(name)).mkdir(parents=True)

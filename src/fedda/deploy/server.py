@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
@@ -32,6 +33,7 @@ from .traffic import DTYPES, algorithm, parsed, with_numbers_of_the_run, wrapper
 
 Model = Callable[[], nn.Module]
 GRADIENTS = ("gradients", "full_gradients")
+SHOWN = 20  # sites whose sizes the log shows; report.json has all
 ADVERSARIES = {"outside": "the outside", "site": "a site"}
 
 
@@ -51,11 +53,12 @@ class Plan:
     cohort: int = setting(0, "sites per round; 0 means all")
     batch: int = setting(16, "samples per local step")
     seed: int = 0
-    weights: str = setting("samples", "samples: sites are weighted by their samples; uniform: all alike")
+    weights: str = setting("uniform", "uniform: all sites alike; samples: by the sizes that they claim")
+    max_samples: int = setting(0, "a site that claims more counts as this many; samples needs it")
     dtype: str = setting("float32", "float32 or float64")
     every: int = setting(1, "rounds between two evaluations at the sites; 0 means never")
     timeout: float = setting(600.0, "seconds that a round waits for replies")
-    min_replies: int = setting(1, "with fewer replies a round is repeated")
+    min_replies: int = setting(0, "with fewer a round is repeated; 0: half of the sites per round, at least 2")
     repeats: int = setting(2, "at most this often; then the run stops with its state saved")
     limit: float = setting(1e6, "a reply with a larger value is rejected")
     aggregation: str = setting("[]", "clipping, medians, noise, compression: a JSON list of tables")
@@ -67,19 +70,36 @@ class Plan:
         checks.check("Plan", rounds=self.rounds, batch=self.batch, clients=self.clients)
         checks.one_of("Plan", "dtype", self.dtype, tuple(DTYPES))
         checks.one_of("Plan", "weights", self.weights, ("uniform", "samples"))
-        checks.count("Plan", "min_replies", self.min_replies)
         if self.cohort:
             checks.count("Plan", "cohort", self.cohort, at_most=self.clients)
-        if self.min_replies > (self.cohort or self.clients):
-            raise ValueError(f"Plan: min_replies must be at most the cohort, got {self.min_replies}")
-        if self.repeats < 0 or self.every < 0 or not self.timeout > 0 or not self.limit > 0:
-            raise ValueError("Plan: repeats and every must be >= 0, timeout and limit > 0")
-        algorithm(self.table)
+        for name in ("repeats", "every", "min_replies", "max_samples"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise ValueError(f"Plan: {name} must be a whole number >= 0, got {getattr(self, name)!r}")
+        asked = self.cohort or self.clients
+        if not self.min_replies and asked == 1:
+            raise ValueError(
+                "Plan: a round with one site is refused: a mean of one reply is that reply; min_replies=1 allows it"
+            )
+        if self.needed_replies > asked:
+            raise ValueError(f"Plan: min_replies must be at most the cohort, {asked}, got {self.min_replies}")
+        if not self.timeout > 0 or not self.limit > 0:
+            raise ValueError("Plan: timeout and limit must be > 0")
+        known = algorithm(self.table)
+        if not self.max_samples and (self.weights == "samples" or known.epochs is not None or known.proportional):
+            word = "weights='samples'" if self.weights == "samples" else "epochs or steps='proportional'"
+            raise ValueError(
+                f"Plan: {word} needs max_samples, the most that a site counts as: a site may claim any size"
+            )
         around = wrappers(self.aggregation)
         if any(isinstance(wrapper, Noise) and wrapper.reproducible for wrapper in around):
             raise ValueError(f"Plan: aggregation: {REPRODUCIBLE}: the noise of a federation has no seed")
         if self.privacy_budget is not None and not self.noisy:
             raise ValueError("Plan: a privacy budget needs noise in aggregation")
+
+    @property
+    def needed_replies(self) -> int:
+        """By default half of the sites per round, and at least 2: a mean of one reply is that reply."""
+        return self.min_replies or max(2, math.ceil((self.cohort or self.clients) / 2))
 
     @property
     def noisy(self) -> bool:
@@ -147,6 +167,8 @@ class Remote(Problem):
     def joined(self, federation: Federation) -> Remote:
         self.federation = federation
         self.sizes = federation.greet(self.plan.clients, self.layout)
+        if self.plan.max_samples:
+            self.sizes = self.sizes.clamp(max=self.plan.max_samples)
         self.clients = len(self.sizes)
         return self
 
@@ -172,7 +194,7 @@ class Remote(Problem):
 
 def serve(
     grid: Grid, plan: Plan, model: Model, loss: Loss, test: tuple[Any, Any] | None = None,
-    say: Callable[[str], None] = print, secret: bytes | None = None,
+    say: Callable[[str], None] = print, secret: bytes | None = None, after_round: Callable[[Run], None] | None = None,
 ) -> Run:  # fmt: skip
     """All rounds, from the start or from the checkpoint. The report is written in any case.
 
@@ -181,7 +203,7 @@ def serve(
     remote = Remote(model, loss, plan, test)  # first: a refused model leaves no files
     checkpoint, draws, ledger = Checkpoint(Path(plan.out)), SecretDraws(secret), Ledger()
     federation = Federation(
-        grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.min_replies, plan.repeats, plan.limit,
+        grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.needed_replies, plan.repeats, plan.limit,
         aggregation=plan.aggregation,
     )  # fmt: skip
     state = None
@@ -189,9 +211,10 @@ def serve(
         state, federation.base, facts = checkpoint.load()
         draws.key = checkpoint.secret
         begun = {"params" if key == "words" else key: value for key, value in facts["plan"].items()}  # its old name
-        if begun != _fixed(plan):
+        if differing := [key for key, value in _fixed(plan).items() if begun.get(key) != value]:
             checkpoint.release()
-            raise ValueError(f"{plan.out}: was begun with another plan: {begun}")
+            was = ", ".join(f"{key} was {begun.get(key)!r}" for key in differing)
+            raise ValueError(f"{plan.out}: was begun with another plan: {was}")
         federation.run, federation.stamp, federation.names = facts["run"], facts["stamp"], facts["names"]
         federation.saved = federation.base.clone()
         federation.rejections.counts.update(facts["rejected"])
@@ -201,6 +224,7 @@ def serve(
     report: dict[str, Any] = {}
     try:
         remote.joined(federation)
+        report |= _say_sizes(federation, plan, {} if state is None else facts.get("samples", {}), say)
         known = algorithm(plan.table).with_steps_of(remote)
         federation.algorithm = with_numbers_of_the_run(plan.table, known, plan.rounds)
         charged = (0, 0)
@@ -225,6 +249,8 @@ def serve(
             _save(checkpoint, run, federation, plan)  # before the evaluation sends the new model to the sites
             _evaluate(checkpoint, run, plan, time.monotonic() - began)
             say(f"round {run.round} of {plan.rounds}: {_line(run, federation)}")
+            if after_round:
+                after_round(run)
         if why := run.stop_reason(run.round, plan.rounds):
             report["stopped"] = why
             say(why)
@@ -235,10 +261,26 @@ def serve(
         checkpoint.release()
 
 
+def _say_sizes(
+    federation: Federation, plan: Plan, before: dict[str, int], say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Say the sizes that the sites claim, and a line for each that differs from its claim before the resume."""
+    claims = federation.claims()
+    known = ", ".join(f"{site}: {size}" for site, size in list(claims.items())[:SHOWN])
+    more = f", and {len(claims) - SHOWN} more" if len(claims) > SHOWN else ""
+    cap = f", at most {plan.max_samples} each" if plan.max_samples else ""
+    say(f"samples that the sites claim: {known}{more}; weights: {plan.weights}{cap}")
+    changed = {site: [before[site], size] for site, size in claims.items() if before.get(site, size) != size}
+    for site, (old, new) in changed.items():
+        say(f"WARNING: site {site} claims {new} samples; before the resume it claimed {old}")
+    return {"samples": claims} | ({"changed samples": changed} if changed else {})
+
+
 def _save(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan) -> None:
     run.set_gradients(federation.gradients, federation.full_gradients)
     facts = {"plan": _fixed(plan), "run": federation.run, "stamp": federation.stamp, "names": federation.names}
     facts |= {"rejected": dict(federation.rejections.counts), "layout": run.problem.layout}
+    facts["samples"] = federation.claims()
     if run.privacy is not None:
         facts["privacy"] = run.privacy.row(run.round)
     checkpoint.save(run.state(), federation.base, facts)

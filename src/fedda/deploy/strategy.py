@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..checks import one_line
 from ..problems.neural import Loss
-from .checkpoint import ROWS, STATE, read_state
+from ..run import Run
+from .checkpoint import ROWS
 from .results import with_parameters
 from .server import Plan, serve
 
@@ -57,16 +58,14 @@ class Strategy(Base):
             if metrics is not None:
                 result.evaluate_metrics_serverapp[tau] = metrics
 
-        def after(line: str) -> None:
-            print(line)
+        def after(run: Run) -> None:
             if evaluate_fn:
-                state, _ = read_state(Path(plan.out) / STATE)
-                judge(int(state["round"]), _arrays(first, state["server.x"]))
+                judge(run.round, _arrays(first, run.server.x))
 
         self.summary()
         if not plan.resume:
             judge(0, initial_arrays)
-        run = serve(grid, plan, lambda: copy.deepcopy(first), self.loss, self.test, after)
+        run = serve(grid, plan, lambda: copy.deepcopy(first), self.loss, self.test, after_round=after)
         result.arrays = _arrays(first, run.server.x)
         rows = Path(plan.out) / ROWS
         for row in map(json.loads, rows.read_text().splitlines() if rows.exists() else ()):  # no rows with every = 0
