@@ -18,7 +18,7 @@ flwr = pytest.importorskip("flwr", reason="needs fedda[flower]")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
 
 from fedda.deploy import InProcessGrid, Plan, Site, TooFewReplies, client_app  # noqa: E402
-from fedda.deploy.client import HELLO  # noqa: E402
+from fedda.deploy.client import HELLO, SiteError  # noqa: E402
 from fedda.deploy.federation import Federation  # noqa: E402
 from fedda.deploy.server import serve as serve_with  # noqa: E402
 from fedda.deploy.wire import packed  # noqa: E402
@@ -181,7 +181,7 @@ def test_another_plan_is_not_resumed(app, tmp_path):
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="another server is writing"):
             serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=1, resume=True), model, LOSS, say=quiet)
-    with pytest.raises(ValueError, match="another plan: seed was 0$"):
+    with pytest.raises(ValueError, match=r"another plan: seed was 0$"):
         serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, seed=1, resume=True), model, LOSS, say=quiet)
     (tmp_path / "out" / "state.safetensors").write_bytes(pickle.dumps({"round": 3}))
     with pytest.raises(ValueError, match="not a checkpoint of fedda"):
@@ -229,6 +229,9 @@ class Faulty(InProcessGrid):
     def raises(self, message, reply):
         return Message(Error(code=2, reason="ValueError: no disk"), reply_to=message)
 
+    def vanishes(self, message, reply):
+        return Message(Error(code=5, reason="the node is away"), reply_to=message)
+
     def hangs(self, message, reply):
         return Message(Error(code=3, reason="time is over"), reply_to=message)
 
@@ -262,6 +265,9 @@ class Faulty(InProcessGrid):
         old, self.last = self.last or reply, reply
         return self._with(message, old, lambda v: v, stamp=old.content["fields"]["stamp"] - 1)
 
+    def extra(self, message, reply):
+        return Message(RecordDict({**reply.content, "more": ConfigRecord({"x": 1})}), reply_to=message)
+
     def silent(self, message, reply):
         return Message(RecordDict(), reply_to=message)
 
@@ -275,7 +281,7 @@ class Faulty(InProcessGrid):
 
 
 FAULTS = {
-    "raises": "failed", "hangs": "late", "nan": "not finite", "last_nan": "not finite", "huge": "too large", "misshapen": "malformed",
+    "raises": "failed", "hangs": "late", "vanishes": "gone", "extra": "malformed", "nan": "not finite", "last_nan": "not finite", "huge": "too large", "misshapen": "malformed",
     "wrong_type": "malformed", "stale": "stale", "silent": "malformed", "pickled": "malformed",
 }  # fmt: skip
 
@@ -443,6 +449,65 @@ def test_nobody_takes_the_place_of_one_who_is_there(app, tmp_path):
 
     run = serve(grid, plan(tmp_path, cohort=CLIENTS, timeout=1.0), model, LOSS, say=quiet, after_round=intrude)
     assert run.simulation.engine.nodes[0] == 1 and int(run.dropped) == 3
+
+
+@pytest.mark.parametrize(
+    ("loss", "accuracy", "why"),
+    [
+        (math.nan, 0.5, "train_loss is not finite"),
+        (math.inf, 0.5, "train_loss is not finite"),
+        (1e300, 0.5, "train_loss is 1e+300; the limit is 1e+06"),
+        (0.5, 13.6, "train_accuracy must be in [0, 1], got 13.6"),
+        (0.5, -0.1, "train_accuracy must be in [0, 1], got -0.1"),
+    ],
+)
+def test_metrics_are_bounded(loss, accuracy, why, app, tmp_path):
+    """The metrics of a client that lies are left out of the mean over the clients."""
+
+    class Lying(InProcessGrid):
+        def answer(self, message):
+            reply = super().answer(message)
+            if message.content["fields"]["task"] != "evaluate" or message.metadata.dst_node_id != 2:
+                return reply
+            values = tuple(torch.full((1, 1), value, dtype=torch.float64) for value in (loss, accuracy))
+            fields = {k: v for k, v in reply.content["fields"].items() if k != "protocol"}
+            return Message(packed(values, fields), reply_to=message)
+
+    serve(Lying(app, CLIENTS), plan(tmp_path, rounds=1, every=1), model, LOSS, say=quiet)
+    row = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 < row["train_loss"] < 10 and 0 <= row["train_accuracy"] <= 1
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["rejected"] == {"malformed": 2} and report["last"]["malformed"] == f"client 1: its metrics: {why}"
+
+
+def test_only_the_type_of_an_exception_leaves_a_site(data, tmp_path):
+    """Its text may quote a patient. Flower logs the cause at the site."""
+
+    def load(context):
+        k = context.node_config["partition-id"]
+        if k == 1 and (tmp_path / "begun").exists():
+            raise KeyError("patient 4711")
+        return Site(model(), LOSS, *data[k])
+
+    def begin(line):
+        (tmp_path / "begun").touch()
+
+    serve(InProcessGrid(client_app(load), CLIENTS), plan(tmp_path, rounds=2), model, LOSS, say=begin)
+    text = (tmp_path / "out" / "report.json").read_text()
+    assert "4711" not in text and set(json.loads(text)["rejected"]) == {"failed"}
+    said = json.loads(text)["last"]["failed"]
+    assert said == "client 1: its code raised KeyError; the text is in the site's own log"
+    with pytest.raises(SiteError, match="^KeyError$") as raised:
+        client_app(load)(*asked_of(1))
+    assert raised.value.__cause__.args == ("patient 4711",)  # what Flower writes into the site's log
+
+
+def asked_of(client):
+    """A question and the state of the client that gets it."""
+    grid = InProcessGrid(None, CLIENTS)
+    return grid.create_message(packed((), question(task=HELLO)), "query", client + 1, "", 10.0), grid.contexts[
+        client + 1
+    ]
 
 
 @pytest.mark.parametrize("said", [{"names": ["round"]}, {"names": ["train_loss", "seed"]}, None])

@@ -27,6 +27,13 @@ REQUEST: dict[str, type] = dict.fromkeys(("task", "algorithm", "aggregation", "r
 REQUEST |= dict.fromkeys(("stamp", "base", "saved", "key", "drawn", "batch"), int)
 
 
+class SiteError(RuntimeError):
+    """The code of a site raised an exception. Only its type leaves the site: the text may quote samples or paths.
+
+    Flower sends the text of this error to the server, and writes its cause, with the traceback, into the site's log.
+    """
+
+
 class Site:
     """One client: a model, a loss and its samples. `allowed` names the algorithms that it runs; by default all."""
 
@@ -132,7 +139,10 @@ def join(app: ClientApp, load: Callable[[Context], Site]) -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return load(context).answer(message, context)
+        try:
+            return load(context).answer(message, context)
+        except Exception as why:
+            raise SiteError(type(why).__name__) from why
 
     return app
 

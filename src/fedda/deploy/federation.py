@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 import uuid
 import warnings
@@ -26,6 +27,8 @@ REPLY = {"stamp": int, "draws": int, "gradients": int, "full_gradients": int}
 MOST_SAMPLES = 2**31  # of one client
 FIND = 30.0  # seconds that new nodes have to answer
 MOST_GRADIENTS = 1_000_000  # of one client in one exchange
+LATE, GONE = (3, 4), (5,)  # Flower's codes: a message or its reply has expired; the node is not connected
+RAISED = re.compile(r"<class '[\w.]+\.SiteError'>:<'(\w{1,100})'>")  # as Flower reports an exception at a site
 GREETING = {"samples": int, "d": int, "layout": str, "client": int}
 
 
@@ -49,8 +52,9 @@ class Rejections:
 class Federation(Engine):
     """The clients behind a Grid. It is an engine (`average`, `replies`): cohorts, keys and means are the simulation's.
 
-    A reply that is late, failed, refused, stale, malformed, not finite or larger than `limit` is counted and not used.
-    With fewer than `min_replies` an exchange is repeated up to `repeats` times; then `TooFewReplies` ends the run.
+    A reply that is late, gone, failed, refused, stale, malformed, not finite or larger than `limit` is counted and not
+    used. With fewer than `min_replies` an exchange is repeated up to `repeats` times; then `TooFewReplies` ends the
+    run.
     """
 
     grid: Grid
@@ -171,11 +175,8 @@ class Federation(Engine):
         self, message: Message | None, client: int, stamp: int, shapes: tuple[tuple[int, ...], ...]
     ) -> tuple[tuple[Tensor, ...], int] | None:
         reject = self.rejections.add
-        if message is None:
-            return reject("late", client, f"no reply in {self.timeout:.0f} s")
-        if message.has_error():
-            late = message.error.code == 3  # Flower's code for a message that has expired
-            return reject("late" if late else "failed", client, str(message.error.reason or message.error.code))
+        if message is None or message.has_error():
+            return reject(*self._fault(message, client))
         try:
             content = _content(message)
             fields = fields_of(content, REPLY)
@@ -198,6 +199,17 @@ class Federation(Engine):
         self.full_gradients += fields["full_gradients"]
         return up, fields["draws"]
 
+    def _fault(self, message: Message | None, client: int) -> tuple[str, int, str]:
+        """What has happened if there is no reply: the kind, the client, and what is known."""
+        if message is None:
+            connected = self.nodes[client] in self.grid.get_node_ids()
+            why = "" if connected else "; its node is not connected"
+            return "late" if connected else "gone", client, f"no reply in {self.timeout:.0f} s{why}"
+        code, reason = message.error.code, str(message.error.reason or message.error.code)
+        if raised := RAISED.fullmatch(reason):
+            reason = f"its code raised {raised[1]}; the text is in the site's own log"
+        return "late" if code in LATE else "gone" if code in GONE else "failed", client, reason
+
     def _unpacked(self, content: RecordDict, shapes: tuple[tuple[int, ...], ...]) -> tuple[Tensor, ...]:
         """The replies, unpacked from the tensors in which they travelled."""
         around = wrappers(self.aggregation)
@@ -217,18 +229,20 @@ class Federation(Engine):
         answers = self._exchange(requests, time.monotonic() + self.timeout)
         metrics: dict[str, dict[int, float]] = {}
         for client, node in enumerate(self.nodes):
+            message = answers.get(node)
+            if message is None or message.has_error():
+                self.rejections.add(*self._fault(message, client))
+                continue
             try:
-                content = _content(answers.get(node))
+                content = _content(message)
                 names = fields_of(content, {"stamp": int, "names": list})["names"]
                 if tuple(names) not in (METRICS, METRICS[:1]):
                     raise Refused("the metrics must be a loss and an accuracy")
                 values = tensors_of(content, [((1, 1), torch.float64)] * len(names))
-                if not all(math.isfinite(v) for v in values):
-                    raise Refused("a metric is not finite")
+                for name, value in zip(names, values, strict=True):
+                    self._check_metric(name, float(value))
             except Refused as why:
-                failed = node in answers and answers[node].has_error()
-                kind = "failed" if failed else "malformed" if node in answers else "late"
-                self.rejections.add(kind, client, f"its metrics: {why}")
+                self.rejections.add("malformed", client, f"its metrics: {why}")
                 continue
             for name, value in zip(names, values, strict=True):
                 metrics.setdefault(name, {})[client] = float(value)
@@ -236,6 +250,14 @@ class Federation(Engine):
             name: (torch.tensor(list(values.values()), dtype=torch.float64), torch.tensor(list(values)))
             for name, values in metrics.items()
         }
+
+    def _check_metric(self, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise Refused(f"{name} is not finite")
+        if name == "train_accuracy" and not 0 <= value <= 1:
+            raise Refused(f"{name} must be in [0, 1], got {value:.3g}")
+        if abs(value) > self.limit:
+            raise Refused(f"{name} is {value:.3g}; the limit is {self.limit:.3g}")
 
     # -- messages -------------------------------------------------------------------------------------------------
     def _request(self, task: str, down: tuple[Tensor, ...], stamp: int, client: int, key: int, drawn: int) -> Any:

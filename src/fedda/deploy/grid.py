@@ -59,7 +59,7 @@ class InProcessGrid(Grid):
         try:
             return self.app(message, self.contexts[message.metadata.dst_node_id])
         except Exception as why:  # as a node reports it
-            return Message(Error(code=2, reason=f"{type(why).__name__}: {why}"), reply_to=message)
+            return Message(Error(code=2, reason=f"{type(why)}:<'{why}'>"), reply_to=message)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))

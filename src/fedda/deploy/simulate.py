@@ -29,7 +29,7 @@ class LoudGrid(InProcessGrid):
         try:
             reply: Message = self.app(message, self.contexts[node])
         except Exception as why:
-            raise ValueError(f"client {node - 1}: {one_line_with_place(why)}") from why
+            raise ValueError(f"client {node - 1}: {one_line_with_place(why.__cause__ or why)}") from why
         refused = reply.content.config_records.get("refused") if reply.has_content() else None
         if refused is not None:
             raise ValueError(f"client {node - 1} refuses: {refused['why']!s}")

@@ -26,6 +26,8 @@ def packed(tensors: tuple[Tensor, ...], fields: dict[str, Any]) -> RecordDict:
 
 def fields_of(content: RecordDict, expected: Mapping[str, type]) -> dict[str, Any]:
     """The fields of a message: exactly the expected ones, with their types."""
+    if extra := set(content) - {"tensors", "fields"}:
+        raise Refused(f"the record {sorted(extra)[0][:40]!r} is not expected")
     record = content.config_records.get("fields")
     if record is None:
         raise Refused("the message has no fields")
@@ -59,7 +61,8 @@ def _tensor(array: Array, shape: tuple[int, ...], dtype: torch.dtype, i: int) ->
     head = header(shape, kind)
     if array.stype != NUMPY or tuple(array.shape) != shape or array.dtype != kind.name:
         raise Refused(
-            f"tensor {i} must be {kind.name} {list(shape)}, got {str(array.dtype)[:20]} {list(array.shape)[:4]}"
+            f"tensor {i} must be {NUMPY} {kind.name} {list(shape)}, "
+            f"got {str(array.stype)[:20]} {str(array.dtype)[:20]} {list(array.shape)[:4]}"
         )
     # np.load would trust the header, which may ask for any amount of memory, or for objects.
     if len(array.data) != len(head) + kind.itemsize * int(np.prod(shape)) or not array.data.startswith(head):
