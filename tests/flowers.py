@@ -64,6 +64,7 @@ class Flowers:
     def __init__(self, place, link=("--insecure",), node=lambda k: ("--insecure",), connection="insecure = true"):
         self.place, self.link_words, self.node_words = place, link, node
         self.network, self.port, self.nodes, self.link = Namespace(), free_port(), {}, None
+        self.doors = {}  # the ports of proxies by which nodes reach the link; without one they use its own
         self.environment = (
             ENVIRONMENT | QUIET | {"FLWR_HOME": str(place / "home"), "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}"}
         )
@@ -87,7 +88,8 @@ class Flowers:
 
     def join(self, k, nodes, *more):
         about = f"partition-id={k} num-partitions={nodes} memory='{self.place / f'memory{k}'}'"
-        words = [*self.node_words(k), "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]
+        link = f"127.0.0.1:{self.doors.get(k, self.port)}"
+        words = [*self.node_words(k), "--superlink", link, "--host", "127.0.0.1"]
         words += ["--port", free_port(), "--node-config", about, *more]
         self.nodes[k] = self.start("flower-supernode", f"node{k}.log", *words)
 

@@ -497,7 +497,7 @@ def test_only_the_type_of_an_exception_leaves_a_site(data, tmp_path):
     assert "4711" not in text and set(json.loads(text)["rejected"]) == {"failed"}
     said = json.loads(text)["last"]["failed"]
     assert said == "client 1: its code raised KeyError; the text is in the site's own log"
-    with pytest.raises(SiteError, match="^KeyError$") as raised:
+    with pytest.raises(SiteError, match=r"^KeyError$") as raised:
         client_app(load)(*asked_of(1))
     assert raised.value.__cause__.args == ("patient 4711",)  # what Flower writes into the site's log
 

@@ -1,11 +1,15 @@
 #!/bin/sh
-# ./superlink.sh: the server that the sites connect to. LISTEN=0.0.0.0 lets other machines in: read the guide first.
+# ./superlink.sh: the server behind the door (nginx.conf, Caddyfile), which alone should reach it.
 # --insecure: without encryption and without node keys, for a closed test network.
 set -eu
 cd "$(dirname "$0")"
 umask 077  # models and messages on disk are for this user alone
 if [ "${1:-}" = --insecure ]; then export INSECURE=1; fi
 . ./env.sh
+case "${LISTEN:-127.0.0.1}" in
+  127.0.0.1 | localhost | ::1) ;;
+  *) echo "WARNING: LISTEN=$LISTEN: whoever reaches port $LINK_PORT can run code here and at the sites: use nginx.conf" >&2 ;;
+esac
 set -- --host "${LISTEN:-127.0.0.1}" --port "$LINK_PORT" --database "${DATABASE:-.flwr/state.db}"
 if [ -n "${INSECURE:-}" ]; then exec flower-superlink --insecure "$@"; fi
 exec flower-superlink --ssl-ca-certfile keys/ca.crt --ssl-certfile keys/server.crt --ssl-keyfile keys/server.key \

@@ -1,4 +1,4 @@
-"""`fedda deploy`: a new federation over Flower, its keys, and a run of it in one process."""
+"""`fedda deploy`: a new federation over Flower, its keys, its doors, and a run of it in one process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ app.add_typer(deploy, name="deploy")
 
 @deploy.callback(invoke_without_command=True, epilog="Example: fedda deploy init hospitals --clients 4")
 def deploy_(context: typer.Context) -> None:
-    """Real federations over Flower: write an app, make its keys, run it in one process."""
+    """Real federations over Flower: write an app, make its keys, check its doors, run it in one process."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -69,6 +69,8 @@ def keys(
     names = [host.strip() for host in hosts.split(",")] if hosts else []
     files = make_keys(folder, names, list(range(nodes)) if only is None else [only], days, overwrite)
     print(f"{folder}: {', '.join(path.name for path in files)}")
+    if (folder / "ca.key").exists():
+        print(f"move {folder}/ca.key to a place offline: its holder can pose as the server to every site")
 
 
 @deploy.command(epilog="Example: fedda deploy simulate hospitals --run-config 'rounds=2'")
@@ -85,6 +87,27 @@ def simulate(
     with installed():
         from ..deploy.simulate import simulate as run
     print(f"results: {run(folder, run_config or [], out, overwrite)}")
+
+
+@deploy.command(epilog="Example: fedda deploy check link.example.org:9443 --root-certificates keys/ca.crt")
+def check(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the sites reach the server.")],
+    root_certificates: Annotated[
+        Path | None, typer.Option("--root-certificates", help="ca.crt, to check the server's certificate.")
+    ] = None,
+) -> None:
+    """Try from outside which of Flower's calls are open: run it at a site, not on the server.
+
+    Only the nodes' calls should be. Exit status 1 means that something is not as it should be.
+    """
+    with installed():
+        from ..deploy.check import check as tried
+    wrong = 0
+    for finding in tried(address, root_certificates):
+        print(finding.text, flush=True)
+        wrong += finding.wrong
+    if wrong:
+        raise typer.Exit(1)
 
 
 @deploy.command(epilog="Example: fedda deploy export federation --out model.safetensors")

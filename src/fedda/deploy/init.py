@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from .check import NODE_CALLS
 from .server import Plan
 
 SCRIPTS = ("superlink.sh", "register.sh", "supernode.sh", "try.sh")
@@ -18,6 +19,8 @@ TEMPLATES = (
     "client_app.py",
     "server_app.py",
     "env.sh",
+    "nginx.conf",
+    "Caddyfile",
     *SCRIPTS,
 )
 FIRST: dict[str, Any] = {"algorithm": "fedda-mvr", "params": '{"lr": 0.08, "w": 1000.0, "steps": 5}', "rounds": 30}
@@ -36,7 +39,7 @@ def init(place: Path, clients: int = 3) -> list[Path]:
         raise ValueError(f"{place}: exists and is not empty; give another folder")
     values = {
         "@NAME@": name, "@PACKAGE@": package(name), "@CLIENTS@": str(clients), "@LAST@": str(clients - 1),
-        "@CONFIG@": config(first),
+        "@CONFIG@": config(first), "@PATHS@": "|".join(NODE_CALLS),
     }  # fmt: skip
     written: list[Path] = []
     (place / package(name)).mkdir(parents=True)

@@ -71,7 +71,8 @@ def _authority(place: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificat
     """The CA of a folder, and the files that were made for it."""
     key_file, file = place / "ca.key", place / "ca.crt"
     if key_file.exists() != file.exists():
-        raise ValueError(f"{place}: ca.key and ca.crt belong together, and one of them is missing")
+        missing = file if key_file.exists() else key_file
+        raise ValueError(f"{missing}: is missing: put it back here to sign, and move ca.key away again afterwards")
     if key_file.exists():
         try:
             key = written.load_pem_private_key(key_file.read_bytes(), None)

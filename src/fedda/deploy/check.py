@@ -1,0 +1,146 @@
+"""`fedda deploy check`: try the doors of a SuperLink from outside, as a stranger would.
+
+In Flower 1.41 and 1.42 one port serves all calls, as HTTP requests: those of nodes (/v1/fleet/), those of `flwr`
+(/v1/control/: submit code, register nodes) and those of the server's own processes (/v1/runtime/). Only the first are
+for the network. The calls that are tried here only read, and carry no credentials.
+"""
+
+import http.client
+import re
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# The calls of a node that has a key. A node without one would also register itself: a proxy refuses that.
+NODE_CALLS = (
+    "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run", "get-fab",
+    "push-object", "pull-object", "confirm-message-received",
+)  # fmt: skip
+NOWHERE = "/fedda-deploy-check"  # no such path exists: the answer to it is that to a refused one
+TIMEOUT = 10.0  # seconds for an answer
+MOST = 4096  # bytes of an answer that are read
+
+
+@dataclass(frozen=True)
+class Door:
+    name: str
+    method: str
+    path: str
+    purpose: str
+    for_nodes: bool = False
+
+
+DOORS = (
+    Door("control", "POST", "/v1/control/list-runs", "anyone can submit code, and list and register nodes"),
+    Door("runtime", "POST", "/v1/runtime/get-nodes", "anyone can pose as a process of the server"),
+    Door("register", "POST", "/v1/fleet/register-node", "a node without a key can ask to be let in"),
+    Door("docs", "GET", "/openapi.json", "anyone can read which calls there are"),
+    Door("nodes", "POST", "/v1/fleet/pull-messages", "nodes can connect", for_nodes=True),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one try has found. `wrong`: it is not as it should be."""
+
+    text: str
+    wrong: bool
+
+
+def check(address: str, root_certificates: Path | None = None) -> Iterator[Finding]:
+    """Try every door with and without TLS. With the CA's certificate, the server's certificate is checked too."""
+    host, port = _split(address)
+    trusted = None if root_certificates is None else _trusted(root_certificates)
+    try:
+        yield from _certificate(host, port, trusted)
+        encrypted = True
+    except ssl.SSLError as why:
+        yield Finding(f"TLS: none ({why.reason or 'no answer'}): messages can be read on their way", True)
+        encrypted = False
+    except OSError as why:
+        raise ValueError(f"{address}: cannot be reached: {why.strerror or why}") from None
+    if encrypted:
+        yield from _doors("with TLS", host, port, _unchecked())
+    yield from _doors("without TLS", host, port, None)
+
+
+def _split(address: str) -> tuple[str, int]:
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:/\[\]\s]+)):(\d{1,5})", address)
+    if found is None or not 1 <= int(found[3]) <= 65535:
+        raise ValueError(f"deploy check: give the address as HOST:PORT, such as link.example.org:9443, got {address!r}")
+    return found[1] or found[2], int(found[3])
+
+
+def _trusted(file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(file))
+    except ssl.SSLError:
+        raise ValueError(f"{file}: is not a certificate in PEM format") from None
+    except OSError as why:
+        raise ValueError(f"{file}: {why.strerror}") from None
+
+
+def _unchecked() -> ssl.SSLContext:
+    """A stranger who looks for open doors does not check certificates."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _certificate(host: str, port: int, trusted: ssl.SSLContext | None) -> Iterator[Finding]:
+    """Shake hands. Without TLS an ssl.SSLError is raised."""
+    try:
+        version = _shake_hands(host, port, trusted or _unchecked())
+        checked = (
+            f"the certificate is valid for {host}" if trusted else "certificate not checked (give --root-certificates)"
+        )
+        yield Finding(f"TLS: {version}, {checked}", False)
+    except ssl.SSLCertVerificationError as why:
+        yield Finding(f"TLS: the certificate is WRONG: {why.verify_message}", True)
+
+
+def _shake_hands(host: str, port: int, context: ssl.SSLContext) -> str:
+    connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=context)
+    try:
+        connection.connect()
+        return str(connection.sock.version())
+    finally:
+        connection.close()
+
+
+def _doors(how: str, host: str, port: int, context: ssl.SSLContext | None) -> Iterator[Finding]:
+    refusals = {method: _status(host, port, context, method, NOWHERE) for method in ("GET", "POST")}
+    if context is None and set(refusals.values()) <= {None, 400}:  # what a server says that expects TLS
+        yield Finding(f"{how}: shut", False)
+        return
+    for door in DOORS:
+        status = _status(host, port, context, door.method, door.path)
+        said = "no answer" if status is None else f"HTTP {status}"
+        if status is not None and status >= 500:
+            yield Finding(f"{how}, {door.name}: UNKNOWN ({said}): is the SuperLink up?", True)
+        elif status is None or status == refusals[door.method]:
+            missing = door.for_nodes and context is not None
+            yield Finding(
+                f"{how}, {door.name}: {'SHUT: nodes cannot connect' if missing else 'shut'} ({said})", missing
+            )
+        else:
+            wrong = not door.for_nodes or context is None
+            yield Finding(f"{how}, {door.name}: {'OPEN' if wrong else 'open'}: {door.purpose} ({said})", wrong)
+
+
+def _status(host: str, port: int, context: ssl.SSLContext | None, method: str, path: str) -> int | None:
+    """The status of the answer, or None without one. An empty body is an empty protobuf message."""
+    if context is None:
+        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
+    else:
+        connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=context)
+    try:
+        connection.request(method, path, b"" if method == "POST" else None, {"content-type": "application/protobuf"})
+        answer = connection.getresponse()
+        answer.read(MOST)
+        return answer.status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
