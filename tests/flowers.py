@@ -112,12 +112,12 @@ class Flowers:
         return Path(config["out"])
 
     def ended(self, out, seconds=1200):
-        """Wait for a run's report."""
-        deadline = time.monotonic() + seconds
-        while not (out / "report.json").exists():
+        """Wait until a run has ended, by its report."""
+        deadline, file = time.monotonic() + seconds, out / "report.json"
+        while not file.exists() or json.loads(file.read_text())["status"] == "running":
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.2)
-        return json.loads((out / "report.json").read_text())
+        return json.loads(file.read_text())
 
     def logs(self):
         return "\n".join(

@@ -89,7 +89,8 @@ def test_every_algorithm_as_simulated(name, app, data, tmp_path):
         assert {"gradients", "full_gradients", "bytes_up", "bytes_down", "train_loss", "dropped"} <= shared
         assert {k: ours[k] for k in shared} == pytest.approx({k: theirs[k] for k in shared}, rel=1e-9, nan_ok=True)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report == {"samples": {str(k): len(own.y) for k, own in enumerate(data)}, "rejected": {}, "last": {}}
+    assert report.pop("samples") == {str(k): len(own.y) for k, own in enumerate(data)}
+    assert report == {"status": "finished", "round": 4, "rounds": 4, "rejected": {}, "last": {}}
 
 
 def again(grid, app):
@@ -433,8 +434,43 @@ def test_a_size_that_changed_before_a_resume_is_said(app, tmp_path):
         said = [line for line in lines if line.startswith("WARNING")]
         assert said == ["WARNING: site 1 claims 290 samples; before the resume it claimed 29"] * warnings
         report = json.loads((tmp_path / "out" / "report.json").read_text())
-        assert report.get("changed samples", {}) == ({"1": [29, 290]} if warnings else {})
+        assert report["changed samples"] == {"1": [29, 290]}  # the second resume keeps it
         assert run.simulation.weights.tolist() == [20, 290, 38, 47]
+
+
+def test_the_report_is_there_all_along_and_kept_over_a_resume(app, tmp_path):
+    file, seen = tmp_path / "out" / "report.json", []
+
+    def look(run):
+        report = json.loads(file.read_text())
+        seen.append((report["status"], report["round"], report["rejected"].get("failed")))
+        assert [path.name for path in file.parent.glob("report*")] == ["report.json"]  # no temporary files
+
+    how = {"cohort": CLIENTS, "rounds": 2}
+    serve(Faulty(app, "raises"), plan(tmp_path, **how), model, LOSS, say=quiet, after_round=look)
+    assert seen == [("running", 1, 1), ("running", 2, 2)]
+    before = json.loads(file.read_text())
+    assert before["status"] == "finished"
+    # The clients do not come: the report of the run is kept, and says why.
+    with pytest.raises(TooFewReplies):
+        serve(
+            InProcessGrid(app, 1),
+            plan(tmp_path, **how | {"rounds": 3}, resume=True, timeout=0.2),
+            model,
+            LOSS,
+            say=quiet,
+        )
+    report = json.loads(file.read_text())
+    assert report.pop("why").startswith("TooFewReplies: clients [0, 1, 2, 3] are needed, [0] arrived")
+    assert report == before | {"status": "failed", "rounds": 3}
+    # They come: what was counted stays, and the last words of each kind too. A report that is torn is not needed.
+    for rounds, last in ((3, {"failed": before["last"]["failed"]}), (4, {})):
+        serve(
+            InProcessGrid(app, CLIENTS), plan(tmp_path, **how | {"rounds": rounds}, resume=True), model, LOSS, say=quiet
+        )
+        report = json.loads(file.read_text())
+        assert report == before | {"round": rounds, "rounds": rounds, "last": last}
+        file.write_text('{"status": "fin')
 
 
 def test_nobody_takes_the_place_of_one_who_is_there(app, tmp_path):

@@ -641,7 +641,7 @@ def test_a_federation_stops_at_its_budget_and_says_what_it_spent(tmp_path):
     )
     assert 0 < run.round < 60 and said[-1] == f"the privacy budget is spent after round {run.round} of 60"
     assert all(word in said[1] for word in ("epsilon", "against the outside", "against a site"))
-    assert json.loads((tmp_path / "report.json").read_text())["stopped"] == said[-1]
+    assert json.loads((tmp_path / "report.json").read_text())["why"] == said[-1]
     spent = Noise(8.0, norm=0.1)
     how_many = {"clients": CLIENTS, "delta": 1e-5, "cohort": 2, "against": "site"}
     assert spent.epsilon(stable("fedavg"), rounds=run.round, **how_many) <= 3.0

@@ -4,6 +4,7 @@
 |---|---|
 | state.safetensors | the last complete round: the algorithm's state, the plan, the sites' names. No secret |
 | metrics.jsonl | one row per evaluation |
+| report.json | for the operator: how far the run is, sizes of the sites, rejected replies; written after each round |
 | privacy.json | with noise: how many attempts at a start and at a round were begun |
 | server.secret | the secret behind cohorts and batch keys, and which site took part when |
 
@@ -24,6 +25,7 @@ from torch import Tensor
 from ..files import PRIVATE, json_lines, try_lock, write_whole
 
 STATE, ROWS, LEDGER, SECRETS = "state.safetensors", "metrics.jsonl", "privacy.json", "server.secret"
+REPORT = "report.json"
 FACTS = ("plan", "run", "names", "stamp", "rejected", "layout")  # in a checkpoint besides its tensors
 
 
@@ -78,6 +80,16 @@ class Checkpoint:
 
     def release(self) -> None:
         self.held.close()
+
+    def write_report(self, report: dict[str, Any]) -> None:
+        write_whole(self.folder / REPORT, json.dumps(report, indent=1) + "\n", PRIVATE)
+
+    def last_report(self) -> dict[str, Any]:
+        """The report of the run so far; empty if it is lost. A resumed run does not need it."""
+        try:
+            return dict(json.loads((self.folder / REPORT).read_text()))
+        except (OSError, ValueError, TypeError):
+            return {}
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         with open(self.rows, "ab", opener=lambda path, flags: os.open(path, flags, PRIVATE)) as file:

@@ -20,7 +20,6 @@ from .. import checks, rng
 from ..aggregation import Budget, Noise
 from ..aggregation.accounting import REPRODUCIBLE
 from ..core import Layout, Problem
-from ..files import PRIVATE, write_whole
 from ..problems import problem as make_problem
 from ..problems.batchnorm import tracking_layers
 from ..problems.neural import Loss, flatten, trainable
@@ -196,7 +195,7 @@ def serve(
     grid: Grid, plan: Plan, model: Model, loss: Loss, test: tuple[Any, Any] | None = None,
     say: Callable[[str], None] = print, secret: bytes | None = None, after_round: Callable[[Run], None] | None = None,
 ) -> Run:  # fmt: skip
-    """All rounds, from the start or from the checkpoint. The report is written in any case.
+    """All rounds, from the start or from the checkpoint. The report is written after each round and at the end.
 
     `secret` (32 bytes) decides cohorts and batches of a new run; by default the operating system draws one.
     """
@@ -221,10 +220,19 @@ def serve(
         federation.gradients, federation.full_gradients = (int(state[f"counts.{k}"]) for k in GRADIENTS)
     else:
         checkpoint.begin(draws.key)
-    report: dict[str, Any] = {}
+    before = {} if state is None else checkpoint.last_report()
+    federation.rejections.messages.update(before.get("last", {}))
+    report = before | {"status": "running", "round": 0 if state is None else int(state["round"]), "rounds": plan.rounds}
+    report.pop("why", None)
+
+    def write_report() -> None:
+        rejections = federation.rejections
+        checkpoint.write_report(report | {"rejected": dict(rejections.counts), "last": rejections.messages})
+
     try:
+        write_report()
         remote.joined(federation)
-        report |= _say_sizes(federation, plan, {} if state is None else facts.get("samples", {}), say)
+        _say_sizes(federation, plan, {} if state is None else facts.get("samples", {}), report, say)
         known = algorithm(plan.table).with_steps_of(remote)
         federation.algorithm = with_numbers_of_the_run(plan.table, known, plan.rounds)
         charged = (0, 0)
@@ -247,23 +255,30 @@ def serve(
             began = time.monotonic()
             run.advance()
             _save(checkpoint, run, federation, plan)  # before the evaluation sends the new model to the sites
+            report["round"] = run.round
+            write_report()
             _evaluate(checkpoint, run, plan, time.monotonic() - began)
             say(f"round {run.round} of {plan.rounds}: {_line(run, federation)}")
             if after_round:
                 after_round(run)
+        report["status"] = "finished"
         if why := run.stop_reason(run.round, plan.rounds):
-            report["stopped"] = why
+            report |= {"status": "stopped", "why": why}
             say(why)
         return run
+    except BaseException as error:
+        report |= {"status": "failed", "why": f"{type(error).__name__}: {checks.one_line(error)}"}
+        raise
     finally:
-        report |= {"rejected": dict(federation.rejections.counts), "last": federation.rejections.messages}
-        write_whole(checkpoint.folder / "report.json", (json.dumps(report, indent=1) + "\n").encode(), PRIVATE)
-        checkpoint.release()
+        try:
+            write_report()
+        finally:
+            checkpoint.release()
 
 
 def _say_sizes(
-    federation: Federation, plan: Plan, before: dict[str, int], say: Callable[[str], None]
-) -> dict[str, Any]:
+    federation: Federation, plan: Plan, before: dict[str, int], report: dict[str, Any], say: Callable[[str], None]
+) -> None:
     """Say the sizes that the sites claim, and a line for each that differs from its claim before the resume."""
     claims = federation.claims()
     known = ", ".join(f"{site}: {size}" for site, size in list(claims.items())[:SHOWN])
@@ -273,7 +288,9 @@ def _say_sizes(
     changed = {site: [before[site], size] for site, size in claims.items() if before.get(site, size) != size}
     for site, (old, new) in changed.items():
         say(f"WARNING: site {site} claims {new} samples; before the resume it claimed {old}")
-    return {"samples": claims} | ({"changed samples": changed} if changed else {})
+    report["samples"] = claims
+    if changed:
+        report["changed samples"] = report.get("changed samples", {}) | changed
 
 
 def _save(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan) -> None:

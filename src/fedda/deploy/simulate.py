@@ -13,12 +13,12 @@ from flwr.clientapp import ClientApp
 from flwr.common.config import fuse_dicts, get_project_config, parse_config_args
 from flwr.serverapp import ServerApp
 
-from .checkpoint import LEDGER, ROWS, SECRETS, STATE
+from .checkpoint import LEDGER, REPORT, ROWS, SECRETS, STATE
 from .federation import TooFewReplies
 from .grid import InProcessGrid
 from .server import Plan
 
-FILES = (STATE, ROWS, LEDGER, SECRETS, "report.json")  # in a run's folder
+FILES = (STATE, ROWS, LEDGER, SECRETS, REPORT)  # in a run's folder
 
 
 class LoudGrid(InProcessGrid):
