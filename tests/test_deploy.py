@@ -438,6 +438,28 @@ def test_a_size_that_changed_before_a_resume_is_said(app, tmp_path):
         assert run.simulation.weights.tolist() == [20, 290, 38, 47]
 
 
+@pytest.mark.parametrize(("stays", "kind"), [(True, "late"), (False, "gone")])
+def test_a_client_that_does_not_answer_is_late_or_gone(stays, kind, app, tmp_path):
+    class Silent(InProcessGrid):
+        def pull_messages(self, ids):
+            away = [i for i in ids if i in self.posted and self.posted[i].metadata.dst_node_id == 2 and self.silent]
+            if away and not stays:
+                self.contexts.pop(2, None)
+            return super().pull_messages([i for i in ids if i not in away])
+
+        silent = False
+
+    grid = Silent(app, CLIENTS)
+
+    def begin(run):
+        grid.silent = True
+
+    how = {"cohort": CLIENTS, "rounds": 2, "every": 0, "timeout": 0.5}
+    serve(grid, plan(tmp_path, **how), model, LOSS, say=quiet, after_round=begin)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["rejected"] == {kind: 1} and "client 1: no reply in 0.5 s" in report["last"][kind]
+
+
 def test_the_report_is_there_all_along_and_kept_over_a_resume(app, tmp_path):
     file, seen = tmp_path / "out" / "report.json", []
 

@@ -178,7 +178,7 @@ def truth(samples, name, rounds, out, **how):
 
     space = {}
     exec(TASK, space)
-    asked = Plan(algorithm=name, params=json.dumps(RUNS[name]), dtype="float64", clients=NODES)
+    asked = Plan(algorithm=name, params=json.dumps(RUNS[name]), dtype="float64", clients=NODES, max_samples=1000)
     x0 = Remote(space["model"], space["loss"], asked, None).start(0)
     parts = [np.load(samples / f"{k}.npz") for k in range(NODES)]
     x, y = (torch.cat([torch.from_numpy(part[side]) for part in parts]) for side in "xy")

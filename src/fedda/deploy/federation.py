@@ -77,6 +77,7 @@ class Federation(Engine):
     longest: int = 0  # the longest tensor that was last sent down
     base: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # last exchange used of each client
     saved: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # the same, in the checkpoint
+    connected: set[int] = field(default_factory=set)  # nodes at the end of the last exchange that missed a reply
     left_out: set[tuple[int, str]] = field(default_factory=set)  # nodes that were refused, and why
 
     # -- the clients ----------------------------------------------------------------------------------------------
@@ -202,9 +203,9 @@ class Federation(Engine):
     def _fault(self, message: Message | None, client: int) -> tuple[str, int, str]:
         """What has happened if there is no reply: the kind, the client, and what is known."""
         if message is None:
-            connected = self.nodes[client] in self.grid.get_node_ids()
+            connected = self.nodes[client] in self.connected
             why = "" if connected else "; its node is not connected"
-            return "late" if connected else "gone", client, f"no reply in {self.timeout:.0f} s{why}"
+            return "late" if connected else "gone", client, f"no reply in {self.timeout:g} s{why}"
         code, reason = message.error.code, str(message.error.reason or message.error.code)
         if raised := RAISED.fullmatch(reason):
             reason = f"its code raised {raised[1]}; the text is in the site's own log"
@@ -288,6 +289,8 @@ class Federation(Engine):
                 answers[pending.pop(message_id)] = message
             if pending:
                 time.sleep(POLL)
+        if len(answers) < len(contents):
+            self.connected = set(self.grid.get_node_ids())
         return answers
 
     def _find(self, cohort: SimulatedCohort) -> None:

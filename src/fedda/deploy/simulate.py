@@ -14,6 +14,7 @@ from flwr.common.config import fuse_dicts, get_project_config, parse_config_args
 from flwr.serverapp import ServerApp
 
 from .checkpoint import LEDGER, REPORT, ROWS, SECRETS, STATE
+from .client import SiteError
 from .federation import TooFewReplies
 from .grid import InProcessGrid
 from .server import Plan
@@ -29,7 +30,8 @@ class LoudGrid(InProcessGrid):
         try:
             reply: Message = self.app(message, self.contexts[node])
         except Exception as why:
-            raise ValueError(f"client {node - 1}: {one_line_with_place(why.__cause__ or why)}") from why
+            cause = (isinstance(why, SiteError) and why.__cause__) or why
+            raise ValueError(f"client {node - 1}: {one_line_with_place(cause)}") from why
         refused = reply.content.config_records.get("refused") if reply.has_content() else None
         if refused is not None:
             raise ValueError(f"client {node - 1} refuses: {refused['why']!s}")
