@@ -114,7 +114,7 @@ def test_a_module_of_ones_own_on_a_table(tmp_path):
     for options, line in (
         ({"model": module}, "a module needs its loss"),
         ({"loss": torch.nn.functional.mse_loss}, "a model by name has its own"),
-        ({"partition": "dirichlet", "client": None}, "dirichlet divides by class, so y must be whole numbers, got float32"),
+        ({"partition": "dirichlet", "client": None}, "dirichlet divides by class, so y must be whole numbers or texts, got float32"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=line):
             fedda.load(str(path), target="price", **{"client": "city"} | options)
@@ -127,6 +127,12 @@ def test_partitions_by_class_refuse_numbers():
     with pytest.raises(ValueError, match=r"dirichlet divides by class.*quantiles"):
         fedda.partition(y, "dirichlet", clients=4)
     assert len(fedda.partition(y, "iid", clients=4)) == 100
+    for name in ("dirichlet", "dominant_class", "label_count"):
+        owners = [
+            fedda.partition(classes, name, clients=4)
+            for classes in (np.arange(99) % 2, ["cat", "dog", *["cat", "dog"] * 48, "cat"])
+        ]
+        np.testing.assert_array_equal(*owners)
     quantiles = np.digitize(y, np.quantile(y, [0.25, 0.5, 0.75]))
     assert set(fedda.partition(quantiles, "dirichlet", clients=4, alpha=0.3)) == {0, 1, 2, 3}
 
