@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
 import torch
@@ -80,6 +80,26 @@ def check_shapes(thing: Any, replicas: int, d: int) -> None:
                 f"{type(thing).__name__}: {field.name} must have {d} entries, as the model, got {len(value)}"
             )
         check_shapes(value, replicas, d)
+
+
+def check_rates(algorithm: Any, t: Tensor) -> None:
+    """Refuse a user's rate that is not a number, or that several seeds cannot share: `t` is the first step of each."""
+    for name in sorted(registry.RATES):
+        rate = getattr(algorithm, name, None)
+        if not callable(rate):
+            continue
+        owner = f"{type(algorithm).__name__}: {name}"
+        try:
+            value = rate(t)
+        except RuntimeError as why:
+            if "Boolean value of Tensor" not in str(why):
+                raise
+            raise ValueError(
+                f"{owner} must be a function of tensors, because several seeds run together: write torch.where(t < 30, "
+                "0.1, 0.01) instead of `if t < 30`"
+            ) from None
+        if not isinstance(value, Tensor | Real):
+            raise ValueError(f"{owner} must be a function of the step to a number, got {value!r} for step 0")
 
 
 def flat_point(state: Mapping[str, Tensor], layout: Layout) -> Tensor:

@@ -12,7 +12,7 @@ from . import checks, rng, rows
 from .aggregation import Aggregated, Budget, Wrapper, check_wrappers, gaussian, privacy, refuse_unfit, residuals
 from .aggregation.compression import bytes_of
 from .aggregation.dry_run import decays_weights, takes_client_steps
-from .arguments import check_device, check_engine, check_seeds, check_shapes, flat_point
+from .arguments import check_device, check_engine, check_rates, check_seeds, check_shapes, flat_point
 from .best import BestModels
 from .clients import FineTuning, client_rows
 from .core import Algorithm, Cohort, Problem, bind_to_problem, positive
@@ -97,6 +97,7 @@ class Run:
         like = torch.empty((), dtype=self.problem.dtype, device=self.problem.device)
         self.algorithm = bind_to_problem(algorithm, like, self.problem.layout)
         self.lead = (len(self.seeds),) if isinstance(seed, Sequence) else ()  # the axis of the replicas
+        check_rates(self.algorithm, like.new_zeros(*self.lead, 1, 1))
         seeds = torch.tensor(self.seeds, device=like.device).view(*self.lead, 1)
         self.noise_key = rng.key(seeds, rng.NOISE)
         if state is not None:
@@ -364,6 +365,11 @@ class Run:
             if f"memory.{name}" not in state:
                 raise ValueError(
                     f"train: the state has no client memory {name!r}: it is of a run with other aggregation or personal"
+                )
+            clients = state[f"memory.{name}"].shape[-2]
+            if clients != self.problem.clients:
+                raise ValueError(
+                    f"train: the state is of a run with {clients} clients, the problem has {self.problem.clients}"
                 )
             self.simulation.memory[name] = state[f"memory.{name}"][..., self.simulation.owned, :].to(device, copy=True)
         self.counts = Counts(**{name: int(state[f"counts.{name}"]) for name in asdict(self.counts)})

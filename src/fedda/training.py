@@ -174,7 +174,7 @@ def train(
     By default evaluation costs at most about a fifth of the work. Up to 4,000 samples it takes all samples, about 100
     times in all. With more data the training metrics are estimated from a fixed random subset (`train_samples` in the
     rows says how many), evaluations are less frequent if the test samples are many, and the last one takes all samples.
-    `evaluate="all"` always takes all, `evaluate=5000` about so many. `detail` adds the density of every layer and the
+    `evaluate="all"` always takes all, `evaluate=5000` about 5,000. `detail` adds the density of every layer and the
     gradient mapping.
 
     `on_evaluation` is called with the rows of each evaluation, one for each seed; the run stops if it returns True.
@@ -223,20 +223,20 @@ def evaluate_once(
 ) -> tuple[list[dict[str, Any]], str]:  # fmt: skip
     """The rows of an evaluation, and why the run stops here; empty if it does not. `count`: for the patience."""
 
-    def rows(samples: int | None) -> list[dict[str, Any]]:
+    def evaluate(samples: int | None) -> list[dict[str, Any]]:
         return [row | {"seconds": seconds} for row in run.evaluate(detail, samples)]
 
     everything = None if plan.samples is None else run.problem.evaluated_samples(None)
-    found, stopped = rows(everything if run.round >= rounds else plan.samples), ""
-    if run.patience is not None and (run.patience(found) if count else run.patience.exhausted):
+    rows, stopped = evaluate(everything if run.round >= rounds else plan.samples), ""
+    if run.patience is not None and (run.patience(rows) if count else run.patience.exhausted):
         stopped = run.patience.reason(run.round)
-    if on_evaluation is not None and bool(on_evaluation(found)):
+    if on_evaluation is not None and bool(on_evaluation(rows)):
         stopped = stopped or f"stopped after round {run.round} by on_evaluation"
     if run.round >= rounds:
-        return found, ""
+        return rows, ""
     if stopped and everything is not None:  # the last evaluation takes all samples
-        found = rows(everything)
-    return found, stopped
+        rows = evaluate(everything)
+    return rows, stopped
 
 
 def threads_of(run: Run) -> int:

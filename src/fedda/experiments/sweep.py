@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,7 +70,9 @@ def search(sweep: Sweep, out: Path, watch: Watcher, **options: Any) -> dict[str,
     whole = sweep.experiment.completed()
     chosen = points(whole, sweep.grids, sweep.budget, sweep.draw)
     experiment = whole.model_copy(update={"algorithms": {label: whole.algorithms[label] for label in chosen}})
-    # All points have the same rounds: nothing stops early.
+    ignored = [name for name in ("patience", "personalise") if getattr(experiment, name) is not None]
+    if ignored:
+        warnings.warn(f"a sweep ignores {' and '.join(ignored)}: all points have the same rounds", stacklevel=2)
     experiment = experiment.model_copy(update={"patience": None, "metric": None, "personalise": None})
     stacks, seeds = list(stack_points(chosen)), experiment.seeds
     replicas = max(len(stack.points) for stack in stacks) * len(seeds)

@@ -79,6 +79,11 @@ def problem(
     (4, 8)
     """
     check("problem", batch=batch)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"problem: the model must be an nn.Module, such as torch.nn.Linear(3, 2), got {model!r:.60}")
+    if isinstance(loss, type) or not callable(loss):
+        hint = f": write {loss.__name__}()" if isinstance(loss, type) else ""
+        raise ValueError(f"problem: the loss must be a function of outputs and targets, got {loss!r:.60}{hint}")
     model = copy.deepcopy(model)
     freeze_others("problem", model, trainable)
     parameters = [p for _, p in trained_parameters(model)]
@@ -86,11 +91,11 @@ def problem(
         raise ValueError("problem: the model must have parameters to train, all of one dtype on one device")
     refuse_synchronised(model)
     device, dtype = parameters[0].device, parameters[0].dtype
-    standard = None if scale is None else _scale(scale, device, dtype)
+    standard = None if scale is None else _scale(scale, x, device, dtype)
     rows = _rows(x, rows)
     data = _arrays("x and y", x, y, device, dtype, standard, rows)
     owner = np.zeros(data.samples, dtype=np.int64) if client is None else _array(client)
-    if owner.dtype.kind == "O" and all(isinstance(name, str) for name in owner.flat):
+    if owner.dtype.kind == "O" and owner.size and all(isinstance(name, str) for name in owner.flat):
         owner = owner.astype(str)
     if owner.shape != (data.samples,) or owner.dtype.kind not in "iuUS":
         raise ValueError(
@@ -146,9 +151,19 @@ def problem(
         neural.random = True
         neural._rebuild_caches()
     if augment is not None:
-        neural.example(1)  # one that does not fit is refused here
+        refuse_augmentation(neural)
     _add_metrics(neural, chosen)
     return neural
+
+
+def refuse_augmentation(neural: Neural) -> None:
+    """Refuse an augmentation that cannot take the samples."""
+    try:
+        neural.example(1)
+    except ValueError:
+        raise
+    except Exception as why:  # a user's function may raise anything
+        raise ValueError(f"problem: the augmentation cannot take this data: {one_line(why)}") from why
 
 
 def _add_metrics(neural: Neural, metrics: dict[str, Metric]) -> None:
@@ -184,7 +199,8 @@ def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch, which: str = "
     """Refuse a model and a loss that do not fit the data."""
     output: Any = None
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch about shapes; what is wrong with them is refused below
             output = call(copy.deepcopy(model), samples.x)
             value: Any = loss(output, samples.y)
     except Exception as why:
@@ -196,28 +212,45 @@ def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch, which: str = "
     if not isinstance(value, Tensor) or value.dim() != 0:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"problem: the loss must be a function to one number, the mean over the batch, got {got}")
-    if (
-        isinstance(output, Tensor)
-        and isinstance(samples.y, Tensor)
-        and compares_all_pairs(loss, output, samples.y, value)
-    ):
+    if not isinstance(output, Tensor) or not isinstance(samples.y, Tensor):
+        return
+    if compares_all_pairs(loss, output, samples.y, value):
+        fit = "end the model with nn.Flatten(0)" if output.dim() > samples.y.dim() else "give y[:, 0]"
         raise ValueError(
             f"problem: the model gives {list(output.shape)} and the targets are {list(samples.y.shape)}, so the loss "
-            "compares every output with every target: end the model with nn.Flatten(0)"
+            f"compares every output with every target: {fit}"
+        )
+    if ignores_the_output(loss, output, samples.y, value):
+        raise ValueError(
+            "problem: the loss does not depend on the model's single output: cross_entropy needs an output for each "
+            "class, binary_cross_entropy_with_logits takes a single one"
         )
 
 
 def compares_all_pairs(loss: Loss, output: Tensor, y: Tensor, value: Tensor) -> bool:
-    """Whether outputs [n, 1] and targets [n] are broadcast to [n, n]: without the last axis the loss is another."""
-    if not y.is_floating_point() or output.shape != (*y.shape, 1) or len(y) < 2:
+    """Whether outputs [n, 1] and targets [n], or the other way round, are broadcast to [n, n]: without the last axis
+    the loss is another."""
+    shapes = (tuple(output.shape), tuple(y.shape))
+    if (
+        not y.is_floating_point()
+        or len(y) < 2
+        or shapes not in ((shapes[1] + (1,), shapes[1]), (shapes[0], shapes[0] + (1,)))
+    ):
         return False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            other = loss(output.squeeze(-1), y)
+            other = loss(output.reshape(min(shapes, key=len)), y.reshape(min(shapes, key=len)))
     except Exception:  # the loss wants this axis
         return False
     return not torch.allclose(other, value)
+
+
+def ignores_the_output(loss: Loss, output: Tensor, y: Tensor, value: Tensor) -> bool:
+    """Whether a loss of classes is 0 for any single output [n, 1], as the cross-entropy of one class is."""
+    if y.is_floating_point() or output.shape != (len(y), 1) or float(value) != 0:
+        return False
+    return float(loss(output + torch.arange(len(y), device=y.device)[:, None], y)) == 0
 
 
 def refuse_targets(model: nn.Module, loss: Loss, neural: Neural, part: Batch) -> bool:
@@ -348,10 +381,16 @@ def _arrays(
     return cast(Batch(x, y), dtype, scale, device)
 
 
-def _scale(scale: Any, device: torch.device, dtype: torch.dtype) -> Scale:
+def _scale(scale: Any, x: Any, device: torch.device, dtype: torch.dtype) -> Scale:
     mean, std = (torch.as_tensor(v).to(device, dtype) for v in _pair("scale", scale, "(mean, std)"))
     if not (bool(mean.isfinite().all()) and bool((std > 0).all()) and bool(std.isfinite().all())):
         raise ValueError("problem: scale must be finite numbers (mean, std), the deviations > 0")
+    sample = tuple(np.shape(x)[1:])
+    for part in (mean, std):
+        if any(n not in (1, own) for n, own in zip(part.shape[::-1], sample[::-1], strict=False)) or (
+            part.dim() > len(sample)
+        ):
+            raise ValueError(f"problem: scale must fit a sample of shape {list(sample)}, got {list(part.shape)}")
     return Scale(mean, std)
 
 

@@ -21,6 +21,7 @@ from .metrics import Function
 from .neural import Device, Loss, Neural, flatten, freeze_others
 
 CLIENTS = 10  # if neither the user nor the data gives their number
+LARGE = 100.0  # a deviation of the targets for which the usual rates diverge
 SHIFT = 0.5  # between the classes of the training and the test part; two random parts of LEAF's FEMNIST have 0.05
 
 
@@ -82,6 +83,12 @@ def load(
         warnings.warn(
             f"{name}: its test part has other classes than its training part (a distance of {data.shift():.2f} from "
             "0 to 1): resplit = true divides both again",
+            stacklevel=2,
+        )
+    if by_name is not None and data.y.dtype.kind == "f" and data.y.std() > LARGE:
+        warnings.warn(
+            f"{name}: the targets have a deviation of {data.y.std():.2g}, so the loss is large and rates must be tiny: "
+            "divide them, for example write prices in thousands",
             stacklevel=2,
         )
     data = data.validation() if validation is True else data

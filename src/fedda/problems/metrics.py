@@ -98,11 +98,21 @@ def predicted(output: Tensor, target: Tensor) -> Tensor:
     """The predicted classes: the largest logit, or the sign of a single one."""
     if output.dim() == target.dim() + 1 and output.shape[-1] > 1:
         return output.argmax(dim=-1)
+    refuse_numbers(target)
     return (output.reshape(target.shape) > 0).long()
+
+
+def refuse_numbers(target: Tensor) -> None:
+    """Refuse the targets of a regression, where a model with a single output has the classes 0 and 1."""
+    if not bool(((target == 0) | (target == 1)).all()):
+        raise ValueError("it is for classes: with a single output the targets must be 0 and 1")
 
 
 def numbers(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and targets of a regression, [samples, numbers]."""
+    if output.numel() != target.numel():
+        shapes = f"outputs {list(output.shape)}, targets {list(target.shape)}"
+        raise ValueError(f"it is for regression, with one output for each target, got {shapes}")
     return output.reshape(len(target), -1).double(), target.reshape(len(target), -1).double()
 
 
@@ -140,7 +150,8 @@ def auc(output: Tensor, target: Tensor) -> Tensor:
     """The area under the ROC curve of two classes: how often a positive sample has the larger score, ties as half."""
     score = (output[:, 1] - output[:, 0] if output.dim() == 2 and output.shape[1] == 2 else output.flatten()).double()
     if score.shape != target.shape:
-        raise ValueError("auc is for two classes")
+        raise ValueError("it is for two classes")
+    refuse_numbers(target)
     # The mean rank of equal scores.
     _, group, sizes = torch.unique(score, return_inverse=True, return_counts=True)
     rank = (sizes.cumsum(0) - (sizes - 1) / 2)[group]
@@ -154,6 +165,8 @@ def auc(output: Tensor, target: Tensor) -> Tensor:
 @registered.register("top5_accuracy")
 def top5_accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Whether the class is among the five largest logits."""
+    if output.dim() != 2 or target.dim() != 1:
+        raise ValueError("it is for classes, with a logit for each of them")
     best = output.topk(min(5, output.shape[-1]), dim=-1).indices
     return (best == target[:, None]).any(dim=-1).double()
 
