@@ -267,7 +267,7 @@ def test_the_model_of_one_client_is_exported_and_predicts(tmp_path, capsys, monk
     problem = {"data": "digits", "clients": 3, "model": "mlp", "hidden": [4], "personal": "3.*", "validation": 0.2}
     table = {"name": "t", "rounds": 3, "problem": problem, "algorithms": {"fedavg": {"lr": 0.2}}}
     (tmp_path / "t.toml").write_text(dumps(table))
-    run(find("t.toml"), tmp_path / "run", Quiet())
+    run(find("t.toml"), tmp_path / "run", Silence())
     data = open_dataset("digits")
     np.savez("new.npz", x=data.x_test)
     states = {}
