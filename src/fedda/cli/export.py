@@ -50,6 +50,7 @@ def predict(
     algorithm: Algorithm = None,
     seed: Seed = None,
     best: Best = False,
+    client: Client = None,
     plugin: Plugins = None,
 ) -> None:
     """Predict new samples with a trained model.
@@ -68,7 +69,9 @@ def predict(
     saved = read_model(run, algorithm, seed, best)
     stored = saved.problem.data.x
     x, files = read_new(data, tuple(stored.shape[1:]), stored[:0].numpy().dtype, saved.problem.columns)
-    columns = predictions(saved.problem, trained_model(saved.problem, saved.x, saved.weights), torch.from_numpy(x))
+    number = None if client is None else saved.problem.number_of(client)
+    model = trained_model(saved.problem, saved.x, saved.weights, number)
+    columns = predictions(saved.problem, model, torch.from_numpy(x))
     columns = ({"file": files} if files else {}) | columns
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
