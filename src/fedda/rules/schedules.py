@@ -146,6 +146,12 @@ class StepDecay(RateDecay):
     at: tuple[float, ...] = (0.5, 0.75)
     by: float = 0.1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = isinstance(self.at, list | tuple) and all(isinstance(at, int | float) and 0 < at < 1 for at in self.at)
+        if not shares:
+            raise ValueError(f"{self.name}: at must be shares of the run, such as [0.5, 0.75], got {self.at!r}")
+
     def factor(self, share: Tensor) -> Tensor:
         passed = torch.stack([share >= at for at in self.at]).sum(dim=0)
         return torch.as_tensor(self.by, dtype=share.dtype, device=share.device) ** passed
