@@ -165,10 +165,10 @@ def test_predictions_of_images_are_names_of_classes(trained, capsys, monkeypatch
         (["export", "run", "--algorithm", "fedavgg", "--out", "a.pt"], ["did you mean 'fedavg'"]),
         (["export", "run", "--algorithm", "again", "--seed", "4", "--out", "a.pt"], ["--seed", "3, 5", "got 4"]),
         (["export", "run", "--algorithm", "again", "--out", "a.bin"], [".pt, .safetensors or .onnx"]),
+        (["export", "run", "--algorithm", "again", "--client", "0", "--out", "a.pt"], ["personal", "leave out client"]),
         (["export", "plain", "--algorithm", "again", "--best", "--out", "a.pt"], ["plain", "validation = 0.1"]),
         (["export", "nowhere", "--out", "a.pt"], ["nowhere", "holds no run"]),
         (["export", "run", "--algorithm", "again", "--out", "no/a.pt"], ["no/a.pt", "the folder no does not exist"]),
-        (["export", "run", "--algorithm", "again", "--client", "1", "--out", "a.pt"], ["--client", "same model"]),
         (["predict", "run", "--algorithm", "again", "--data", "new.npz", "--out", "a.xls"], ["a.xls", "end in .csv"]),
         (["predict", "run", "--algorithm", "again", "--data", "none.npz", "--out", "a.csv"], ["none.npz", "no such"]),
         (["predict", "run", "--algorithm", "again", "--data", "small.npz", "--out", "a.csv"], ["[1, 8, 8]", "[1, 4, 4]"]),
@@ -247,6 +247,30 @@ def test_python_writes_the_same_file(tmp_path):
         assert saved["classes"] is saved["mean"] is None
     with pytest.raises(ValueError, match="seed must be one of 1, 2, got 0"):
         fedda.export(result, tmp_path / "a.pt", seed=0)
+
+
+class Outputs(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.inner, self.form = nn.Linear(3, 2), form
+
+    def forward(self, x):
+        logits = self.inner(x)
+        return {"logits": logits, "x": x + 0} if self.form is dict else (logits, x + 0)
+
+
+@pytest.mark.parametrize(("form", "names"), [(dict, ["output_logits", "output_x"]), (tuple, ["output0", "output1"])])
+def test_several_outputs_have_names_in_onnx(tmp_path, form, names):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    first = "logits" if form is dict else 0
+    x, y = torch.randn(20, 3), torch.randint(0, 2, (20,))
+    problem = fedda.problem(Outputs(form), lambda output, y: F.cross_entropy(output[first], y), x=x, y=y)
+    result = fedda.train(fedda.make("fedavg"), problem, rounds=1)
+    session = onnxruntime.InferenceSession(fedda.export(result, tmp_path / "a.onnx"))
+    assert [output.name for output in session.get_outputs()] == names
+    [logits] = session.run(names[:1], {session.get_inputs()[0].name: x.numpy()})
+    np.testing.assert_allclose(logits, result.model()(x)[first].numpy(), rtol=1e-4, atol=1e-6)
 
 
 class Branches(nn.Linear):

@@ -105,7 +105,11 @@ def test_a_resumed_run_has_the_patience_of_one_that_was_not_interrupted():
     [
         ({}, {"patience": 2}, "patience needs validation samples"),
         ({"validation": 0.2}, {"patience": 0}, "patience must be a whole number"),
-        ({"validation": 0.2}, {"patience": 2, "metric": "test_loss"}, "patience needs a validation metric"),
+        (
+            {"validation": 0.2},
+            {"patience": 2, "metric": "test_loss"},
+            "metric must be a validation metric, got 'test_loss'",
+        ),
         ({"validation": 0.2}, {"metric": "validation_loss"}, "metric is for patience"),
         ({}, {"personalise": "tune"}, "personalise must be text such as"),
         ({}, {"personalise": "fine-tune 0"}, "personalise must be text such as"),

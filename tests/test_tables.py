@@ -53,7 +53,9 @@ def test_parquet_is_read_like_csv(tmp_path):
     np.testing.assert_array_equal(one.x, other.x)
     np.testing.assert_array_equal(one.client, other.client)
     parquet.write_table(pyarrow.table({"a": [1.0, None], "b": [1.0, 2.0]}), tmp_path / "b.parquet")
-    with pytest.raises(BadFile, match="1 rows have no value for 'a'"):
+    with pytest.raises(
+        BadFile, match="1 row has no value for 'a'; fill it in or leave the row out, or the column: ignore=\"a\""
+    ):
         read_table(tmp_path / "b.parquet", "b")
 
 
@@ -63,8 +65,8 @@ def test_parquet_is_read_like_csv(tmp_path):
         ({}, None, None, 'which column is the target? target="..." names it; there are area, rooms, kind, city, price'),
         ({}, "prize", None, "there is no column 'prize'; did you mean 'price'?"),
         ({}, "price", "town", "there is no column 'town'"),
-        ({"rooms": ["", *["2"] * 39]}, "price", None, "row 1 has no value for 'rooms'"),
-        ({"area": [*["2"] * 39, "nan"]}, "price", None, "row 40 has no value for 'area'"),
+        ({"rooms": ["", *["2"] * 39]}, "price", None, "1 row has no value for 'rooms', the first in line 2; fill it in"),
+        ({"area": [*["2"] * 39, "nan"]}, "price", None, 'line 41; fill it in or leave the row out, or the column: ignore="area"'),
         ({"area": [*["2"] * 39, "inf"]}, "price", None, "area must be finite numbers, row 40 is not"),
         ({"price": [*["2.0"] * 39, "-inf"]}, "price", None, "price must be finite numbers, row 40 is not"),
         ({"kind": ["a", *["2"] * 38]}, "price", None, "line"),
@@ -89,6 +91,25 @@ def test_identifiers_are_not_features_or_classes(tmp_path):
         read_table(path, "price")
     with pytest.raises(BadFile, match="number has 200 different values in 200 rows; for regression write"):
         read_table(path, "number")
+
+
+def test_columns_are_ignored(tmp_path):
+    days = [f"2024-{1 + i // 28:02d}-{1 + i % 28:02d}" for i in range(200)]
+    path = table(tmp_path / "a.csv", rows=200, day=days, note=["", *["x"] * 199])
+    with pytest.raises(BadFile, match=r'"day" leaves it out, client="day" makes each a client'):
+        read_table(path, "price", "city", "note")
+    assert [name for name, _ in read_table(path, "price", "city", ["day", "note"]).columns] == ["area", "rooms", "kind"]
+    problem = fedda.load(str(path), target="price", client="city", ignore=["day", "note", "kind"])
+    wanted = {"data": str(path), "target": "price", "client": "city", "ignore": ["day", "note", "kind"]}
+    assert ProblemTable(**wanted).build().columns == problem.columns == (("area", None), ("rooms", None))
+    for ignore, message in (
+        ("days", "there is no column 'days'; did you mean 'day'"),
+        (["day", "note", "price"], "'price' is the target or the client and cannot be ignored"),
+        (["day", "note", "area", "rooms", "kind"], "there is no column besides the target and the client"),
+        (3, "ignore must be the name of a column or a list of names, got 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fedda.load(str(path), target="price", client="city", ignore=ignore)
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp"])

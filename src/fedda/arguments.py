@@ -1,7 +1,7 @@
 """The arguments of `Run`, `rounds` and `train`, and their checks: each error is one line."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
@@ -34,11 +34,12 @@ class TrainOptions(TypedDict, total=False):
     budget: Mapping[str, Any] | Budget | None  # {"epsilon": 8.0, "delta": 1e-5}: the run ends before it is exceeded
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an argument that `TrainOptions` does not have."""
+def check_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> None:
+    """Refuse an argument that `TrainOptions` does not have; `others` are the caller's own arguments."""
     for name in options:
         if name not in TrainOptions.__annotations__:
-            raise ValueError(f"train: no argument {name!r}; {checks.nearest(name, TrainOptions.__annotations__)}")
+            known = [*TrainOptions.__annotations__, *others]
+            raise ValueError(f"train: no argument {name!r}; {checks.nearest(name, known)}")
 
 
 def check_seeds(seed: Any) -> list[int]:
@@ -114,3 +115,13 @@ def flat_point(state: Mapping[str, Tensor], layout: Layout) -> Tensor:
         if tuple(state[name].shape) != shape:
             raise ValueError(f"train: x0: {name} must have the shape {list(shape)}, got {list(state[name].shape)}")
     return torch.cat([state[name].detach().flatten() for name, _ in layout])
+
+
+def refuse_other_frozen(state: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> None:
+    """Refuse a state_dict with other frozen parameters than the model's: a run starts from the trained ones only."""
+    for name, own in frozen.items():
+        if name in state and not torch.equal(state[name].to(own), own):
+            raise ValueError(
+                f"train: x0 has another {name!r} than the model, which is frozen: call model.load_state_dict(x0) "
+                "before fedda.problem"
+            )

@@ -94,7 +94,7 @@ class Patience:
             raise ValueError("train: patience needs validation samples: give the problem a share, validation=0.1")
         if name is not None and name not in keys:
             raise ValueError(
-                f"train: patience needs a validation metric, got {name!r}; {checks.nearest(str(name), keys)}"
+                f"train: metric must be a validation metric, got {name!r}; {checks.nearest(str(name), keys)}"
             )
         name = name or validation_metric(keys) or keys[0]
         patience = cls(evaluations, name, metric(name, problem.directions).better, seeds)

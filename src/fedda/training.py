@@ -1,6 +1,7 @@
 """A run from start to end. The loop is a generator: logging, checkpoints and early stopping are ordinary code in the
 `for` that consumes it."""
 
+import inspect
 import io
 import itertools
 import time
@@ -84,8 +85,6 @@ class TrainedModel:
             raise ValueError(f"model: seed must be one of {', '.join(map(str, seeds))}, got {seed!r}")
         replica = 0 if seed is None else seeds.index(seed)
         x = self.x[replica] if self.x.dim() == 2 else self.x
-        if client is not None and not problem.personal:
-            raise ValueError("model: without personal parameters all clients have the same model; leave out client")
         if problem.personal:
             kept = self.run.simulation.memory[PERSONAL]
             kept = self.run.world.gather(kept, kept.dim() - 2)
@@ -192,13 +191,22 @@ def train(
     checks.check("train", rounds=rounds)
     if every is not None:
         checks.check("train", every=every)
-    check_options(options)
+    check_options(options, inspect.signature(train).parameters.keys() - {"options"})
     if on_evaluation is not None and not callable(on_evaluation):
         raise ValueError(f"train: on_evaluation must be a function of rows, got {on_evaluation!r}")
+    if not isinstance(problem, Problem):
+        raise ValueError(
+            f"train: the problem must be one of fedda.problem or fedda.load, got a {type(problem).__name__}"
+        )
     fine_tuning = FineTuning.of(personalise)
     if fine_tuning is not None and problem.d_personal:
         raise ValueError(PERSONAL_ALREADY)
     run = Run(for_rounds(algorithm, problem, rounds), problem, **options)
+    if options.get("state") is not None and rounds <= run.round:
+        raise ValueError(
+            f"train: the state is after round {run.round}, and rounds counts from the start of the run: give more than "
+            f"{run.round}, got {rounds}"
+        )
     rounds = affordable(run, rounds)
     plan = plan_evaluations(run.problem, rounds, run.cohort, run.algorithm.steps, every, evaluate)
     state = options.get("state")

@@ -46,8 +46,6 @@ def export(
 
 def number_of(saved: SavedModel, client: str | None) -> int | None:
     """The number of the client whose personal parameters are asked for."""
-    if client is not None and not saved.problem.personal:
-        raise ValueError("--client: without personal parameters all clients have the same model; leave it out")
     return None if client is None else saved.problem.number_of(client)
 
 

@@ -162,7 +162,7 @@ def judge_points(
     failures: dict[str, str], directions: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:  # fmt: skip
     """The value of every point: the metric's mean over the last 5 % of the rounds, then over the seeds. With patience,
-    each seed counts with its best evaluation, because a stack runs until the last of its points has stopped improving."""
+    each seed counts with its best evaluation, because a stack runs until all of its points have stopped improving."""
     judged = sweep.metric or "validation_accuracy"
     better = metric(judged, directions).better
     rows: dict[tuple[str, int], dict[int, list[dict[str, Any]]]] = {}

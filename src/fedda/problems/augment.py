@@ -46,7 +46,7 @@ def apply(augmentation: Augmentation, x: Any, key: Tensor) -> Any:
     changed = augmentation(samples, uniform)
     wanted, got = _kinds(samples), _kinds(changed)
     if got != wanted:
-        raise ValueError(f"augment: the function must return samples of the same shape and dtype, {wanted}, got {got}")
+        raise ValueError(f"the augmentation must return samples of the same shape and dtype, {wanted}, got {got}")
     return map_tensors(lambda v: v.view(*first.shape[:lead], *v.shape[1:]), changed)
 
 

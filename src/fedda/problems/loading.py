@@ -39,6 +39,7 @@ def load(
     loss: Loss | None = None,
     target: str | None = None,
     client: str | None = None,
+    ignore: str | Sequence[str] = (),
     augment: Any = None,
     trainable: str | Sequence[str] | None = None,
     personal: str | Sequence[str] | None = None,
@@ -47,7 +48,8 @@ def load(
     **options: Any,
 ) -> Neural:
     """A problem from a data set (a name, a .npz, .csv or .parquet file, or a folder of images), a partition over the
-    clients, and a model: a name, or an nn.Module with its `loss`. In a table, `target` and `client` name columns.
+    clients, and a model: a name, or an nn.Module with its `loss`. In a table, `target` and `client` name columns, and
+    `ignore` those that are not features.
 
     Options go to the partition (rho, alpha) and to the model (hidden, filters). There are 10 `clients` by default; with
     the partition `by_client`, all that the data names. `seed` is the seed of the partition; the seed of a run gives the
@@ -76,7 +78,7 @@ def load(
             called = by_name.name if by_name else "a module of your own"
             raise ValueError(f"load: no option {option!r} with {partition} and {called}; {hint}")
     partition_options, model_options = ({k: v for k, v in options.items() if k in names} for names in known)
-    data = open_dataset(name, target=target, client=client)
+    data = open_dataset(name, target=target, client=client, ignore=ignore)
     if resplit:
         data = data.resplit()
     elif data.shift() > SHIFT:
