@@ -32,7 +32,8 @@ from .track import Tracker
 
 
 def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **options: Unpack[TrainOptions]) -> Iterator[Any]:
-    """The server's state after each round.
+    """The server's state after each round. With `state`, it begins with the round after that state, and ends with
+    round `rounds`, as `train` does.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0]], b=[[2.0]])
@@ -44,7 +45,7 @@ def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **options: Unpac
     checks.check("rounds", rounds=rounds)
     check_options(options)
     run = Run(for_rounds(algorithm, problem, rounds), problem, **options)
-    return (run.step() for _ in range(affordable(run, rounds)))
+    return (run.step() for _ in range(run.round, affordable(run, rounds)))
 
 
 class History(list[dict[str, Any]]):
