@@ -122,9 +122,9 @@ def findings(run: Source, ours: list[str], metric: str) -> Iterator[tuple[str, b
     for method in run.methods:
         by_name.setdefault(method.label.partition(": ")[0], []).append(method)
     for name, readings in by_name.items():
-        better, sentence = _compare_readings(readings, ours, metric)
+        against, sentence = _compare_readings(readings, ours, metric)
         lost = ", ".join(f"{_reading(m)} {m.lost.split(' (')[0]}" for m in readings if m.lost)
-        yield name, better, f"{name}: {sentence}{f' ({lost})' if lost else ''}."
+        yield name, against, f"{name}: {sentence}{f' ({lost})' if lost else ''}."
 
 
 def _compare_readings(readings: list[MethodValues], ours: list[str], metric: str) -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""Student's t distribution for whole degrees of freedom, by the finite sums 26.7.3 and 26.7.4 of Abramowitz and Stegun."""
+"""Student's t distribution for whole degrees of freedom: finite sums (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
 
 import math
 

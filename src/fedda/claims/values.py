@@ -204,11 +204,12 @@ def over_seeds(rows: Mapping[int, list[Row]], metrics: Iterable[str]) -> dict[st
 def checkpoint(rows: list[Row]) -> Row | None:
     """The row of one seed that is best on validation data; the earliest of several; None without such data."""
     metric = validation_metric({key for row in rows for key in row})
-    best = None
-    for row in rows if metric else ():
-        before = math.nan if best is None else number(best[metric])
-        if is_better(number(row.get(metric)), before, metric_of(str(metric)).better):
-            best = row
+    if metric is None:
+        return None
+    best, value = None, math.nan
+    for row in rows:
+        if is_better(number(row.get(metric)), value, metric_of(metric).better):
+            best, value = row, number(row[metric])
     return best
 
 

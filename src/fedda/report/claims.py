@@ -13,13 +13,6 @@ from ..runs.sweeps import expect, optional
 # A sign beside the verdict: it must not depend on colour alone.
 SIGNS = {"SUPPORTED": "✓", "PARTIAL": "◐", "INCONCLUSIVE": "?", "NOT SUPPORTED": "✗", "NOT TESTED": "–"}
 NUMBERS = ("a", "b", "difference", "interval", "p", "seeds")
-WAYS = {
-    "checkpoint": "best checkpoint",
-    "end": "end",
-    "rounds": "to the target",
-    "bytes": "to the target",
-    "beside": "beside",
-}
 
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:
@@ -75,7 +68,7 @@ def _detail(value: Any, where: str) -> dict[str, Any]:
         else:
             texts[key] = formats.plain(number)
     way = optional(str, table.get("way"), f"{where}: way") or ""
-    texts |= {"metric": metric.name, "interval": texts["interval"].replace("+", ""), "way": WAYS.get(way, way) or "–"}
+    texts |= {"metric": metric.name, "interval": texts["interval"].replace("+", ""), "way": way or "–"}
     return texts | _verdict(table, where)
 
 
