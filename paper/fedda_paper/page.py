@@ -30,7 +30,7 @@ other.
 The paper does not say whether its network has BatchNorm. Verdicts at the paper's values are given for both readings."""
 TO_RUN = """`fedda reproduce` runs them; `fedda theory --out paper/results/theory` judges C26 to C30, which need
 none of them ([theory](theory.md) has a recorded answer)."""
-STAR = "\\* On a part of what the claim is about: the rest was not run."
+STAR = "\\* On a part of what the claim is about: a figure, a method or later rounds were not run."
 DAGGER = "† On other data than the paper's, or on a part of them (FEMNIST: 540 partial writers)."
 AGAIN = """## Run it again
 

@@ -39,9 +39,9 @@ class Verdict:
 
     @property
     def in_part(self) -> bool:
-        """Whether a figure, a method or a number of local steps of the claim is missing."""
-        tested = self.verdict != NOT_TESTED
-        return tested and (bool(self.missing) or any(d.verdict == NOT_TESTED for d in self.deciding))
+        """Whether a figure, a method, a number of local steps or later rounds of the claim are missing."""
+        lacks = bool(self.missing) or any(s.short for s in self.sources)
+        return self.verdict != NOT_TESTED and (lacks or any(d.verdict == NOT_TESTED for d in self.deciding))
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ def judge(claim: Claim, runs: Sequence[Source], theory: Theory, alone: bool = Fa
         body = line(densities(claim, case.table), numbers, remark if tested else "", *about_case, readings)
         bodies.append(body and case.prefix + body)
         remarks += about_case
-    beside = [*absent(whys), *[s.short for s in chosen if s.short][:1]]
+    shorter = [s for s in chosen if s.short]
+    names = {s: "" if len(shorter) == len(chosen) else f"{s.name} " for s in shorter}
+    beside = [*absent(whys), *dict.fromkeys(names[s] + s.short for s in shorter)]
     reason = line(
         UNCHECKABLE if claim.kind == "density" else "",
         place and f"{place}: {verdict}",

@@ -145,8 +145,9 @@ def rise(claim: Claim, table: Table) -> list[Detail]:
     d = curve[end] - curve[low]
     line = detail(f"{label}, end vs minimum at round {low}", metric, d, curve[end].mean, curve[low].mean)
     if 5 * low >= 4 * method.rounds and d.seeds >= SEEDS:
-        text = f"{line.comparison}, in the last fifth"
-        return [replace(line, comparison=text, verdict=NOT_SUPPORTED, p=None)]
+        # It may still rise after the end of a short run.
+        verdict, text = INCONCLUSIVE if method.short else NOT_SUPPORTED, f"{line.comparison}, in the last fifth"
+        return [replace(line, comparison=text, verdict=verdict, p=None)]
     return [line]
 
 

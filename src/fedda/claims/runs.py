@@ -121,7 +121,7 @@ class Source:
         rows, params = self.run.rows_of(label), self.run.params(label)
         full = self.conditions["cohort"] == self.conditions.get("clients")
         values = measure(label, rows, self.rounds, params, metrics, targets().get(self.data))
-        values = replace(values, figure=self.figure, full=full)
+        values = replace(values, figure=self.figure, full=full, short=bool(self.short))
         if label in self.run.failures:
             why = self.run.failures[label].splitlines() or [""]
             values = replace(values, values={}, best={}, seeds=self.seeds, lost=f"diverged ({why[0][:80]})")

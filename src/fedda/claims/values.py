@@ -108,6 +108,7 @@ class MethodValues:
     best: Mapping[str, Value] = field(default_factory=dict)  # at the checkpoint that is best on validation data
     target: float | None = None  # the test accuracy to reach
     full: bool = False  # whether all clients take part in every round
+    short: bool = False  # whether the run has fewer rounds than the experiment of its name
 
     @property
     def every(self) -> int:
