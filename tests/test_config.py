@@ -272,9 +272,7 @@ def experiments(draw):
 def test_a_fuzzed_file_is_refused_in_one_line_and_leaves_nothing_or_runs(tmp_path):
     seen = {"refused": 0, "ran": 0}
 
-    @settings(
-        max_examples=1000, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=1000, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(experiments())
     def fuzz(text):
         out = tmp_path / "run"

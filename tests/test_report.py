@@ -832,8 +832,8 @@ def test_a_comparison_in_a_browser(tmp_path, browser):
 def test_the_comparisons_of_a_claim_are_in_the_page(tmp_path):
     run = folder(tmp_path / "run", synthetic(["a"], [0]), claims_json=claims_of())
     text = report.write(run).read_text(encoding="utf-8")
-    (row,) = re.findall(r"<tr><th scope=\"row\">fedda-mvr vs fedavg</th>.*?</tr>", text)
-    cells = re.findall(r"<td>(.*?)</td>", row)
+    (row,) = re.findall(r"<tr><th scope=\"row\">fedda-mvr vs fedavg</th>.*?</tr>", text, re.S)
+    cells = re.findall(r"<td>(.*?)</td>", row, re.S)
     assert cells[:-1] == [
         "checkpoint",
         "Test accuracy",
