@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedda.claims.student import quantile
 from fedda.report.style import pen_of
 
 from .methods import ADAPTIVE
-from .summary import T975, TARGET, best
+from .summary import TARGET, best
 
 SEEDS = 5  # of a method that is finished
 TASKS = {
@@ -71,7 +72,7 @@ class Method:
     def against(self, other: "Method") -> tuple[float, float]:
         """The paired difference in test accuracy and half of its 95 % t interval."""
         pairs = [row["test"] - other.finals[seed]["test"] for seed, row in self.finals.items() if seed in other.finals]
-        return statistics.fmean(pairs), T975[len(pairs) - 1] * statistics.stdev(pairs) / math.sqrt(len(pairs))
+        return statistics.fmean(pairs), quantile(0.05, len(pairs) - 1) * statistics.stdev(pairs) / math.sqrt(len(pairs))
 
     def by_rate(self) -> dict[float, float]:
         """The best validation score of the grid at each rate, relative to the best rate."""
@@ -265,7 +266,7 @@ def draw(results: Path, path: Path) -> None:
         for place, method in enumerate(reversed(shown)):
             colour, dash = pen_of(method.name)
             values = [r["test"] for r in method.finals.values()]
-            half = T975[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+            half = quantile(0.05, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
             finished = "full" if method.finished else "none"
             left.errorbar(method.test, place, xerr=half, fmt="o", color=colour, capsize=3, fillstyle=finished)
             points = method.by_rate()
