@@ -31,12 +31,13 @@ from fedda_paper import reproduction as runner
 from fedda_paper.chapters import better_readings, edges, findings
 from fedda_paper.estimate import estimate
 from fedda_paper.layout import compress, pack, restore
-from fedda_paper.page import BEGIN, END, fill_readme
+from fedda_paper.page import BEGIN, END, fill_readme, filled
 from fedda_paper.page import page as page_of
 from fedda_paper.parts import read_plan
 from fedda_paper.pool import TIMES, pool_runs
 from fedda_paper.reproduction import Clock, Reproduction
 from fedda_paper.results import Results
+from fedda_paper.study import choosing
 from fedda_paper.tables import as_good, best_of, cell, fallen, recommend, recommended, survivors, worse
 
 PICTURES = True
@@ -46,7 +47,6 @@ rounds = 8
 every = 2
 seeds = [0, 1, 2]
 overrides = ["problem.data=digits", "problem.model=mlp", "problem.hidden=8"]
-readme = "cifar10"
 
 [[parts]]
 name = "main"
@@ -713,15 +713,14 @@ def test_who_ends_worse_tuned_is_named(made, tmp_path):
     assert list(worse(source(tmp_path / "before"), source(tmp_path / "now"))) == []
 
 
-def test_the_readme_gets_a_picture_and_a_table_once(made):
+def test_the_readme_gets_the_counts_once(made):
     _, _, results = made
     text = (ROOT / "README.md").read_text()
-    once = fill_readme(text, Results(results), "paper/results")
-    assert fill_readme(once, Results(results), "paper/results") == once
-    assert once.index("paper/results/paper/cifar10/curves-rounds.png") < once.index("docs/images/")  # the first picture
+    once = fill_readme(text, Results(results))
+    assert fill_readme(once, Results(results)) == once
     assert once.index("| verdict |") == once.index("\n| ") + 1  # the first table
     with pytest.raises(ValueError, match="has no generated part"):
-        fill_readme("# A", Results(results), "results")
+        fill_readme("# A", Results(results))
 
 
 def test_the_pages_of_this_checkout_are_up_to_date():
@@ -729,7 +728,9 @@ def test_the_pages_of_this_checkout_are_up_to_date():
     results = ROOT / "paper" / "results"
     assert (ROOT / "docs" / "reproduction.md").read_text() == page(results, "../paper/results")
     text = (ROOT / "README.md").read_text()
-    assert text == fill_readme(text, Results(results), "paper/results")
+    assert text == fill_readme(text, Results(results))
+    assert text == filled(text, choosing.BEGIN, choosing.readme_part(results))
+    assert text.index(choosing.PICTURE) < text.index("![", text.index(choosing.PICTURE))  # the first picture
     assert sum(p.stat().st_size for p in results.rglob("*") if p.is_file()) < 15 * 2**20
 
 
