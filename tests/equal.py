@@ -32,7 +32,7 @@ def problems():
     yield "digits", noisy, how | {"force": True}
     yield "float32", digits, {"cohort": 4}
     yield "in turn", quadratic(clients=7, noise=0.3), {"chunk": 1}
-    yield "resumed", quadratic(clients=7, noise=0.3), {"cohort": 5}  # begun in one process
+    yield "resumed", noisy, how | {"force": True}  # begun in one process
 
 
 def made(engine, chunk=None):

@@ -256,6 +256,28 @@ MUTANTS = [
         'LOWER = SPARSE | {"train_loss", "test_loss"}', 'LOWER = SPARSE | {"train_loss"}',
         "test_claims.py -k in_the_paper_s_world",
     ),
+    Mutant(
+        "claim-two-standard-errors", "claims/values.py",
+        "return two_sided_p(self.mean / self.se, self.seeds - 1)", "return two_sided_p(self.mean / self.se, 60)",
+        "test_claims.py -k not_two_standard_errors",
+    ),
+    Mutant(
+        "claim-no-correction", "claims/compare.py",
+        "min(1.0, (len(order) - rank) * p)", "min(1.0, p)",
+        "test_claims.py -k more_comparisons_needs_more",
+    ),
+    Mutant(
+        "claim-loss-forgiven", "claims/compare.py",
+        "    if NOT_SUPPORTED in verdicts:\n        return NOT_SUPPORTED\n    return SUPPORTED",
+        "    if verdicts <= {NOT_SUPPORTED}:\n        return NOT_SUPPORTED\n    return SUPPORTED",
+        "test_claims.py -k one_case_refutes_every",
+    ),
+    Mutant(
+        "claim-unpaired", "claims/values.py",
+        "v - other.by_seed[s] for s, v in self.by_seed.items() if s in other.by_seed",
+        "v - other.mean for s, v in self.by_seed.items() if s in other.by_seed",
+        "test_claims.py -k taken_seed_by_seed",
+    ),
 ]  # fmt: skip
 
 

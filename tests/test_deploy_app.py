@@ -475,6 +475,15 @@ def test_a_strategy_refuses_what_is_not_its_model(tmp_path):
         with_parameters(network(), torch.zeros(3))
 
 
+@pytest.mark.parametrize("name", ["sampling", "drop", "availability", "personal", "patience"])
+def test_options_of_simulations_are_refused(name):
+    for ask in (lambda: Plan.of({name: "x"}), lambda: Strategy(network(), LOSS, **{name: "x"})):
+        with pytest.raises(ValueError, match=rf"^Plan: federations do not offer {name}, it is for simulations"):
+            ask()
+    with pytest.raises(ValueError, match=r"^Strategy: no argument 'client'; did you mean 'clients'\?$"):
+        Strategy(network(), LOSS, client=3)
+
+
 # -- the hospitals, and what the guide says of Flower -----------------------------------------------------------------
 def test_four_hospitals_find_the_pooled_model(said):
     from sklearn.linear_model import LogisticRegression

@@ -64,6 +64,11 @@ def test_every_algorithm_as_in_one_process(alone, together, ranks, problem):
             torch.testing.assert_close(got, expected, rtol=bound, atol=bound, equal_nan=True, msg=where)
     if problem == "broken":
         assert all(int(alone[f"broken/{name}"]["dropped"]) for name in NAMES)
+    for name in NAMES if problem == "resumed" else ():  # the same as the run that was not interrupted
+        key = "server.x"
+        torch.testing.assert_close(
+            together(ranks)[f"resumed/{name}/{key}"], alone[f"digits/{name}"][key], rtol=bound, atol=bound
+        )
 
 
 def test_memory_has_travelled(alone):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -125,7 +126,8 @@ def test_the_best_model_is_exported(trained, capsys, monkeypatch):
         about = {name: json.loads(text) for name, text in file.metadata().items() if name != "format"}
     net = sys.modules["fedda_plugin_net"].Net(10)
     net.load_state_dict(state)
-    arrays = np.load("digits.npz")
+    with np.load("digits.npz") as file:
+        arrays = dict(file)
     x = (torch.from_numpy(arrays["x_test"])[:, None] - torch.tensor(about["mean"])) / torch.tensor(about["std"])
     with torch.no_grad():
         right = np.array(about["classes"])[net.eval()(x).argmax(1)] == arrays["y_test"]
@@ -134,7 +136,8 @@ def test_the_best_model_is_exported(trained, capsys, monkeypatch):
 
 def test_predictions_of_images_are_names_of_classes(trained, capsys, monkeypatch):
     monkeypatch.chdir(trained)
-    arrays = np.load("digits.npz")
+    with np.load("digits.npz") as file:
+        arrays = dict(file)
     np.savez("new.npz", x=arrays["x_test"])  # without targets
     for i, image in enumerate(arrays["x_test"][:3]):
         (trained / "pictures").mkdir(exist_ok=True)
@@ -162,9 +165,11 @@ def test_predictions_of_images_are_names_of_classes(trained, capsys, monkeypatch
         (["export", "run", "--algorithm", "fedavgg", "--out", "a.pt"], ["did you mean 'fedavg'"]),
         (["export", "run", "--algorithm", "again", "--seed", "4", "--out", "a.pt"], ["--seed", "3, 5", "got 4"]),
         (["export", "run", "--algorithm", "again", "--out", "a.bin"], [".pt, .safetensors or .onnx"]),
+        (["export", "run", "--algorithm", "again", "--client", "0", "--out", "a.pt"], ["personal", "leave out client"]),
         (["export", "plain", "--algorithm", "again", "--best", "--out", "a.pt"], ["plain", "validation = 0.1"]),
         (["export", "nowhere", "--out", "a.pt"], ["nowhere", "holds no run"]),
         (["export", "run", "--algorithm", "again", "--out", "no/a.pt"], ["no/a.pt", "the folder no does not exist"]),
+        (["predict", "run", "--algorithm", "again", "--data", "new.npz", "--out", "a.xls"], ["a.xls", "end in .csv"]),
         (["predict", "run", "--algorithm", "again", "--data", "none.npz", "--out", "a.csv"], ["none.npz", "no such"]),
         (["predict", "run", "--algorithm", "again", "--data", "small.npz", "--out", "a.csv"], ["[1, 8, 8]", "[1, 4, 4]"]),
         (["predict", "run", "--algorithm", "again", "--data", "floats.npz", "--out", "a.csv"], ["uint8", "float64"]),
@@ -244,6 +249,30 @@ def test_python_writes_the_same_file(tmp_path):
         fedda.export(result, tmp_path / "a.pt", seed=0)
 
 
+class Outputs(nn.Module):
+    def __init__(self, form):
+        super().__init__()
+        self.inner, self.form = nn.Linear(3, 2), form
+
+    def forward(self, x):
+        logits = self.inner(x)
+        return {"logits": logits, "x": x + 0} if self.form is dict else (logits, x + 0)
+
+
+@pytest.mark.parametrize(("form", "names"), [(dict, ["output_logits", "output_x"]), (tuple, ["output0", "output1"])])
+def test_several_outputs_have_names_in_onnx(tmp_path, form, names):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    first = "logits" if form is dict else 0
+    x, y = torch.randn(20, 3), torch.randint(0, 2, (20,))
+    problem = fedda.problem(Outputs(form), lambda output, y: F.cross_entropy(output[first], y), x=x, y=y)
+    result = fedda.train(fedda.make("fedavg"), problem, rounds=1)
+    session = onnxruntime.InferenceSession(fedda.export(result, tmp_path / "a.onnx"))
+    assert [output.name for output in session.get_outputs()] == names
+    [logits] = session.run(names[:1], {session.get_inputs()[0].name: x.numpy()})
+    np.testing.assert_allclose(logits, result.model()(x)[first].numpy(), rtol=1e-4, atol=1e-6)
+
+
 class Branches(nn.Linear):
     def forward(self, x):
         return super().forward(x) if bool(x.sum() > -1e9) else x[:, :2]
@@ -255,3 +284,27 @@ def test_a_model_that_cannot_be_a_program_keeps_its_weights(tmp_path):
     with pytest.warns(UserWarning, match="holds its weights alone"):
         saved = torch.load(fedda.export(result, tmp_path / "a.pt"))
     assert saved["program"] is None and torch.equal(saved["state_dict"]["weight"], result.state_dict()["weight"])
+
+
+def test_the_model_of_one_client_is_exported_and_predicts(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    problem = {"data": "digits", "clients": 3, "model": "mlp", "hidden": [4], "personal": "3.*", "validation": 0.2}
+    table = {"name": "t", "rounds": 3, "problem": problem, "algorithms": {"fedavg": {"lr": 0.2}}}
+    (tmp_path / "t.toml").write_text(dumps(table))
+    run(find("t.toml"), tmp_path / "run", Silence())
+    data = open_dataset("digits")
+    np.savez("new.npz", x=data.x_test)
+    states = {}
+    for client in ("0", "2"):
+        words = ("run", "--client", client, "--out")
+        assert inside(capsys, monkeypatch, "export", *words, "m.safetensors")[0] == 0
+        assert inside(capsys, monkeypatch, "predict", *words, "p.csv", "--data", "new.npz")[0] == 0
+        states[client] = load_file("m.safetensors")
+        network = find("t.toml").problem.build().model
+        network.load_state_dict(states[client])
+        with torch.no_grad():
+            wanted = network(torch.from_numpy(data.x_test)).argmax(1).tolist()
+        with open("p.csv", newline="") as file:
+            assert [int(row["prediction"]) for row in csv.DictReader(file)] == wanted
+    different = {name for name in states["0"] if not torch.equal(states["0"][name], states["2"][name])}
+    assert different == {"3.weight", "3.bias"}

@@ -80,7 +80,7 @@ def test_a_failed_write_names_the_file_and_leaves_the_old_one(tmp_path, monkeypa
         assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("one", "old")]
     with pytest.raises(OSError) as why:
         files.write_whole(tmp_path / "absent" / "one", "new")
-    assert why.value.filename == str(tmp_path / "absent" / "one")
+    assert why.value.filename == str(tmp_path / "absent" / "one") and "None" not in str(why.value)
 
 
 def test_a_secret_is_its_owner_s_from_its_first_byte_on(tmp_path):

@@ -98,12 +98,57 @@ def test_a_loss_that_is_not_a_mean_over_samples_has_metrics_as_well():
         close(a["train_wrong"], b["train_wrong"], 1e-12)
 
 
+class TwoOutputs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.classes, self.number = torch.nn.Linear(5, 3), torch.nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.classes(x), self.number(x).squeeze(-1)
+
+
+def correlation(output, target):
+    return torch.corrcoef(torch.stack([output[1], target["number"]]))[0, 1]
+
+
+def share_of_first(output, target):
+    return share(output[0], target["class"])
+
+
+def two_outputs():
+    """A model that returns a tuple, targets that are a dict, and metrics of a whole set of them."""
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(120, 5, generator=g, dtype=torch.float64)
+    y = {"class": x.argmax(1) % 3, "number": x.sum(1)}
+    torch.manual_seed(3)
+    return fedda.problem(
+        TwoOutputs().double(),
+        lambda o, t: torch.nn.functional.cross_entropy(o[0], t["class"]) + (o[1] - t["number"]).pow(2).mean(),
+        x=x, y=y, client=torch.arange(120) % 4, batch=8, validation=0.25,
+        metrics={"correlation": correlation, "share": share_of_first},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_metrics_of_a_whole_set_take_tuples_and_dicts(engine):
+    problem = two_outputs()
+    result = fedda.train(fedda.make("fedavg", lr=0.05), problem, rounds=3, seed=[0, 1], engine=engine)
+    with torch.no_grad():
+        output = result.model(seed=1)(problem.data.x)
+    close(result.history[-1]["train_correlation"], correlation(output, problem.data.y), 1e-12)
+    close(result.history[-1]["train_share"], share_of_first(output, problem.data.y), 1e-12)
+    [row] = [row for row in result.clients if row["seed"] == 1 and row["client"] == 2]
+    own = slice(int(problem.offsets[2]), int(problem.offsets[2] + problem.sizes[2]))
+    y = {name: value[own] for name, value in problem.data.y.items()}
+    close(row["train_correlation"], correlation((output[0][own], output[1][own]), y), 1e-12)
+
+
 RANKS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import torch, fedda
 from conftest import digits
-from test_metrics import OWN
+from test_metrics import OWN, two_outputs
 torch.set_num_threads(1)
 problem = digits(metrics=OWN, validation=0.2)
 only = problem.only(fedda.engines.join().mine(problem.clients))  # with the samples of its own clients alone
@@ -113,6 +158,8 @@ for one in (problem, only):
         patience=2, metric="validation_share", personalise="fine-tune 2 lr 0.1",
     )
     print(json.dumps([list(result.history), list(result.clients), result.stopped]))
+result = fedda.train(fedda.make("fedavg", lr=0.05), two_outputs(), rounds=2, seed=[0, 1], engine="distributed")
+print(json.dumps([list(result.history), list(result.clients), result.stopped]))
 """
 
 
@@ -124,11 +171,12 @@ def test_two_processes_give_the_same_rows(tmp_path):
         fedda.make("fedavg", lr=0.1), problem, rounds=4, every=1, seed=[0, 1], evaluate=200,
         patience=2, metric="validation_share", personalise="fine-tune 2 lr 0.1",
     )  # fmt: skip
+    tuples = fedda.train(fedda.make("fedavg", lr=0.05), two_outputs(), rounds=2, seed=[0, 1])
     for output in outputs:
-        for line in output.splitlines():
+        for line, one in zip(output.splitlines(), (alone, alone, tuples), strict=True):
             history, clients, stopped = json.loads(line)
-            assert stopped == alone.stopped
-            for rows, expected in ((history, alone.history), (clients, alone.clients)):
+            assert stopped == one.stopped
+            for rows, expected in ((history, one.history), (clients, one.clients)):
                 assert len(rows) == len(expected)
                 for row, other in zip(rows, expected, strict=True):
                     assert row.keys() == other.keys()

@@ -36,8 +36,19 @@ class Pair(nn.Module):
         return self.inner(x), x
 
 
+SCALAR = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+
+
+def rate(**table):
+    return fedda.make("fedavg", lr={"start": 0.1} | table)
+
+
+def trained(lr, **options):
+    return fedda.train(fedda.make("fedavg", lr=lr), made(client=torch.arange(100) % 4), rounds=2, **options)
+
+
 PYTHON = {
-    "a label past the 64th sample": (lambda: made(y=changed(Y, 90, 7)), r"Target 7 is out of bounds. \(the targets are from 0 to 7\)"),
+    "a label past the 64th sample": (lambda: made(y=changed(Y, 90, 7)), r"Target 7 is out of bounds; the model returns .*, and the targets are int64 \[4\] from 0 to 7"),
     "a label in the test set": (lambda: made(test=(X, changed(Y, 80, 5))), "Target 5 is out of bounds"),
     "a negative label": (lambda: made(y=changed(Y, 99, -1)), "Target -1 is out of bounds"),
     "ignore_index": (lambda: made(y=changed(Y, 70, -100)), "a sample with the target -100 is NaN, because the loss ignores this"),
@@ -51,11 +62,47 @@ PYTHON = {
     "a sum of squares": (lambda: made(loss=nn.MSELoss(reduction="sum"), y=torch.randn(100, 3)), "this one is the sum"),
     "no reduction": (lambda: made(loss=nn.CrossEntropyLoss(reduction="none")), "a function to one number"),
     "an empty dict": (lambda: made(x={}), "x must be one array"),
-    "nothing to train": (lambda: made(nn.Flatten()), "must have parameters to train"),
+    "nothing to train": (lambda: made(nn.Flatten()), "the model has no parameter to train"),
     "lr as text": (lambda: fedda.make("fedavg", lr="0.1"), r"lr must be > 0, got '0.1' \(a text, write the number"),
     "float targets by class": (lambda: fedda.partition([0.5, 1.5], "dirichlet", clients=2), "give their quantiles"),
     "a file that is not LEAF's": (lambda: fedda.load("none.json"), "there is no such file"),
+    "a class for a model": (lambda: made(nn.Linear), r"model must be a torch.nn.Module, got the class Linear; make a module of it: Linear\(...\)"),
+    "a function for a model": (lambda: made(torch.relu), "model must be a torch.nn.Module, got a builtin"),
+    "a lazy layer": (lambda: made(nn.LazyLinear(3)), "'weight' has no shape yet: call the model once"),
+    "two dtypes": (lambda: made(nn.Sequential(LINEAR, nn.Linear(3, 3).double())), "one dtype on one device, got torch.float32 on cpu, torch.float64 on cpu"),
+    "a class for a loss": (lambda: made(loss=nn.CrossEntropyLoss), r"got the class CrossEntropyLoss; write CrossEntropyLoss\(\)"),
+    "a name for a loss": (lambda: made(loss="mse"), "loss must be a function of outputs and targets, got 'mse'"),
+    "other features": (lambda: made(nn.Linear(5, 3)), r"the model gets float32 \[64, 4\]"),
+    "labels from 1": (lambda: made(y=Y + 1), r"Target 3 is out of bounds; the model returns float32 \[64, 3\], and the targets are int64 \[64\] from 1 to 3"),
+    "unknown tokens": (lambda: made(nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 3)), x=changed(torch.zeros(100, 4).long(), 90, 9)), r"the model gets int64 \[\d+, 4\] from 0 to 9"),
+    "images wanted": (lambda: made(augment="crop_flip"), r"crop: samples must be images \[channels, height, width\], got \[4\]"),
+    "an augmentation that is not made": (lambda: made(augment=fedda.augment.crop_flip), r"crop_flip\(\) takes from 0 to 1 positional"),
+    "metrics without names": (lambda: made(metrics=[F.mse_loss]), 'a function needs a name: metrics={"name": function}'),
+    "a metric without a result": (lambda: made(metrics={"m": lambda o, y: None}), "must return one number, or a tensor of 64 numbers .* got None"),
+    "a table for a name": (lambda: fedda.load({"a": 1}), "data must be a name or a path, got a dict; arrays are for fedda.problem"),
+    "a column for its name": (lambda: fedda.load("a.csv", target=Y), "target must be the name of a column, got a Tensor"),
     "personal_lr": (lambda: made(personal="weight", personal_lr=-1.0), "personal_lr must be > 0, got -1.0"),
+    "no loss": (lambda: made(loss=None), "loss must be a function of outputs and targets, got None"),
+    "one output for classes": (lambda: made(nn.Linear(4, 1), y=torch.zeros(100, dtype=torch.long)), "does not depend on the model's single output"),
+    "targets with one axis more": (lambda: made(SCALAR, F.mse_loss, y=X[:, :1]), r"compares every output with every target: give y\[:, 0\]"),
+    "scale of another shape": (lambda: made(scale=(torch.zeros(5), torch.ones(5))), r"scale must fit a sample of shape \[4\], got \[5\]"),
+    "images without channels": (lambda: made(nn.Sequential(nn.Flatten(), LINEAR), x=X.view(100, 2, 2), augment="crop_flip"), r"crop: samples must be images \[channels, height, width\], got \[2, 2\]"),
+    "a table that is mirrored": (lambda: made(augment="flip"), r"flip: samples must be images .*, got \[4\]"),
+    "a table with holes": (lambda: made(augment="cutout"), r"cutout: samples must be images .*, got \[4\]"),
+    "an augmentation without numbers": (lambda: made(augment=lambda x: x), "the augmentation cannot take this data: .* takes 1 positional argument"),
+    "f1 of numbers": (lambda: made(SCALAR, F.mse_loss, y=X[:, 0].abs(), metrics=["f1"]), "the metric 'f1' cannot take this data: it is for classes"),
+    "auc of numbers": (lambda: made(SCALAR, F.mse_loss, y=X[:, 0].abs(), metrics=["auc"]), "the metric 'auc' cannot take this data: it is for classes"),
+    "top5 of numbers": (lambda: made(SCALAR, F.mse_loss, y=X[:, 0].abs(), metrics=["top5_accuracy"]), "it is for classes, with a logit for each"),
+    "mae of classes": (lambda: made(metrics=["mae"]), r"the metric 'mae' .* got outputs \[64, 3\], targets \[64\]"),
+    "a rate below zero": (lambda: rate(kind="cosine", end=-1.0), "cosine: end must be >= 0, got -1.0"),
+    "the end as text": (lambda: rate(kind="linear", end="0"), r"linear: end must be >= 0, got '0' \(a text"),
+    "rounds for shares": (lambda: rate(kind="steps", at=[30, 60]), r"steps: at must be shares of the run, such as \[0.5, 0.75\], got \[30, 60\]"),
+    "one share": (lambda: rate(kind="steps", at=0.5), "steps: at must be shares of the run"),
+    "a factor of zero": (lambda: rate(kind="steps", by=0.0), "steps: by must be > 0"),
+    "no horizon": (lambda: rate(kind="cosine", horizon=0), "cosine: horizon must be > 0, got 0"),
+    "if in a rate": (lambda: trained(lambda t: 0.1 if t < 5 else 0.01, seed=[0, 1]), r"FedAvg: lr must be a function of tensors, .* torch.where\(t < 30"),
+    "a rate that returns nothing": (lambda: trained(lambda t: None), "lr must be a function of the step to a number, got None"),
+    "a report nowhere": (lambda: fedda.report({"a": trained(0.1)}, out="no/such/page.html"), "the folder no/such does not exist"),
 }  # fmt: skip
 
 
@@ -80,6 +127,7 @@ def everything(folder):
 TINY = """
 name = "tiny"
 rounds = 1
+{top}
 [problem]
 data = "mine.npz"
 clients = 2
@@ -102,12 +150,18 @@ COMMANDS = {
     "one text": ({"y": np.array(["a"] * 60)}, ["y must have two classes or more, all samples have 'a'"]),
     "a negative label": ({"y": np.arange(60) % 3 - 1}, ["y must hold classes from 0", "got -1"]),
     "a label for the model": ({"y": np.arange(60) * 2000}, ["y must hold classes from 0 to 65535, got 118000"]),
-    "float labels": ({"y": np.arange(60) / 7}, ["y must be whole numbers from 0 or texts, got float64"]),
+    "NaN labels": ({"y": np.full(60, np.nan)}, ["y must be finite numbers, as the targets of a regression are"]),
+    "f1 of a regression": ({"y": np.arange(60) / 7, "problem": 'metrics = ["f1"]'}, ["the metric 'f1' cannot take this data: it is for"]),
+    "regression by class": ({"y": np.arange(60) / 7, "problem": 'partition = "dirichlet"'}, ["dirichlet divides by class", "quantiles"]),
+    "augment a table": ({"problem": 'augment = "flip"'}, ["flip: samples must be images"]),
+    "patience for nothing": ({"top": "patience = 3"}, ["patience needs validation samples"]),
+    "patience on training": ({"top": 'patience = 1\nmetric = "train_loss"', "problem": "validation = 0.2"}, ["metric must be a validation metric, got 'train_loss'"]),
+    "a schedule's shares": ({"lr": '{kind = "steps", start = 0.1, at = [30]}'}, ["at must be shares of the run"]),
     "too few labels": ({"y": np.arange(50) % 2}, ["y must be as long as its samples, 60, got 50"]),
     "NaN": ({"x": np.full((60, 3), np.nan)}, ["x must be finite numbers, sample 0 is not"]),
     "a client for nobody": ({"problem": 'partition = "by_client"'}, ["this data set names no clients"]),
     "validation of all": ({"problem": "validation = 1.0"}, ["validation must be"]),
-    "target of no table": ({"problem": 'target = "price"'}, ["target and client name columns of a table"]),
+    "target of no table": ({"problem": 'target = "price"'}, ["target, client and ignore name columns of a table"]),
 }  # fmt: skip
 
 
@@ -118,7 +172,8 @@ def test_a_mistake_on_the_command_line_leaves_nothing(tmp_path, fedda_inside, ki
         tmp_path / "mine.npz", x=change.get("x", np.random.default_rng(0).normal(size=(60, 3))),
         y=change.get("y", np.arange(60) % 3),
     )  # fmt: skip
-    (tmp_path / "tiny.toml").write_text(TINY.format(problem=change.get("problem", ""), lr=change.get("lr", 0.1)))
+    text = {"problem": "", "lr": 0.1, "top": ""} | {k: v for k, v in change.items() if isinstance(v, str)}
+    (tmp_path / "tiny.toml").write_text(TINY.format(**text))
     before = everything(tmp_path)
     code, stdout, stderr = fedda_inside("run", "tiny.toml")
     assert (code, stdout) == (2, "")
@@ -186,14 +241,27 @@ def test_a_trace_names_clients_as_the_data_does():
 
 def test_other_states_and_outputs_are_refused(tmp_path):
     problem = tiny()
-    state = fedda.train(fedda.make("fedavg"), problem, rounds=1).state
+    state, memory = (fedda.train(fedda.make(name), problem, rounds=1).state for name in ("fedavg", "scaffold"))
     for how, message in (
         (("scaffold", problem, state), r"the state has no 'server.c', so it is not of a run of Scaffold"),
         (("fedavg", tiny(nn.Linear(6, 3)), state), r"the state is of another model or of other seeds: x is \[1, 14\]"),
         (("fedavg", problem, "x"), r"state must be result.state of an earlier call, got a str"),
+        (("scaffold", tiny(client=None), memory), r"the state is of a run with 4 clients, the problem has 1"),
+        (("fedavg", nn.Linear(6, 2), None), r"the problem must be one of fedda.problem or fedda.load, got a Linear"),
     ):
         with pytest.raises(ValueError, match=message):
             fedda.train(fedda.make(how[0]), how[1], rounds=2, state=how[2])
+    for options, message in (
+        ({"rounds": 1, "state": state}, "the state is after round 1, .*: give more than 1, got 1"),
+        ({"rounds": 2, "state": state, "x0": torch.zeros(14)}, "give x0 or state, not both"),
+        ({"rounds": 2, "x0": "model.pt"}, "x0 must be a flat vector or a state_dict, got a str"),
+        ({"rounds": 2, "patince": 3}, "no argument 'patince'; did you mean 'patience'?"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fedda.train(fedda.make("fedavg"), problem, **options)
+    result = fedda.train(fedda.make("fedavg"), problem, rounds=1)
+    with pytest.raises(ValueError, match=r"report: .*none/page.html: the folder .*none does not exist"):
+        fedda.report({"FedAvg": result}, out=tmp_path / "none" / "page.html")
     y = torch.randn(80)
     with pytest.raises(ValueError, match=r"the model gives \[64, 1\] and the targets are \[64\], so the loss compares"):
         tiny(nn.Linear(6, 1), loss=nn.functional.mse_loss, y=y)
@@ -247,7 +315,7 @@ def test_images_of_bytes_stay_bytes(tmp_path):
 def test_more_mistakes_and_a_short_text():
     problem = tiny()
     assert repr(problem) == "Linear problem: clients=4, samples=80, parameters=14"
-    with pytest.raises(ValueError, match=r"give x0=module.state_dict\(\)"):
+    with pytest.raises(ValueError, match=r"got a Linear; give its state_dict\(\)"):
         fedda.train(fedda.make("fedavg"), problem, rounds=1, x0=nn.Linear(6, 2))
     with pytest.raises(ValueError, match=r"cannot take this data: .* \(the test samples\)"):
         tiny(test=(torch.randn(5, 7), torch.zeros(5, dtype=torch.long)))

@@ -52,6 +52,8 @@ def test_a_run_is_resumed_in_python_bit_for_bit(name):
     assert torch.equal(rest.x, whole.x) and all(torch.equal(kept[k], half.state[k]) for k in kept)
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in (*whole.history[-2:], *rest.history[-2:])]
     assert rows[:2] == rows[2:]
+    servers = list(fedda.rounds(algorithm, problem, 5, state=half.state, **options))
+    assert len(servers) == 3 and torch.equal(servers[-1].x[:, 0], whole.x)
 
 
 class Net(nn.Module):

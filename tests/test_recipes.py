@@ -244,7 +244,10 @@ def test_availability(tmp_path):
     ("text", "message"),
     [
         ("a,b\n", r"the columns must be client, on, off, got \['a', 'b'\]"),
-        ("client,on,off\n0,1,x\n", r"row 1 must be a client and two whole numbers, got \('0', '1', 'x'\)"),
+        (
+            "client,on,off\n0,1,x\n",
+            r"row 1 must be \(client, on, off\), a client and two whole numbers, got \('0', '1', 'x'\)",
+        ),
         ("client,on,off\n0,0,5\n2,0,5\n", r"row 2: there is no client '2'; known: 0, 1"),
         ("client,on,off\n0,5,5\n", r"row 1 must have 0 <= on < off"),
         ("client,on,off\n0,0,5\n", r"every client needs a row; client 1 has none \(1 of 2\)"),

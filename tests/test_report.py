@@ -513,9 +513,9 @@ CLAIM = {
             "a": 0.91,
             "b": 0.9,
             "difference": 0.012,
-            "se": 0.004,
+            "interval": 0.004,
         }
-        | {"area": None, "seeds": 5, "verdict": "SUPPORTED"}
+        | {"way": "checkpoint", "p": 0.0123, "seeds": 5, "verdict": "SUPPORTED"}
     ]
 }
 
@@ -829,6 +829,25 @@ def test_a_comparison_in_a_browser(tmp_path, browser):
     assert browser.script("return document.title") == "Heterogeneous digits"  # the run's own page
 
 
+def test_the_comparisons_of_a_claim_are_in_the_page(tmp_path):
+    run = folder(tmp_path / "run", synthetic(["a"], [0]), claims_json=claims_of())
+    text = report.write(run).read_text(encoding="utf-8")
+    (row,) = re.findall(r"<tr><th scope=\"row\">fedda-mvr vs fedavg</th>.*?</tr>", text, re.S)
+    cells = re.findall(r"<td>(.*?)</td>", row, re.S)
+    assert cells[:-1] == [
+        "checkpoint",
+        "Test accuracy",
+        "91.00 %",
+        "90.00 %",
+        "+1.20 points",
+        "0.40 points",
+        "0.0123",
+        "5",
+    ]
+    (head,) = re.findall(r"<thead><tr>(<th scope=\"col\">Comparison</th>.*?)</tr>", text)
+    assert head.count("<th ") == 1 + len(cells)
+
+
 @pytest.mark.browser
 @needs_browser
 def test_claims_in_a_browser(tmp_path, browser):
@@ -845,7 +864,16 @@ def test_claims_in_a_browser(tmp_path, browser):
     browser.click(".claims summary")
     details = browser.script(TEXT, ".claims details")
     assert all(
-        text in details for text in ("fedda-mvr vs fedavg", "91.00 %", "+1.20 points", "0.40 points", "✓ SUPPORTED")
+        text in details
+        for text in (
+            "fedda-mvr vs fedavg",
+            "91.00 %",
+            "+1.20 points",
+            "0.40 points",
+            "0.0123",
+            "checkpoint",
+            "✓ SUPPORTED",
+        )
     )
 
 

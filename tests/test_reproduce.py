@@ -31,12 +31,13 @@ from fedda_paper import reproduction as runner
 from fedda_paper.chapters import better_readings, edges, findings
 from fedda_paper.estimate import estimate
 from fedda_paper.layout import compress, pack, restore
-from fedda_paper.page import BEGIN, END, fill_readme
+from fedda_paper.page import BEGIN, END, fill_readme, filled
 from fedda_paper.page import page as page_of
 from fedda_paper.parts import read_plan
 from fedda_paper.pool import TIMES, pool_runs
 from fedda_paper.reproduction import Clock, Reproduction
 from fedda_paper.results import Results
+from fedda_paper.study import choosing
 from fedda_paper.tables import as_good, best_of, cell, fallen, recommend, recommended, survivors, worse
 
 PICTURES = True
@@ -46,7 +47,6 @@ rounds = 8
 every = 2
 seeds = [0, 1, 2]
 overrides = ["problem.data=digits", "problem.model=mlp", "problem.hidden=8"]
-readme = "cifar10"
 
 [[parts]]
 name = "main"
@@ -523,9 +523,9 @@ def test_pilots_say_what_was_found(made):
         label: [r["train_loss"] for r in found.pilots["alpha"].run.rows if r["algorithm"] == label and r["round"] == 6]
         for label in ("fedda-2-1: history", "fedda-2-1: weight")
     }
-    ours, other = (statistics.fmean(v) for v in last.values())
-    se = math.hypot(*(statistics.stdev(v) / math.sqrt(3) for v in last.values()))
-    better, worse = ours < other - 2 * se, ours > other + 2 * se
+    differences = [a - b for a, b in zip(*last.values(), strict=True)]
+    bar = 4.302653 * statistics.stdev(differences) / math.sqrt(3)  # Student's t for three seeds
+    better, worse = statistics.fmean(differences) < -bar, statistics.fmean(differences) > bar
     words = (
         "ours, history, has the best" if better else "weight has a better" if worse else "ours, history, cannot be told"
     )
@@ -538,7 +538,12 @@ def test_a_pilot_that_speaks_against_a_reading_is_named_beside_the_figure(made):
     """Whatever the pilot says of our reading, the figures on its data that hold the method are told when it is worse."""
     found = Results(made[2])
     figure = next(run for (setting, name), run in found.figures.items() if name == "cifar10-variants")
-    told = {}
+    start, told = found.pilots["start"], {}
+    rows = [
+        row | {"train_loss": (1.0 if row["algorithm"].endswith("nu0") else 1.5) + 0.01 * row["seed"]}
+        for row in start.run.rows
+    ]
+    found.pilots["start"] = replace(start, run=replace(start.run, rows=rows))
     for ours in ("nu0", "zero"):
         found.plan.pilots["start"]["ours"] = [ours]
         ((name, against, line),) = findings(found.pilots["start"], [ours], "train_loss")
@@ -549,15 +554,15 @@ def test_a_pilot_that_speaks_against_a_reading_is_named_beside_the_figure(made):
 
 def test_a_table_marks_all_that_cannot_be_told_from_the_best_and_says_when_a_method_diverged():
     def over(values):
-        return Value.over(dict(enumerate(values)), dict(enumerate(values)))
+        return Value(dict(enumerate(values)))
 
     found = {"a": [0.90, 0.91, 0.92], "b": [0.89, 0.90, 0.93], "c": [0.5, 0.5, 0.51]}
     table = {k: MethodValues(k, {"test_accuracy": over(v)}, 3) for k, v in found.items()}
-    assert [k for k, m in table.items() if as_good(table, m, table["a"], "test_accuracy")] == ["a", "b"]
+    assert [k for k, m in table.items() if as_good(m, table["a"], "test_accuracy")] == ["a", "b"]
     found = {"empty": [0.0, 0.0, 0.0], "dense": [0.85, 0.86, 0.87], "sparse": [0.08, 0.09, 0.08]}
     table = {k: MethodValues(k, {"density": over(v), "nonzero": over(v)}, 3) for k, v in found.items()}
     best = best_of(list(table.values()), "density")
-    assert [k for k, m in table.items() if as_good(table, m, best, "density")] == ["sparse"]
+    assert [k for k, m in table.items() if as_good(m, best, "density")] == ["sparse"]
     whole = {
         k: MethodValues(k, {"density": over(v), "nonzero": over([1.0, 1.0, 1.0])}, 3)
         for k, v in found.items()
@@ -609,11 +614,11 @@ def test_a_tuned_value_on_an_edge_is_named_beside_the_figure(made):
     assert list(edges(found, part, "cifar10")) == []
 
 
-def test_theory_has_nothing_to_tune(made, tmp_path):
+def test_theory_has_one_verdict(made, tmp_path):
     shutil.copytree(made[2], tmp_path / "results")
     shutil.copytree(ROOT / "paper" / "results" / "theory", tmp_path / "results" / "theory")
     rows = [line for line in page(tmp_path / "results", "../r").splitlines() if line.startswith("| C")]
-    assert [line[2:5] for line in rows if line.endswith("| nothing to tune |")] == ["C26", "C27", "C28", "C29", "C30"]
+    assert [line[2:5] for line in rows if line.endswith("| theory | theory |")] == ["C26", "C27", "C28", "C29", "C30"]
 
 
 def test_a_run_that_is_no_longer_asked_for_has_no_place_in_the_times(made, tmp_path):
@@ -626,16 +631,18 @@ def test_a_run_that_is_no_longer_asked_for_has_no_place_in_the_times(made, tmp_p
 
 
 def test_the_advice_follows_its_rule(made):
-    """Recomputed from the rows: the fewest bytes among those within two standard errors of the best."""
+    """Recomputed from the rows: the fewest bytes among those that a t test over the seeds does not tell from the best."""
     results = made[2]
     last = {}
     for row in rows_of(results / "tuned" / "cifar10" / "metrics.jsonl.gz"):
         if row["round"] == 8:
             last.setdefault(row["algorithm"], []).append(row)
     mean = {k: statistics.fmean(r["test_accuracy"] for r in v) for k, v in last.items()}
-    se = {k: statistics.stdev(r["test_accuracy"] for r in v) / 3**0.5 for k, v in last.items()}
     best = max(mean, key=mean.get)
-    equal = {k for k in mean if mean[best] - mean[k] <= 2 * (se[best] ** 2 + se[k] ** 2) ** 0.5 + 1e-12}
+    by_seed = {k: {r["seed"]: r["test_accuracy"] for r in v} for k, v in last.items()}
+    behind = {k: [v - by_seed[k][seed] for seed, v in by_seed[best].items()] for k in mean}
+    bar = 4.302653 / 3**0.5  # Student's t for three seeds
+    equal = {k for k, d in behind.items() if statistics.fmean(d) <= bar * statistics.stdev(d) + 1e-12}
     first = {r["algorithm"]: r for r in rows_of(results / "tuned" / "cifar10" / "metrics.jsonl.gz") if r["round"] == 0}
     sent = {k: sum(v[0][w] - first[k][w] for w in ("bytes_up", "bytes_down")) for k, v in last.items()}
     least = min(sent[k] for k in equal)
@@ -651,7 +658,7 @@ def test_bytes_that_a_start_adds_decide_nothing():
     """As many bytes a round, one method with a start: the fewer gradients decide."""
 
     def over(values):
-        return Value.over(dict(enumerate(values)), dict(enumerate(values)))
+        return Value(dict(enumerate(values)))
 
     def method(label, start, gradients):
         rows = [
@@ -706,15 +713,14 @@ def test_who_ends_worse_tuned_is_named(made, tmp_path):
     assert list(worse(source(tmp_path / "before"), source(tmp_path / "now"))) == []
 
 
-def test_the_readme_gets_a_picture_and_a_table_once(made):
+def test_the_readme_gets_the_counts_once(made):
     _, _, results = made
     text = (ROOT / "README.md").read_text()
-    once = fill_readme(text, Results(results), "paper/results")
-    assert fill_readme(once, Results(results), "paper/results") == once
-    assert once.index("paper/results/paper/cifar10/curves-rounds.png") < once.index("docs/images/")  # the first picture
+    once = fill_readme(text, Results(results))
+    assert fill_readme(once, Results(results)) == once
     assert once.index("| verdict |") == once.index("\n| ") + 1  # the first table
     with pytest.raises(ValueError, match="has no generated part"):
-        fill_readme("# A", Results(results), "results")
+        fill_readme("# A", Results(results))
 
 
 def test_the_pages_of_this_checkout_are_up_to_date():
@@ -722,7 +728,9 @@ def test_the_pages_of_this_checkout_are_up_to_date():
     results = ROOT / "paper" / "results"
     assert (ROOT / "docs" / "reproduction.md").read_text() == page(results, "../paper/results")
     text = (ROOT / "README.md").read_text()
-    assert text == fill_readme(text, Results(results), "paper/results")
+    assert text == fill_readme(text, Results(results))
+    assert text == filled(text, choosing.BEGIN, choosing.readme_part(results))
+    assert text.index(choosing.PICTURE) < text.index("![", text.index(choosing.PICTURE))  # the first picture
     assert sum(p.stat().st_size for p in results.rglob("*") if p.is_file()) < 15 * 2**20
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import statistics
 import sys
 from contextlib import redirect_stderr
 from functools import partial
@@ -17,8 +18,10 @@ from fedda.evaluations import Patience
 from fedda.experiments import run as run_experiment
 from fedda.experiments.config import parse
 from fedda.experiments.overrides import override, saved_experiment
+from fedda.experiments.sweep import Sweep, search
 from fedda.progress import Silence
-from fedda.runs.reading import read_run
+from fedda.runs.names import METRICS
+from fedda.runs.reading import read_rows, read_run
 
 LR = {"lr": 0.3}
 
@@ -102,7 +105,11 @@ def test_a_resumed_run_has_the_patience_of_one_that_was_not_interrupted():
     [
         ({}, {"patience": 2}, "patience needs validation samples"),
         ({"validation": 0.2}, {"patience": 0}, "patience must be a whole number"),
-        ({"validation": 0.2}, {"patience": 2, "metric": "test_loss"}, "patience needs a validation metric"),
+        (
+            {"validation": 0.2},
+            {"patience": 2, "metric": "test_loss"},
+            "metric must be a validation metric, got 'test_loss'",
+        ),
         ({"validation": 0.2}, {"metric": "validation_loss"}, "metric is for patience"),
         ({}, {"personalise": "tune"}, "personalise must be text such as"),
         ({}, {"personalise": "fine-tune 0"}, "personalise must be text such as"),
@@ -378,3 +385,20 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     assert json.loads((tmp_path / "run" / "clients.jsonl").read_text().splitlines()[0])["algorithm"] == "fedavg"
     code, _, err = fedda_inside("run", tmp_path / "mine.toml", "--track", "nothing", "--out", tmp_path / "other")
     assert code == 2 and "--track must be one of" in err and not (tmp_path / "other").exists()
+
+
+def test_a_sweep_stops_when_no_point_improves(tmp_path):
+    wanted = parse(TOML.replace("[algorithms.scaffold]\nlr = 0.3\n", ""), "mine")
+    wanted = wanted.model_copy(update={"personalise": None, "patience": 2, "rounds": 60, "every": 1})
+    sweep = Sweep(wanted, ["fedavg.lr=0.03,0.3"])
+    found = search(sweep, tmp_path / "sweep", Silence())
+    rows = read_rows(tmp_path / "sweep" / METRICS)
+    last = max(row["round"] for row in rows)
+    assert last < 60
+    stops = []
+    for number, point in enumerate(found["algorithms"]["fedavg"]["points"]):
+        by_seed = [[row for row in rows if (row["point"], row["seed"]) == (number, seed)] for seed in wanted.seeds]
+        best = [max(row["validation_accuracy"] for row in own) for own in by_seed]
+        assert point["value"] == statistics.fmean(best) and point["note"] is None
+        stops += [stopped_at(own, "validation_accuracy", 2, 1) for own in by_seed]
+    assert len(stops) == 4 and max(stops) == last  # the program ends with the last of them

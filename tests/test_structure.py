@@ -49,6 +49,7 @@ ALLOWED = {
     "rows": {"core"},
     "training": BASE
     | {
+        "aggregation",
         "arguments",
         "best",
         "clients",

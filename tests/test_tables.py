@@ -5,6 +5,8 @@ import pytest
 import torch
 
 import fedda
+from commands import inside
+from fedda.data import open_dataset
 from fedda.data.files import BadFile
 from fedda.data.tables import read_table
 from fedda.experiments.config import ProblemTable
@@ -51,7 +53,9 @@ def test_parquet_is_read_like_csv(tmp_path):
     np.testing.assert_array_equal(one.x, other.x)
     np.testing.assert_array_equal(one.client, other.client)
     parquet.write_table(pyarrow.table({"a": [1.0, None], "b": [1.0, 2.0]}), tmp_path / "b.parquet")
-    with pytest.raises(BadFile, match="1 rows have no value for 'a'"):
+    with pytest.raises(
+        BadFile, match="1 row has no value for 'a'; fill it in or leave the row out, or the column: ignore=\"a\""
+    ):
         read_table(tmp_path / "b.parquet", "b")
 
 
@@ -61,8 +65,8 @@ def test_parquet_is_read_like_csv(tmp_path):
         ({}, None, None, 'which column is the target? target="..." names it; there are area, rooms, kind, city, price'),
         ({}, "prize", None, "there is no column 'prize'; did you mean 'price'?"),
         ({}, "price", "town", "there is no column 'town'"),
-        ({"rooms": ["", *["2"] * 39]}, "price", None, "row 1 has no value for 'rooms'"),
-        ({"area": [*["2"] * 39, "nan"]}, "price", None, "row 40 has no value for 'area'"),
+        ({"rooms": ["", *["2"] * 39]}, "price", None, "1 row has no value for 'rooms', the first in line 2; fill it in"),
+        ({"area": [*["2"] * 39, "nan"]}, "price", None, 'line 41; fill it in or leave the row out, or the column: ignore="area"'),
         ({"area": [*["2"] * 39, "inf"]}, "price", None, "area must be finite numbers, row 40 is not"),
         ({"price": [*["2.0"] * 39, "-inf"]}, "price", None, "price must be finite numbers, row 40 is not"),
         ({"kind": ["a", *["2"] * 38]}, "price", None, "line"),
@@ -89,6 +93,25 @@ def test_identifiers_are_not_features_or_classes(tmp_path):
         read_table(path, "number")
 
 
+def test_columns_are_ignored(tmp_path):
+    days = [f"2024-{1 + i // 28:02d}-{1 + i % 28:02d}" for i in range(200)]
+    path = table(tmp_path / "a.csv", rows=200, day=days, note=["", *["x"] * 199])
+    with pytest.raises(BadFile, match=r'"day" leaves it out, client="day" makes each a client'):
+        read_table(path, "price", "city", "note")
+    assert [name for name, _ in read_table(path, "price", "city", ["day", "note"]).columns] == ["area", "rooms", "kind"]
+    problem = fedda.load(str(path), target="price", client="city", ignore=["day", "note", "kind"])
+    wanted = {"data": str(path), "target": "price", "client": "city", "ignore": ["day", "note", "kind"]}
+    assert ProblemTable(**wanted).build().columns == problem.columns == (("area", None), ("rooms", None))
+    for ignore, message in (
+        ("days", "there is no column 'days'; did you mean 'day'"),
+        (["day", "note", "price"], "'price' is the target or the client and cannot be ignored"),
+        (["day", "note", "area", "rooms", "kind"], "there is no column besides the target and the client"),
+        (3, "ignore must be the name of a column or a list of names, got 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fedda.load(str(path), target="price", client="city", ignore=ignore)
+
+
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_regression_by_client_from_python_and_toml(tmp_path, model):
     path = table(tmp_path / "a.csv", rows=90)
@@ -112,7 +135,7 @@ def test_a_module_of_ones_own_on_a_table(tmp_path):
     for options, line in (
         ({"model": module}, "a module needs its loss"),
         ({"loss": torch.nn.functional.mse_loss}, "a model by name has its own"),
-        ({"partition": "dirichlet", "client": None}, "dirichlet divides by class, so y must be whole numbers, got float32"),
+        ({"partition": "dirichlet", "client": None}, "dirichlet divides by class, so y must be whole numbers or texts, got float32"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=line):
             fedda.load(str(path), target="price", **{"client": "city"} | options)
@@ -125,5 +148,44 @@ def test_partitions_by_class_refuse_numbers():
     with pytest.raises(ValueError, match=r"dirichlet divides by class.*quantiles"):
         fedda.partition(y, "dirichlet", clients=4)
     assert len(fedda.partition(y, "iid", clients=4)) == 100
+    for name in ("dirichlet", "dominant_class", "label_count"):
+        owners = [
+            fedda.partition(classes, name, clients=4)
+            for classes in (np.arange(99) % 2, ["cat", "dog", *["cat", "dog"] * 48, "cat"])
+        ]
+        np.testing.assert_array_equal(*owners)
     quantiles = np.digitize(y, np.quantile(y, [0.25, 0.5, 0.75]))
     assert set(fedda.partition(quantiles, "dirichlet", clients=4, alpha=0.3)) == {0, 1, 2, 3}
+
+
+def test_numbers_in_an_npz_file_are_a_table_for_regression(tmp_path):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(90, 3)) * [1, 1e3, 1e5] + [0, 5e3, 0]
+    np.savez(tmp_path / "mine.npz", x=x, y=x[:, 0], client=np.arange(90) % 3)
+    problem = fedda.load(str(tmp_path / "mine.npz"), partition="by_client", model="logistic", metrics=["r2"])
+    everything = problem.standardised(problem.pick(problem.data, slice(None))).x
+    torch.testing.assert_close(everything.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(everything.std(0, correction=0), torch.ones(3), atol=1e-4, rtol=0)
+    result = fedda.train(fedda.make("fedavg", lr=0.1), problem, rounds=40)
+    assert result.history[-1]["test_r2"] > 0.99 and "test_accuracy" not in result.history[-1]
+    raw = open_dataset(str(tmp_path / "mine.npz"))
+    error = ((result.model()(torch.as_tensor(raw.x_test)) - torch.as_tensor(raw.y_test)) ** 2).mean()
+    assert float(error) == pytest.approx(result.history[-1]["test_loss"], rel=1e-4)
+
+
+def test_classes_saved_as_floats_and_large_targets_are_said(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.eye(30), y=np.arange(30) % 3 * 1.0)
+    with pytest.warns(UserWarning, match=r"y has 3 different values of type float64: this is taken as regression"):
+        fedda.load(str(tmp_path / "mine.npz"), clients=2, model="logistic")
+    path = table(tmp_path / "a.csv")
+    with pytest.warns(UserWarning, match=r"the targets have a deviation of .*: divide them"):
+        fedda.load(str(path), target="price", client="city")
+
+
+@pytest.mark.parametrize(("target", "shown"), [("price", "e+05 to "), ("kind", "house")])
+def test_tables_are_checked_and_drawn(tmp_path, capsys, monkeypatch, target, shown):
+    path, picture = table(tmp_path / "a.csv"), tmp_path / "a.png"
+    code, stdout, _ = inside(capsys, monkeypatch, "data", "check", path, "--target", target, "--client", "city")
+    assert code == 0 and "columns: standardised" in stdout and "clients (training): 3" in stdout and shown in stdout
+    words = ("data", "show", path, "--target", target, "--client", "city", "--out", picture)
+    assert inside(capsys, monkeypatch, *words)[0] == 0 and picture.read_bytes()[1:4] == b"PNG"

@@ -181,7 +181,7 @@ def test_verdicts_follow_the_numbers():
 def test_reasons_follow_the_verdicts():
     right = fabricated()
     says, own, rough = reasons(), right.moments, right.smoothness["digits"].path
-    assert "3 supported, 1 not supported: K = 1 to 8, 40 runs each" in says["C28"]
+    assert "3 won, 0 undecided, 1 lost: K = 1 to 8, 40 runs each" in says["C28"]
     assert "variance: FedDA K^-1.00 (linear), FAFED K^-1.00 (linear); the variance of FAFED" in says["C28"]
     assert says["C28"].endswith("falls as well, its bias does not")
     flat = {"FedDA": own.variance["FedDA"], "FAFED": own.bias["FAFED"]}
@@ -191,8 +191,8 @@ def test_reasons_follow_the_verdicts():
     assert gone.endswith("the variance of FAFED's average falls as well")
     assert says["C27"].count("SUPPORTED") == 2 and "NOT" not in says["C27"] and "(40 rounds, 5 seeds)" in says["C27"]
     back = reasons(smoothness={"digits": Smoothness({"z": rough["nu"], "nu": rough["z"]})})["C27"]
-    assert back.startswith("2 not supported: ") and back.count(" NOT SUPPORTED") == 2
-    assert "2 supported, 1 not supported: steps and rounds are computed" in says["C30"] and "not eps^-1" in says["C30"]
+    assert back.startswith("0 won, 0 undecided, 2 lost: ") and back.count(" NOT SUPPORTED") == 2
+    assert "2 won, 0 undecided, 1 lost: steps and rounds are computed" in says["C30"] and "not eps^-1" in says["C30"]
     assert "not eps^-1" not in reasons(complexity=Complexity(1.5, 1.0, 1.5))["C30"]
     small = reasons(quick=True)
     assert all(reason.startswith("quick: ") for reason in small.values())
@@ -206,13 +206,15 @@ def test_a_short_curve_decides_nothing():
         assert ("fewer than 1.3 decades" in found["C29"]["reason"]) == (verdict == I)
 
 
-def test_comparisons_have_the_standard_error_of_rule_two():
-    """Two that differ by the same in every seed, but by less than the seeds do among themselves."""
+def test_comparisons_are_made_seed_by_seed():
+    """Two that differ by the same in every seed, and by less than the seeds do among themselves."""
     ours, theirs = [1.0, 2.0, 3.0], [1.5, 2.5, 3.5]
     found = less("a", "b", ours, theirs)
-    assert found.verdict == I and found.difference == pytest.approx(0.5)
-    assert found.se == pytest.approx((1 / 3 + 1 / 3) ** 0.5)
-    assert less("a", "b", ours, [v + 2 for v in ours]).verdict == S
+    assert (found.verdict, found.difference, found.interval) == (S, pytest.approx(0.5), pytest.approx(0.0))
+    found = less("a", "b", ours, [3.5, 1.5, 2.5])
+    assert (found.verdict, found.difference) == (I, pytest.approx(0.5))
+    # The differences are 2.5, -0.5, -0.5: a deviation of 1.732, and t = 4.303 for three seeds.
+    assert found.interval == pytest.approx(4.303 * 3**0.5 / 3**0.5, rel=1e-3)
 
 
 def test_verdicts_have_their_numbers():
@@ -240,7 +242,9 @@ def test_the_claims_are_judged_from_the_file(tmp_path, capsys, monkeypatch):
 )  # fmt: skip
 def test_details_that_are_none_are_refused_in_one_line(tmp_path, details):
     (tmp_path / "theory.json").write_text(f'{{"C26": {{"verdict": "PARTIAL", "details": {details}}}}}')
-    with pytest.raises(ValueError, match=r"theory.json: C26: details must be tables of comparison, metric") as error:
+    with pytest.raises(
+        ValueError, match=r"theory.json: C26: details must be tables of way, comparison, metric"
+    ) as error:
         claims.verdicts([tmp_path])
     assert "\n" not in str(error.value)
 
@@ -249,7 +253,7 @@ def test_the_recorded_verdicts():
     """What docs/theory.md shows: every claim has a verdict, and the gates hold."""
     (group,) = claims.verdicts([DOCS])
     found = {v.claim.id: v for v in group.verdicts}
-    assert [found[f"C{i}"].verdict for i in range(26, 31)] == [S, P, P, S, P]
+    assert [found[f"C{i}"].verdict for i in range(26, 31)] == [S, I, P, S, P]
     for d in found["C29"].details:
         low, high = (-0.95, -0.55) if d.metric == "power of T" else (1.8, 3.6)
         assert low <= d.a <= high and d.difference >= 0

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fedda.claims.compare import LOWER, SUPPORTED, compare
+from fedda.claims.compare import LOWER, SUPPORTED, better
 from fedda.claims.runs import ALIASES, Source
 from fedda.claims.values import MethodValues
 from fedda.runs.formats import count, duration, plain
@@ -15,7 +15,8 @@ from .parts import Part
 from .results import Results, builtin, missing
 from .tables import cell, columns_of, markdown, recommended
 
-SETTINGS = {"paper": "at the paper's values", "tuned": "tuned"}
+WITH_BATCHNORM = "paper-batchnorm"
+SETTINGS = {"paper": "at the paper's values", WITH_BATCHNORM: "the same with BatchNorm", "tuned": "tuned"}
 NOT_RUN = "not run"
 TUNING = """Every method has as many points, rounds and seeds as every other; the best is the best on a fifth of the
 training samples that no client trains on. One rate is tuned, the one named, with 5 local steps; it is kept for 10 and
@@ -23,9 +24,9 @@ training samples that no client trains on. One rate is tuned, the one named, wit
 moves with the rate, up to 1, where no reduction is left. An edge of the grid is marked: beyond it nothing was tried.
 A sweep sees its own rounds and seeds: what falls back or diverges later, or with another seed, it takes for good."""
 PILOTS = """Short runs of the possible readings ([deviations](deviations.md)); ours is the one that the presets
-take. Compared by the verdict rule: a difference counts from two standard errors on."""
-ADVICE = """By a rule, not by taste: of the methods whose test accuracy is not below the best one's by more than two
-standard errors, the one that sends the fewest bytes a round (of those with as few, the one that takes the fewest
+take. A difference counts if a t test over the seeds finds it at the level of 5 %."""
+ADVICE = """By a rule, not by taste: of the methods whose test accuracy a t test over the seeds does not tell from the
+best one's, the one that sends the fewest bytes a round (of those with as few, the one that takes the fewest
 gradients); where some are sparse, the sparsest. At the end of all rounds, by which many have passed their best. Tuned
 values are better on the validation samples of the [sweep](#tuning), which need not hold at the end."""
 TIMES = """`In rounds` are the seconds of all runs in their rounds; `by the clock` is with captures, evaluations and
@@ -105,8 +106,8 @@ def better_readings(results: Results, run: Source) -> Iterator[str]:
         if pilot_run.data != run.data:
             continue
         pilot = results.plan.pilots[name]
-        for method, better, line in findings(pilot_run, pilot["ours"], pilot.get("metric", "train_loss")):
-            if better and method in methods:
+        for method, against, line in findings(pilot_run, pilot["ours"], pilot.get("metric", "train_loss")):
+            if against and method in methods:
                 where = f"[pilot](#what-the-paper-leaves-open) of {pilot_run.rounds} rounds on `{pilot['experiment']}`"
                 yield f"- A {where} speaks against a reading: {line}"
 
@@ -121,17 +122,16 @@ def findings(run: Source, ours: list[str], metric: str) -> Iterator[tuple[str, b
     for method in run.methods:
         by_name.setdefault(method.label.partition(": ")[0], []).append(method)
     for name, readings in by_name.items():
-        better, sentence = _compare_readings(readings, ours, metric)
+        against, sentence = _compare_readings(readings, ours, metric)
         lost = ", ".join(f"{_reading(m)} {m.lost.split(' (')[0]}" for m in readings if m.lost)
-        yield name, better, f"{name}: {sentence}{f' ({lost})' if lost else ''}."
+        yield name, against, f"{name}: {sentence}{f' ({lost})' if lost else ''}."
 
 
 def _compare_readings(readings: list[MethodValues], ours: list[str], metric: str) -> tuple[bool, str]:
     """Whether another reading is better than ours, and the comparison as a sentence."""
-    table = {m.label: m for m in readings}
 
     def beats(a: MethodValues, b: MethodValues) -> bool:
-        return compare(table, a.label, b.label, metric).verdict == SUPPORTED
+        return better(a, b, metric) == SUPPORTED
 
     us = next((m for m in readings if _reading(m) in ours), None)
     constant = [m for m in readings if m.constant]

@@ -115,20 +115,21 @@ def write_docs(out: Path) -> None:
     """Write the pages and the README's part in this checkout."""
     from fedda.files import write_whole
 
-    from .page import fill_readme, page
+    from .page import fill_readme, filled, page
     from .results import Results
     from .study import choosing
 
     docs, readme, results = Path("docs/reproduction.md"), Path("README.md"), Results(out)
     if not docs.parent.is_dir() or not readme.is_file():
         raise ValueError("reproduce: --docs writes docs/reproduction.md and README.md: run it in a checkout")
-    filled = fill_readme(readme.read_text(encoding="utf-8"), results, os.path.relpath(out))
-    for path, text in ((docs, page(results, os.path.relpath(out, docs.parent))), (readme, filled)):
-        print(f"written: {write_whole(path, text)}")
+    front = fill_readme(readme.read_text(encoding="utf-8"), results)
+    pages = {docs: page(results, os.path.relpath(out, docs.parent))}
     if (out / "study").is_dir():
-        advice = docs.parent / "choosing.md"
-        print(f"written: {write_whole(advice, choosing.page(out))}")
+        front = filled(front, choosing.BEGIN, choosing.readme_part(out))
+        pages[docs.parent / "choosing.md"] = choosing.page(out)
         choosing.draw(out, docs.parent / choosing.PICTURE)
+    for path, text in (pages | {readme: front}).items():
+        print(f"written: {write_whole(path, text)}")
 
 
 def run_smoke(figures: list[str], keep: Path | None) -> None:

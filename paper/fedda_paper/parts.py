@@ -41,7 +41,6 @@ class PartList:
     sweeps: dict[str, dict[str, Any]] = field(default_factory=dict)
     pilots: dict[str, dict[str, Any]] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()  # changes to every experiment, as for --set: another model, other data
-    readme: str = ""
 
     def select(self, names: list[str]) -> list[Part]:
         """The parts with these names, in this order; without names, all parts."""

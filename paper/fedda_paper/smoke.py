@@ -156,8 +156,8 @@ def mean_and_std(values: list[float | None]) -> list[float | None]:
 
 
 def tolerance(curve: Sequence[Sequence[float | None]], mean: float) -> float:
-    """How far a mean may be from the kept one: two standard errors of the difference of two means over the seeds, as in
-    a verdict, and at least 0.2 % of the value (0.001 for values below a half).
+    """How far a mean may be from the kept one: two standard errors of the difference of two means over the seeds, and
+    at least 0.2 % of the value (0.001 for values below a half).
 
     Seeds and draws are those of the kept curves, so a correct program differs by rounding alone; a changed rule differs
     by more. The standard deviation is that of the whole curve (root mean square after the start), because three seeds

@@ -1,12 +1,13 @@
 """Tables of the page: values with their spread, and the rules that choose methods by them."""
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from fedda.claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, compare
+from fedda.claims.compare import INCONCLUSIVE, LOWER, SPARSE, SUPPORTED, better
 from fedda.claims.kinds import NEAR, a_round
 from fedda.claims.runs import ALIASES, Source
-from fedda.claims.values import MethodValues, measure
+from fedda.claims.values import ROUNDS, MethodValues, measure
 from fedda.runs.curves import number
 from fedda.runs.formats import count, size, spread
 from fedda.runs.metrics import metric as metric_of
@@ -48,13 +49,25 @@ def columns_of(run: Source) -> list[str]:
 def final_values(run: Source) -> str:
     """The final values of every method; bold are the best of a column and those that cannot be told from it."""
     columns = columns_of(run)
-    table = {method.label: method for method in run.methods}
-    best = {metric: best_of(run.methods, metric) if len(table) > 1 else None for metric in columns}
+    best = {metric: best_of(run.methods, metric) if len(run.methods) > 1 else None for metric in columns}
+    targets = {method.target for method in run.methods} - {None}
     rows = []
     for method in run.methods:
-        cells = [f"**{cell(method, m)}**" if as_good(table, method, best[m], m) else cell(method, m) for m in columns]
+        cells = [f"**{cell(method, m)}**" if as_good(method, best[m], m) else cell(method, m) for m in columns]
+        cells += [rounds_to_target(method)] * len(targets)
         rows.append([name_with_notes(method, columns), *cells, str(method.seeds)])
-    return markdown(["method", *(metric_of(m).name.lower() for m in columns), "seeds"], rows)
+    heads = [*(metric_of(m).name.lower() for m in columns), *(f"rounds to {100 * (t or 0):g} %" for t in targets)]
+    return markdown(["method", *heads, "seeds"], rows)
+
+
+def rounds_to_target(method: MethodValues) -> str:
+    """The mean number of rounds until the test accuracy is at the target; of the seeds that reach it, if not all do."""
+    value = method.values.get(ROUNDS)
+    if value is None:
+        return "–"
+    there = [rounds for seed, rounds in value.by_seed.items() if seed not in value.open]
+    of_all = f" ({len(there)} of {value.seeds} seeds)" if value.open else ""
+    return f"{statistics.fmean(there):,.0f}{of_all}" if there else "not reached"
 
 
 def survivors(run: Source) -> Iterator[str]:
@@ -87,7 +100,7 @@ def worse(run: Source, before: Source) -> Iterator[str]:
         other = earlier.get(method.label)
         if other is None or "test_accuracy" not in other.values or "test_accuracy" not in method.values:
             continue
-        if compare({"before": other, "now": method}, "before", "now", "test_accuracy").verdict == SUPPORTED:
+        if better(other, method, "test_accuracy") == SUPPORTED:
             both = f"{cell(other, 'test_accuracy')}, tuned {cell(method, 'test_accuracy')}"
             yield f"- {method.label} ends worse than at the paper's values: test accuracy {both}."
 
@@ -114,17 +127,17 @@ def sparse(method: MethodValues) -> bool:
     return "nonzero" in method.values and method.values["nonzero"].mean < 1
 
 
-def as_good(table: dict[str, MethodValues], method: MethodValues, best: MethodValues | None, metric: str) -> bool:
-    """Whether a method is the best, or does not lose to the best by the rule of the verdicts."""
+def as_good(method: MethodValues, best: MethodValues | None, metric: str) -> bool:
+    """Whether a method is the best, or a t test over seeds does not tell it from the best."""
     if best is None or metric not in method.values or method.constant:
         return False
-    return method is best or compare(table, best.label, method.label, metric).verdict == INCONCLUSIVE
+    return method is best or better(best, method, metric) == INCONCLUSIVE
 
 
 def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     """For the runs of one problem: the best method in test accuracy, those as good, the recommended one, and why.
 
-    A method is as good as the best if it does not lose by more than two standard errors. Of these, the recommended one
+    A method is as good as the best if a t test over seeds does not tell them apart. Of these, the recommended one
     is the sparsest if some are sparse, else the one that sends the fewest bytes per round, then takes the fewest
     gradients.
     """
@@ -139,7 +152,7 @@ def recommended(runs: Sequence[Source]) -> tuple[str, str, str, str]:
     best = best_of(list(table.values()), "test_accuracy")
     if best is None:
         return "none trained", "–", "none", "every method diverged or predicts a constant"
-    equal = [m for m in table.values() if as_good(table, m, best, "test_accuracy")]
+    equal = [m for m in table.values() if as_good(m, best, "test_accuracy")]
     others = ", ".join(name_with_notes(m) for m in equal if m is not best) or "no other"
     method, why = recommend(equal)
     return f"{name_with_notes(best)}, {cell(best, 'test_accuracy')}", others, name_with_notes(method), why

@@ -1,44 +1,41 @@
 """The arguments of `Run`, `rounds` and `train`, and their checks: each error is one line."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from numbers import Integral
-from typing import Any, TypedDict
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import checks, registry
-from .aggregation import Budget, Wrapper
 from .core import Layout
 from .engines import Engine
 
 VECTORS = ("gamma", "lower", "upper", "h", "centre")  # hyper-parameters that may be vectors
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class TrainOptions(TypedDict, total=False):
-    """The keyword arguments that `rounds` and `train` pass to `Run`."""
+def with_hints(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which answers a mistyped keyword with the nearest one.
 
-    cohort: float | None  # clients per round, a whole number or a share such as 0.1; all of them by default
-    seed: int | Sequence[int]  # several seeds run as replicas of one program
-    x0: Tensor | Mapping[str, Tensor] | None  # the first model: a flat vector, or a state_dict of the network
-    engine: str | Engine  # "auto", "sequential", "vectorised", or an engine object
-    device: Any  # the device to which the problem is moved first
-    weights: str | None  # "uniform" (the default) or "samples": how clients are averaged
-    sampling: str  # "uniform", or "samples": a client with twice the samples is drawn twice as often
-    drop: float  # the probability that a client's reply gets lost
-    availability: Any  # when clients can take part: a CSV file with the columns client, on, off, or such rows
-    force: bool  # run even if the first effective rate is far too large
-    aggregation: Sequence[Wrapper]  # what is done to replies before they are averaged, in this order
-    state: dict[str, Tensor] | None  # `result.state` of an earlier call: the run resumes, bit for bit
-    budget: Mapping[str, Any] | Budget | None  # {"epsilon": 8.0, "delta": 1e-5}: the run ends before it is exceeded
+    >>> with_hints(lambda x, scale=1: x)(2, scales=3)
+    Traceback (most recent call last):
+    ValueError: <lambda>: no argument 'scales'; did you mean 'scale'?
+    """
+    known = list(inspect.signature(function).parameters)
 
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                raise ValueError(f"{function.__name__}: no argument {name!r}; {checks.nearest(name, known)}")
+        return function(*args, **kwargs)
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse an argument that `TrainOptions` does not have."""
-    for name in options:
-        if name not in TrainOptions.__annotations__:
-            raise ValueError(f"train: no argument {name!r}; {checks.nearest(name, TrainOptions.__annotations__)}")
+    return checked
 
 
 def check_seeds(seed: Any) -> list[int]:
@@ -82,6 +79,26 @@ def check_shapes(thing: Any, replicas: int, d: int) -> None:
         check_shapes(value, replicas, d)
 
 
+def check_rates(algorithm: Any, t: Tensor) -> None:
+    """Refuse a user's rate that is not a number, or that several seeds cannot share: `t` is the first step of each."""
+    for name in sorted(registry.RATES):
+        rate = getattr(algorithm, name, None)
+        if not callable(rate):
+            continue
+        owner = f"{type(algorithm).__name__}: {name}"
+        try:
+            value = rate(t)
+        except RuntimeError as why:
+            if "Boolean value of Tensor" not in str(why):
+                raise
+            raise ValueError(
+                f"{owner} must be a function of tensors, because several seeds run together: write torch.where(t < 30, "
+                "0.1, 0.01) instead of `if t < 30`"
+            ) from None
+        if not isinstance(value, Tensor | Real):
+            raise ValueError(f"{owner} must be a function of the step to a number, got {value!r} for step 0")
+
+
 def flat_point(state: Mapping[str, Tensor], layout: Layout) -> Tensor:
     """The flat vector of a state_dict: the trained parameters, in the order of the layout. Other entries are ignored.
 
@@ -94,3 +111,13 @@ def flat_point(state: Mapping[str, Tensor], layout: Layout) -> Tensor:
         if tuple(state[name].shape) != shape:
             raise ValueError(f"train: x0: {name} must have the shape {list(shape)}, got {list(state[name].shape)}")
     return torch.cat([state[name].detach().flatten() for name, _ in layout])
+
+
+def refuse_other_frozen(state: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> None:
+    """Refuse a state_dict with other frozen parameters than the model's: a run starts from the trained ones only."""
+    for name, own in frozen.items():
+        if name in state and not torch.equal(state[name].to(own), own):
+            raise ValueError(
+                f"train: x0 has another {name!r} than the model, which is frozen: call model.load_state_dict(x0) "
+                "before fedda.problem"
+            )

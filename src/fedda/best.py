@@ -46,18 +46,18 @@ class BestModels:
         key = self.chosen_by or validation_metric(rows[0])
         if key is None:
             return
-        found = [{name: value for name, value in row.items() if isinstance(value, float)} for row in rows]
+        metrics = [{name: value for name, value in row.items() if isinstance(value, float)} for row in rows]
         if self.x is None:
-            self.x, self.rounds, self.metrics = x.clone(), [row["round"] for row in rows], found
+            self.x, self.rounds, self.metrics = x.clone(), [row["round"] for row in rows], metrics
             return
         side = metric(key, self.directions).better
-        better = [is_better(new[key], old[key], side) for new, old in zip(found, self.metrics, strict=True)]
+        better = [is_better(new[key], old[key], side) for new, old in zip(metrics, self.metrics, strict=True)]
         if not any(better):
             return
         choice = torch.tensor(better, device=x.device).view(*x.shape[:-2], 1, 1)
         self.x = torch.where(choice, x, self.x)
         for i in (i for i, one in enumerate(better) if one):
-            self.rounds[i], self.metrics[i] = rows[i]["round"], found[i]
+            self.rounds[i], self.metrics[i] = rows[i]["round"], metrics[i]
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors with the axis of the replicas, if there is one, in front."""

@@ -246,6 +246,11 @@ class Problem:
         """Names and shapes of the parameters that stay on their clients."""
         return []
 
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The parameters that are not trained, by name."""
+        return {}
+
     def personal_start(self, seed: int) -> Tensor:
         """The first values of the parameters that stay on their clients, [d_personal]."""
         raise NotImplementedError

@@ -93,7 +93,9 @@ class Patience:
         if not keys:
             raise ValueError("train: patience needs validation samples: give the problem a share, validation=0.1")
         if name is not None and name not in keys:
-            raise ValueError(f"train: patience needs a validation metric; {checks.nearest(str(name), keys)}")
+            raise ValueError(
+                f"train: metric must be a validation metric, got {name!r}; {checks.nearest(str(name), keys)}"
+            )
         name = name or validation_metric(keys) or keys[0]
         patience = cls(evaluations, name, metric(name, problem.directions).better, seeds)
         if state is not None and "patience.best" in state:
@@ -104,7 +106,7 @@ class Patience:
         return patience
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Note the rows of an evaluation, one for each seed. Whether all seeds have stopped to improve."""
+        """Note the rows of an evaluation, one for each seed. Whether all seeds have stopped improving."""
         for i, row in enumerate(rows):
             value = row.get(self.name)
             value = math.nan if value is None else float(value)

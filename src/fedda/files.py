@@ -103,9 +103,9 @@ def errors_of_file(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as why:
-        if why.errno is not None:
-            why.filename, why.filename2 = str(path), None
-        raise
+        if why.errno is None:
+            raise
+        raise OSError(why.errno, why.strerror, str(path)) from why
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -12,7 +12,15 @@ from . import checks, rng, rows
 from .aggregation import Aggregated, Budget, Wrapper, check_wrappers, gaussian, privacy, refuse_unfit, residuals
 from .aggregation.compression import bytes_of
 from .aggregation.dry_run import decays_weights, takes_client_steps
-from .arguments import check_device, check_engine, check_seeds, check_shapes, flat_point
+from .arguments import (
+    check_device,
+    check_engine,
+    check_rates,
+    check_seeds,
+    check_shapes,
+    flat_point,
+    refuse_other_frozen,
+)
 from .best import BestModels
 from .clients import FineTuning, client_rows
 from .core import Algorithm, Cohort, Problem, bind_to_problem, positive
@@ -83,6 +91,8 @@ class Run:
     ):
         if not isinstance(algorithm, Algorithm):
             raise ValueError(f"train: the algorithm must be an object, as fedda.make gives it, got {algorithm!r}")
+        if x0 is not None and state is not None:
+            raise ValueError("train: a state has its own model: give x0 or state, not both")
         self.cohort = cohort_size(cohort, problem.clients)
         if weights is None and sampling == "uniform":
             warn_of_sizes(problem.sizes)
@@ -97,6 +107,7 @@ class Run:
         like = torch.empty((), dtype=self.problem.dtype, device=self.problem.device)
         self.algorithm = bind_to_problem(algorithm, like, self.problem.layout)
         self.lead = (len(self.seeds),) if isinstance(seed, Sequence) else ()  # the axis of the replicas
+        check_rates(self.algorithm, like.new_zeros(*self.lead, 1, 1))
         seeds = torch.tensor(self.seeds, device=like.device).view(*self.lead, 1)
         self.noise_key = rng.key(seeds, rng.NOISE)
         if state is not None:
@@ -148,14 +159,19 @@ class Run:
 
     def _first_point(self, x0: Tensor | Mapping[str, Tensor] | None) -> Tensor:
         d = self.problem.d
-        if isinstance(x0, torch.nn.Module):
-            raise ValueError("train: x0 must be a flat vector or a state_dict: give x0=module.state_dict()")
         if isinstance(x0, Mapping):
+            refuse_other_frozen(x0, self.problem.frozen)
             x0 = flat_point(x0, self.problem.layout)
         if x0 is None:
             x = torch.stack([self.problem.start(seed) for seed in self.seeds])
         else:
-            point = torch.as_tensor(x0)
+            try:
+                point = torch.as_tensor(x0)
+            except (TypeError, ValueError, RuntimeError):
+                hint = "; give its state_dict()" if hasattr(x0, "state_dict") else ""
+                raise ValueError(
+                    f"train: x0 must be a flat vector or a state_dict, got a {type(x0).__name__}{hint}"
+                ) from None
             if point.shape not in ((d,), (*self.lead, d)) or not bool(point.isfinite().all()):
                 raise ValueError(
                     f"train: x0 must be a flat vector of {d} finite numbers, got shape {list(point.shape)}"
@@ -364,6 +380,11 @@ class Run:
             if f"memory.{name}" not in state:
                 raise ValueError(
                     f"train: the state has no client memory {name!r}: it is of a run with other aggregation or personal"
+                )
+            clients = state[f"memory.{name}"].shape[-2]
+            if clients != self.problem.clients:
+                raise ValueError(
+                    f"train: the state is of a run with {clients} clients, the problem has {self.problem.clients}"
                 )
             self.simulation.memory[name] = state[f"memory.{name}"][..., self.simulation.owned, :].to(device, copy=True)
         self.counts = Counts(**{name: int(state[f"counts.{name}"]) for name in asdict(self.counts)})

@@ -5,21 +5,22 @@ import io
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from . import checks
-from .arguments import TrainOptions, check_options
+from .aggregation import Budget, Wrapper
+from .arguments import with_hints
 from .best import MISSING, NO_PERSONAL_BEST
 from .clients import PERSONAL_ALREADY, FineTuning
 from .core import Algorithm, Problem, map_fields
-from .engines import PERSONAL, Vectorised
+from .engines import PERSONAL, Engine, Vectorised
 from .evaluations import EvaluationPlan, plan_evaluations, warn_of_few
 from .problems.exporting import write_model
 from .problems.gradients.tuning import measured_threads, threads
@@ -30,8 +31,30 @@ from .run import Run
 from .track import Tracker
 
 
-def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **options: Unpack[TrainOptions]) -> Iterator[Any]:
-    """The server's state after each round.
+@with_hints
+def rounds(
+    algorithm: Algorithm,
+    problem: Problem,
+    rounds: int,
+    *,
+    cohort: float | None = None,
+    seed: int | Sequence[int] = 0,
+    x0: Tensor | Mapping[str, Tensor] | None = None,
+    engine: str | Engine = "auto",
+    device: Any = None,
+    weights: str | None = None,
+    sampling: str = "uniform",
+    drop: float = 0.0,
+    availability: Any = None,
+    force: bool = False,
+    aggregation: Sequence[Wrapper] = (),
+    state: dict[str, Tensor] | None = None,
+    budget: Mapping[str, Any] | Budget | None = None,
+) -> Iterator[Any]:
+    """The server's state after each round: an iterator, for loops of your own.
+
+    With `state`, it begins with the round after that state, and ends with round `rounds`. All arguments mean what they
+    mean in `train`.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0]], b=[[2.0]])
@@ -41,9 +64,11 @@ def rounds(algorithm: Algorithm, problem: Problem, rounds: int, **options: Unpac
     tensor([[1.5000]], dtype=torch.float64)
     """
     checks.check("rounds", rounds=rounds)
-    check_options(options)
-    run = Run(for_rounds(algorithm, problem, rounds), problem, **options)
-    return (run.step() for _ in range(affordable(run, rounds)))
+    run = Run(
+        for_rounds(algorithm, problem, rounds), problem, cohort, seed, x0, engine, device, weights, force, state,
+        aggregation, budget, sampling=sampling, drop=drop, availability=availability,
+    )  # fmt: skip
+    return (run.step() for _ in range(run.round, affordable(run, rounds)))
 
 
 class History(list[dict[str, Any]]):
@@ -84,8 +109,6 @@ class TrainedModel:
             raise ValueError(f"model: seed must be one of {', '.join(map(str, seeds))}, got {seed!r}")
         replica = 0 if seed is None else seeds.index(seed)
         x = self.x[replica] if self.x.dim() == 2 else self.x
-        if client is not None and not problem.personal:
-            raise ValueError("model: without personal parameters all clients have the same model; leave out client")
         if problem.personal:
             kept = self.run.simulation.memory[PERSONAL]
             kept = self.run.world.gather(kept, kept.dim() - 2)
@@ -154,6 +177,7 @@ class Result(TrainedModel):
             return History(self.run.client_rows(self.fine_tuning))
 
 
+@with_hints
 def train(
     algorithm: Algorithm,
     problem: Problem,
@@ -167,21 +191,53 @@ def train(
     progress: bool = False,
     track: Tracker | Sequence[Tracker] = (),
     personalise: str | None = None,
-    **options: Unpack[TrainOptions],
+    *,
+    cohort: float | None = None,
+    seed: int | Sequence[int] = 0,
+    x0: Tensor | Mapping[str, Tensor] | None = None,
+    engine: str | Engine = "auto",
+    device: Any = None,
+    weights: str | None = None,
+    sampling: str = "uniform",
+    drop: float = 0.0,
+    availability: Any = None,
+    force: bool = False,
+    aggregation: Sequence[Wrapper] = (),
+    state: dict[str, Tensor] | None = None,
+    budget: Mapping[str, Any] | Budget | None = None,
 ) -> Result:
-    """Run for `rounds` rounds. The model is evaluated at the start, after every `every` rounds and at the end.
+    """Train a problem by an algorithm. The model is evaluated at the start, on the way, and at the end.
 
-    By default evaluation costs at most about a fifth of the work. Up to 4,000 samples it takes all samples, about 100
-    times in all. With more data the training metrics are estimated from a fixed random subset (`train_samples` in the
-    rows says how many), evaluations are less frequent if the test samples are many, and the last one takes all samples.
-    `evaluate="all"` always takes all, `evaluate=5000` about so many. `detail` adds the density of every layer and the
-    gradient mapping.
-
-    `on_evaluation` is called with the rows of each evaluation, one for each seed; the run stops if it returns True.
-    With `patience=5` the run stops after 5 evaluations without an improvement of a validation metric: `metric`, or the
-    validation accuracy, or the validation loss if there are no classes. With several seeds it stops when each of them
-    has come to that point. `progress=True` shows the rounds on stderr. `track` writes the rows elsewhere, see
-    `fedda.track`. With `personalise="fine-tune 5"`, `result.clients` has metrics after 5 local steps of each client.
+    Args:
+        algorithm: what `fedda.make` gives.
+        problem: what `fedda.problem`, `fedda.load` or `fedda.Quadratic` gives.
+        rounds: the last round, counted from the start of the run, also if it resumes.
+        every: evaluate after every so many rounds. By default evaluation costs at most about a fifth of the work, with
+            about 100 evaluations of small data and fewer of large test sets.
+        detail: add the density of every layer and the gradient mapping to the rows.
+        evaluate: "all", or about how many training samples an evaluation takes. By default all of up to 4,000; of more,
+            a fixed random subset (`train_samples` in the rows says how many). The last evaluation takes all samples.
+        on_evaluation: a function of the rows of an evaluation, one for each seed. The run stops if it returns True.
+        patience: stop after so many evaluations without an improvement on validation samples. With several seeds, the
+            run stops when each of them has come to that point.
+        metric: what must improve for `patience`, and which model is `result.best`: the validation accuracy by default,
+            or the validation loss if there are no classes.
+        progress: show the rounds on stderr.
+        track: one tracker, or several: they get every row (`fedda.track`).
+        personalise: "fine-tune 5" or "fine-tune 5 lr 0.1": `result.clients` also has metrics after local steps.
+        cohort: clients per round, a whole number or a share such as 0.1; all of them by default.
+        seed: of the first model, cohorts, batches and random layers. Several seeds run as one program.
+        x0: the first model: a flat vector, or a state_dict of the network.
+        engine: "auto", "sequential", "vectorised", or an engine of `fedda.engines`.
+        device: the device to which the problem is moved first, such as "cuda".
+        weights: how replies are averaged: "uniform" (the default), or "samples" as in McMahan's FedAvg.
+        sampling: "uniform", or "samples": a client with twice the samples is drawn twice as often.
+        drop: the probability that a client's reply gets lost.
+        availability: when clients can take part: a CSV file with the columns client, on, off, or such rows.
+        force: run even if the first effective rate is far too large.
+        aggregation: what is done to replies before they are averaged, in this order (`fedda.aggregation`).
+        state: `result.state` of an earlier call. The run resumes, bit for bit.
+        budget: {"epsilon": 8.0, "delta": 1e-5}: the run ends before this privacy loss is exceeded.
 
     >>> import fedda
     >>> problem = fedda.load("digits", partition="dominant_class", rho=0.8)
@@ -192,16 +248,26 @@ def train(
     checks.check("train", rounds=rounds)
     if every is not None:
         checks.check("train", every=every)
-    check_options(options)
     if on_evaluation is not None and not callable(on_evaluation):
         raise ValueError(f"train: on_evaluation must be a function of rows, got {on_evaluation!r}")
+    if not isinstance(problem, Problem):
+        raise ValueError(
+            f"train: the problem must be one of fedda.problem or fedda.load, got a {type(problem).__name__}"
+        )
     fine_tuning = FineTuning.of(personalise)
     if fine_tuning is not None and problem.d_personal:
         raise ValueError(PERSONAL_ALREADY)
-    run = Run(for_rounds(algorithm, problem, rounds), problem, **options)
+    run = Run(
+        for_rounds(algorithm, problem, rounds), problem, cohort, seed, x0, engine, device, weights, force, state,
+        aggregation, budget, sampling=sampling, drop=drop, availability=availability,
+    )  # fmt: skip
+    if state is not None and rounds <= run.round:
+        raise ValueError(
+            f"train: the state is after round {run.round}, and rounds counts from the start of the run: give more than "
+            f"{run.round}, got {rounds}"
+        )
     rounds = affordable(run, rounds)
     plan = plan_evaluations(run.problem, rounds, run.cohort, run.algorithm.steps, every, evaluate)
-    state = options.get("state")
     run.set_patience(patience, metric, len(run.seeds), state)
     warn_of_few(plan, rounds, patience)
     seen = state is not None and "patience.best" in state  # the patience of a resumed run knows the first rows
@@ -223,20 +289,20 @@ def evaluate_once(
 ) -> tuple[list[dict[str, Any]], str]:  # fmt: skip
     """The rows of an evaluation, and why the run stops here; empty if it does not. `count`: for the patience."""
 
-    def rows(samples: int | None) -> list[dict[str, Any]]:
+    def evaluate(samples: int | None) -> list[dict[str, Any]]:
         return [row | {"seconds": seconds} for row in run.evaluate(detail, samples)]
 
     everything = None if plan.samples is None else run.problem.evaluated_samples(None)
-    found, stopped = rows(everything if run.round >= rounds else plan.samples), ""
-    if run.patience is not None and (run.patience(found) if count else run.patience.exhausted):
+    rows, stopped = evaluate(everything if run.round >= rounds else plan.samples), ""
+    if run.patience is not None and (run.patience(rows) if count else run.patience.exhausted):
         stopped = run.patience.reason(run.round)
-    if on_evaluation is not None and bool(on_evaluation(found)):
+    if on_evaluation is not None and bool(on_evaluation(rows)):
         stopped = stopped or f"stopped after round {run.round} by on_evaluation"
     if run.round >= rounds:
-        return found, ""
+        return rows, ""
     if stopped and everything is not None:  # the last evaluation takes all samples
-        found = rows(everything)
-    return found, stopped
+        rows = evaluate(everything)
+    return rows, stopped
 
 
 def threads_of(run: Run) -> int:

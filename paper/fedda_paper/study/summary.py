@@ -5,8 +5,9 @@ import math
 import statistics
 from typing import Any
 
+from fedda.claims.student import quantile
+
 TARGET = 0.7  # test accuracy that the rounds are counted to
-T975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # Student's t, by degrees of freedom
 
 
 def scores(record: dict[str, Any], part: str) -> dict[int, float]:
@@ -97,7 +98,7 @@ def against(finals: list[dict[str, float]], first: list[dict[str, float]]) -> st
     pairs = [row["test"] - theirs[row["seed"]] for row in finals if row["seed"] in theirs]
     if finals is first or len(pairs) < 2:
         return ""
-    half = T975[len(pairs) - 1] * statistics.stdev(pairs) / math.sqrt(len(pairs))
+    half = quantile(0.05, len(pairs) - 1) * statistics.stdev(pairs) / math.sqrt(len(pairs))
     if finals[0]["test"] < 0:
         return f"{-statistics.fmean(pairs):+.4f} ± {half:.4f}"
     return f"{100 * statistics.fmean(pairs):+.2f} ± {100 * half:.2f}"

@@ -15,8 +15,8 @@ from .pool import not_a_piece
 from .runs import Source, Theory, source, sources
 from .statements import claims
 
-ORDER = ("paper", "tuned")  # the settings that come first
-COLUMNS = ("comparison", "metric", "a", "b", "difference", "se", "area", "seeds", "verdict")
+ORDER = ("paper", "paper-batchnorm", "tuned")  # the settings that come first
+COLUMNS = ("way", "comparison", "metric", "a", "b", "difference", "interval", "p", "seeds", "verdict")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _is_detail(d: Any) -> bool:
     """Whether a table is one comparison of a verdict."""
     if not isinstance(d, dict) or not {"comparison", "metric", "verdict"} <= set(d) <= set(COLUMNS):
         return False
-    numbers = [v for key in COLUMNS[2:-1] if (v := d.get(key)) is not None]
+    numbers = [v for key in COLUMNS[3:-1] if (v := d.get(key)) is not None]
     return d["verdict"] in WORDS and all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers)
 
 

@@ -1,11 +1,12 @@
-"""The rules: from a claim and a table of values to a verdict with its numbers.
+"""The rules: from a claim and a table of values to comparisons, and from these to a verdict.
 
-A table maps a method's name ("fedavg", or "fedavg (5)" if the claim is about local steps) to its `MethodValues`.
+A table maps a method's name ("fedavg", or "fedavg (5)" if the claim is about local steps) to its `MethodValues`. A rule
+compares; when Holm's correction has been made over the whole claim, its verdict looks at the comparisons of one figure.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
@@ -20,21 +21,39 @@ from .compare import (
     SEEDS,
     SUPPORTED,
     Detail,
-    Judged,
     Table,
     combine,
     compare,
-    decide,
+    contrast,
     detail,
+    every,
+    holm,
     lead,
     not_run,
     raw,
-    worth,
+    untrained,
 )
 from .statements import Claim, key
-from .values import METRICS, MethodValues, Value, by_seed
+from .values import COSTS, METRICS, MethodValues, Value, by_seed
 
 NEAR = 1e-3  # a few bytes of counters beside the vectors do not count
+NEEDED = 3  # metrics of four are "most"
+
+Verdict = tuple[str, str]  # and a remark
+
+
+def verdict_on_every(claim: Claim, table: Table, details: Sequence[Detail]) -> Verdict:
+    return every(d.verdict for d in details), ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a kind of claim is compared and judged."""
+
+    compare: Callable[[Claim, Table], list[Detail]]
+    verdict: Callable[[Claim, Table, Sequence[Detail]], Verdict] = verdict_on_every
+    checkpoint: bool = True  # it can be asked of the best checkpoint
+    costs: bool = True  # it can be asked of the rounds and bytes to the target
 
 
 def pairs(claim: Claim) -> Iterator[tuple[str, str]]:
@@ -45,280 +64,259 @@ def pairs(claim: Claim) -> Iterator[tuple[str, str]]:
                 yield key(a, steps), key(b, steps)
 
 
-def together(details: list[Detail], *remarks: str) -> Judged:
-    return Judged(combine(d.verdict for d in details), details, [r for r in remarks if r])
+def beats(claim: Claim, table: Table) -> list[Detail]:
+    """Each of `methods` is better than each of `against` in each metric; if asked for, with the same penalty."""
+    details = []
+    for a, b in pairs(claim):
+        if claim.equal_gamma and a in table and b in table and _gamma(table[a]) != _gamma(table[b]):
+            details += [not_run(f"{a} vs {b} at equal gamma", m) for m in claim.metrics if not untrained(table, a, b)]
+        else:
+            details += [line for m in claim.metrics for line in compare(table, a, b, m)]
+    return details
 
 
-def beats(claim: Claim, table: Table) -> Judged:
-    """Each of `methods` is better than each of `against` in each metric."""
-    return together([compare(table, a, b, m) for a, b in pairs(claim) for m in claim.metrics])
+def _gamma(method: MethodValues) -> object:
+    prox = method.params.get("prox")
+    return prox.get("gamma") if isinstance(prox, dict) else None
 
 
-def at_least(claim: Claim, table: Table) -> Judged:
-    """Each of `methods` is as good as the best of `against`, less `points`."""
+def at_least(claim: Claim, table: Table) -> list[Detail]:
+    """Each of `methods` is as good as the best of `against`, less `points`; of costs, better than the best."""
     (metric,) = claim.metrics
-    known = {b: value.mean for b in claim.against if (value := worth(table, b, metric)) is not None}
-    best = max(known, key=lambda b: known[b], default=claim.against[0])
-    allowed = f"{100 * claim.points:g} point" + "s" * (claim.points != 0.01)
-    details = [compare(table, a, best, metric, claim.points, f"{a} vs {best} less {allowed}") for a in claim.methods]
+    known = [b for b in claim.against if b in table and metric in table[b].values and not table[b].untrained]
+    best = known[0] if known else claim.against[0]
+    for b in known[1:]:
+        ahead = lead(table, b, best, metric)
+        best = b if ahead is not None and ahead.mean > 0 else best
+    points = 0.0 if metric in COSTS else claim.points
+    less = f" less {100 * points:g} point{'s' * (points != 0.01)}" if points else ""
+    details = [line for a in claim.methods for line in compare(table, a, best, metric, points, f"{a} vs {best}{less}")]
     # A baseline that was not run may be the best.
-    missing = [not_run(f"the best of the others, {b}", metric) for b in claim.against if known and b not in known]
-    return together([*details, *missing])
+    absent = [b for b in claim.against if known and b not in table]
+    return [*details, *(not_run(f"the best of the others, {b}", metric) for b in absent)]
 
 
-def most(claim: Claim, table: Table) -> Judged:
-    """The method is the best in at least three of four metrics; each metric shows the closest rival."""
-    (a,), needed = claim.methods, 3
-    # One better rival refutes "best"; all must be beaten to support it.
-    order = (NOT_SUPPORTED, NOT_TESTED, INCONCLUSIVE, SUPPORTED)
-
-    def closeness(d: Detail) -> tuple[int, float]:
-        return order.index(d.verdict), math.inf if d.difference is None else d.difference
-
-    shown = [min((compare(table, a, b, m) for b in claim.against), key=closeness) for m in claim.metrics]
-    counts = [d.verdict for d in shown]
-    if counts.count(SUPPORTED) >= needed:
-        verdict = SUPPORTED
-    elif NOT_SUPPORTED in counts and len(counts) - counts.count(NOT_SUPPORTED) < needed:
-        verdict = NOT_SUPPORTED
-    else:
-        verdict = NOT_TESTED if set(counts) == {NOT_TESTED} else INCONCLUSIVE
-    remark = f"best in {counts.count(SUPPORTED)} of {len(counts)} metrics, {needed} are needed"
-    return Judged(verdict, shown, [remark] if verdict != NOT_TESTED else [])
+def verdict_on_most(claim: Claim, table: Table, details: Sequence[Detail]) -> Verdict:
+    """The method is the best in at least three of four metrics. One better rival refutes "best"."""
+    best = [every(d.verdict for d in details if d.metric == m) for m in dict.fromkeys(d.metric for d in details)]
+    needed = min(NEEDED, len(best))
+    remark = f"best in {best.count(SUPPORTED)} of {len(best)} metrics, {needed} are needed"
+    if best.count(SUPPORTED) >= needed:
+        return SUPPORTED, remark
+    if len(best) - best.count(NOT_SUPPORTED) < needed:
+        return NOT_SUPPORTED, remark
+    return (NOT_TESTED, "") if set(best) <= {NOT_TESTED} else (INCONCLUSIVE, remark)
 
 
-def largest(claim: Claim, table: Table) -> Judged:
-    """The method has the largest value in each metric; methods that diverged have no value and are left out."""
-    known = {name: method for name, method in table.items() if not method.lost}
-    diverged = [name for name in (*claim.methods, *claim.against) if name in table and name not in known]
-    details = [compare(known, a, b, m) for a, b in pairs(claim) for m in claim.metrics if b not in diverged]
-    return together(details, f"left out: {', '.join(diverged)}" if diverged else "")
-
-
-def drop(claim: Claim, table: Table) -> Judged:
-    """The method loses most from the first figure to the second, whose methods are "heterogeneous NAME" in the table.
-
-    Divergence only on the second figure loses everything; divergence on the first decides nothing.
-    """
+def drop(claim: Claim, table: Table) -> list[Detail]:
+    """The method loses most from the first figure to the second, whose methods are "heterogeneous NAME"."""
     (a,), (metric,) = claim.methods, claim.metrics
     details = []
     for b in claim.against:
-        ours, theirs = (lead(table, name, f"heterogeneous {name}", metric) for name in (a, b))
-        text = f"drop of {a} vs drop of {b}"
-        for name in (a, b):
-            if f"heterogeneous {name}" in table and table[f"heterogeneous {name}"].lost:
-                text += f" ({name} diverged)"
-        diverged_first = any(name in table and table[name].lost for name in (a, b))
-        details.append(contrast(text, metric, ours, theirs, INCONCLUSIVE if diverged_first else ""))
-    return together(details)
+        names = [(name, f"heterogeneous {name}") for name in (a, b)]
+        if not untrained(table, *names[0], *names[1]):
+            ours, theirs = (lead(table, *both, metric) for both in names)
+            details.append(contrast(f"drop of {a} vs drop of {b}", metric, ours, theirs))
+    return details
 
 
-def contrast(text: str, metric: str, ours: Value | None, theirs: Value | None, verdict: str = "") -> Detail:
-    """One difference against another: a drop, a margin or a gain."""
-    d = None if ours is None or theirs is None else ours - theirs
-    a, b = (None if v is None or not math.isfinite(v.mean) else v.mean for v in (ours, theirs))
-    return detail(text, metric, d, a, b, verdict)
+def density(claim: Claim, table: Table) -> list[Detail]:
+    """No comparison."""
+    return []
 
 
-def density(claim: Claim, table: Table) -> Judged:
-    """No judgement: only the densities, if there are any."""
-    known = {name: raw(table, name, "density") for name in claim.methods}
-    listed = [f"{name} {value:.3g}" for name, value in known.items() if value is not None]
-    return Judged(NOT_TESTED, summary=f"densities: {', '.join(listed)}" if listed else "")
-
-
-def rise(claim: Claim, table: Table) -> Judged:
+def rise(claim: Claim, table: Table) -> list[Detail]:
     """The smoothed curve (mean over 5 % of the rounds) has its minimum before 80 % of the rounds and ends above it."""
     (name,), (metric,) = claim.methods, claim.metrics
     method = table.get(name)
     if method is None or (metric not in method.values and not method.lost):
-        return together([not_run(f"{name}, end vs minimum", metric)])
+        return [not_run(f"{name}, end vs minimum", metric)]
+    if method.untrained:
+        return []
     label = method.label  # FedDA-1-1 is FedDA-MVR in the main figures
-    if method.lost:
-        return Judged(INCONCLUSIVE, [Detail(f"{label} (diverged)", metric, INCONCLUSIVE, seeds=method.seeds)])
     smooth = {
         end: {seed: mean(tail(rows, end, method.rounds), metric) for seed, rows in by_seed(method.rows).items()}
         for end in sorted({row["round"] for row in method.rows})
     }
     if not all(math.isfinite(value) for at in smooth.values() for value in at.values()):
-        return Judged(INCONCLUSIVE, [Detail(f"{label} (not finite on the way)", metric, INCONCLUSIVE)])
-    curve = {end: Value.over(at, at) for end, at in smooth.items()}
+        return [Detail(f"{label} (not finite on the way)", metric, INCONCLUSIVE)]
+    curve = {end: Value(at) for end, at in smooth.items()}
     low, end = min(curve, key=lambda r: curve[r].mean), max(curve)
-    d = Value((curve[end] - curve[low]).mean, (curve[end] - curve[low]).se, math.nan, method.seeds)
-    late = 5 * low >= 4 * method.rounds
-    verdict = NOT_SUPPORTED if late and d.seeds >= SEEDS else decide(d)
-    line = detail(f"{label}, end vs minimum at round {low}", metric, d, curve[end].mean, curve[low].mean, verdict)
-    return together([line], "the minimum is in the last fifth of the rounds" if late else "")
+    d = curve[end] - curve[low]
+    line = detail(f"{label}, end vs minimum at round {low}", metric, d, curve[end].mean, curve[low].mean)
+    if 5 * low >= 4 * method.rounds and d.seeds >= SEEDS:
+        # It may still rise after the end of a short run.
+        verdict, text = INCONCLUSIVE if method.short else NOT_SUPPORTED, f"{line.comparison}, in the last fifth"
+        return [replace(line, comparison=text, verdict=verdict, p=None)]
+    return [line]
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------
-def rank(claim: Claim, table: Table) -> Judged:
+def verdict_on_rank(claim: Claim, table: Table, details: Sequence[Detail]) -> Verdict:
     """The method's rank is in the better half, even if it lost every undecided comparison and to every method that was
     not run."""
-    (a,), (metric,) = claim.methods, claim.metrics
-    there = [b for b in claim.against if worth(table, b, metric) is not None]
-    details = [compare(table, a, b, metric) for b in there]
-    ours = worth(table, a, metric)
-    if ours is None or not details:
-        return together([not_run(f"rank of {a}", metric)])
-    size, whole = len(details) + 1, len(claim.against) + 1
-    best = 1 + sum(d.verdict == NOT_SUPPORTED for d in details)
-    worst = whole - sum(d.verdict == SUPPORTED for d in details)
+    if every(d.verdict for d in details) == NOT_TESTED:
+        return NOT_TESTED, ""
+    counts = [d.verdict for d in details]
+    whole = len(counts) + 1
+    best, worst = 1 + counts.count(NOT_SUPPORTED), whole - counts.count(SUPPORTED)
     verdict = SUPPORTED if 2 * worst <= whole else NOT_SUPPORTED if 2 * best > whole else INCONCLUSIVE
-
-    def place(of: str) -> int:
-        rivals = [worth(table, b, metric) for b in claim.against]
-        return 1 + sum(bool(getattr(rival, of) > getattr(ours, of)) for rival in rivals if rival is not None)
-
-    at, half = place("mean"), whole / 2
-    seeds = min(d.seeds or 0 for d in details)
-    area = half - place("area") if math.isfinite(ours.area) else None
-    line = Detail(f"rank of {a} among {size}", f"{metric}_rank", verdict, at, half, half - at, None, area, seeds)
-    missing = [not_run(f"{a} vs {b}", metric) for b in claim.against if b not in there]
-    return together([line, *missing], f"surely {best}" + (f" to {worst}" if worst > best else "") + f" of {whole}")
+    return verdict, f"rank of {claim.methods[0]}: {best}" + (f" to {worst}" if worst > best else "") + f" of {whole}"
 
 
-def mean_rank(claim: Claim, table: Table) -> Judged:
+def mean_rank(claim: Claim, table: Table) -> list[Detail]:
     """The mean rank of `methods` is better than that of `against`; a rank is per seed, the mean of those by loss and
-    by accuracy."""
-    first, again = _mean_rank(claim, table), []
-    if any(name in table for name in claim.without):
-        less = replace(claim, methods=tuple(name for name in claim.methods if name not in claim.without))
-        again = [f"without {', '.join(claim.without)}: {_mean_rank(less, table).verdict}"]
-    return Judged(first.verdict, first.details, again)
-
-
-def _mean_rank(claim: Claim, table: Table) -> Judged:
-    ours, theirs = ([name for name in side if name in table] for side in (claim.methods, claim.against))
+    by accuracy. Methods that did not train have no rank."""
+    trained = {name: method for name, method in table.items() if not method.untrained}
+    ours, theirs = ([name for name in side if name in trained] for side in (claim.methods, claim.against))
+    missing = [name for name in (*claim.methods, *claim.against) if name not in table]
     details = []
     for side in claim.metrics:
-        last = _by_seed(table, [*ours, *theirs], side, "last")
-        areas = _by_seed(table, [*ours, *theirs], side, "areas")
-        d = None
-        if ours and theirs and last:
-            d = Value.over(*({s: _apart(r, ours, theirs) for s, r in ranks.items()} for ranks in (last, areas)))
-        a, b = (fmean(r[n] for r in last.values() for n in group) if d else None for group in (ours, theirs))
-        missing = [name for name in (*claim.methods, *claim.against) if name not in table]
-        # A method that was not run would change all ranks.
-        open_ = INCONCLUSIVE if d and missing else ""
-        details.append(detail("mean rank, adaptive vs others", f"{side}_rank", d, a, b, open_))
-        details += [not_run(f"rank of {name}", f"{side}_rank") for name in missing]
-    return together(details)
+        ranks, text, metric = _ranks(trained, [*ours, *theirs], side), "mean rank, adaptive vs others", f"{side}_rank"
+        if ours and theirs and ranks:
+            a, b = (Value({s: fmean(r[n] for n in group) for s, r in ranks.items()}) for group in (ours, theirs))
+            line = detail(text, metric, b - a, a.mean, b.mean)
+            # A method that was not run would change all ranks.
+            details.append(replace(line, verdict=INCONCLUSIVE, p=None) if missing else line)
+        elif ours and theirs:
+            details.append(not_run(text, metric))
+        details += [not_run(f"rank of {name}", metric) for name in missing]
+    return details
 
 
-def _apart(ranks: dict[str, float], ours: list[str], theirs: list[str]) -> float:
-    return fmean(ranks[name] for name in theirs) - fmean(ranks[name] for name in ours)
+def verdict_without(claim: Claim, table: Table, details: Sequence[Detail]) -> Verdict:
+    """The verdict, and beside it the one without the methods of `without`."""
+    verdict = every(d.verdict for d in details)
+    if not any(name in table for name in claim.without):
+        return verdict, ""
+    less = replace(claim, methods=tuple(name for name in claim.methods if name not in claim.without))
+    again = combine(d.verdict for d in holm(mean_rank(less, table)))
+    return verdict, f"without {', '.join(claim.without)}: {again}"
 
 
-def _by_seed(table: Table, names: list[str], side: str, of: str) -> dict[int, dict[str, float]]:
+def _ranks(table: Table, names: list[str], side: str) -> dict[int, dict[str, float]]:
     """Seed -> method -> rank (1 is best, ties share), the mean of the ranks by loss and by accuracy."""
-    metrics = [m for m in METRICS if m.startswith(f"{side}_")]
-    alive = {n: table[n] for n in names if not table[n].lost}
-    if not alive or any(m not in method.values for method in alive.values() for m in metrics):
+    metrics = [side] if side in COSTS else [m for m in METRICS if m.startswith(f"{side}_")]
+    if not names or any(m not in table[name].values for name in names for m in metrics):
         return {}
-    seeds = set.intersection(*(set(method.values[m].last) for method in alive.values() for m in metrics))
-    by_seed: dict[int, dict[str, float]] = {}
-    for seed in seeds:
-        ranks: dict[str, list[float]] = {name: [] for name in names}
+    seeds = set.intersection(*(set(table[name].values[m].by_seed) for name in names for m in metrics))
+    ranks: dict[int, dict[str, float]] = {}
+    for seed in sorted(seeds):
+        by_metric: dict[str, list[float]] = {name: [] for name in names}
         for metric in metrics:
-            sign = 1 if metric in LOWER else -1
-            at = {n: sign * getattr(m.values[metric], of)[seed] for n, m in alive.items()}
-            at |= {n: math.inf for n in names if n not in alive}
+            sign = 1 if metric in LOWER or metric in COSTS else -1
+            values = {name: table[name].values[metric] for name in names}
+            at = {n: math.inf if seed in v.open else sign * v.by_seed[seed] for n, v in values.items()}
             for name in names:
-                below = sum(v < at[name] for v in at.values())
-                same = sum(v == at[name] for v in at.values())
-                ranks[name].append(below + (same + 1) / 2)
-        by_seed[seed] = {name: fmean(values) for name, values in ranks.items()}
-    return by_seed
+                below, same = (sum(op(v, at[name]) for v in at.values()) for op in (float.__lt__, float.__eq__))
+                by_metric[name].append(below + (same + 1) / 2)
+        ranks[seed] = {name: fmean(values) for name, values in by_metric.items()}
+    return ranks
 
 
 # -- local steps ------------------------------------------------------------------------------------------------------
-def between(claim: Claim, table: Table) -> Judged:
-    """Each of `methods` is better than each of `against`, but by no more than `points`."""
-    (metric,), details = claim.metrics, []
+def between(claim: Claim, table: Table) -> list[Detail]:
+    """Each of `methods` is better than each of `against`, but by no more than `points`; of costs, better."""
+    details = []
     for a, b in pairs(claim):
-        line, d = compare(table, a, b, metric), lead(table, a, b, metric)
-        if d is not None:
-            bounds = {decide(d), decide((-d).plus(claim.points))}
-            undecided = INCONCLUSIVE if INCONCLUSIVE in bounds else SUPPORTED
-            line = replace(line, verdict=NOT_SUPPORTED if NOT_SUPPORTED in bounds else undecided)
-        details.append(line)
-    return together(details)
+        for metric in claim.metrics:
+            details += compare(table, a, b, metric)
+            d = lead(table, a, b, metric)
+            if d is not None and metric not in COSTS and not untrained(table, a, b):
+                text = f"{a} vs {b}, at most {100 * claim.points:g} point{'s' * (claim.points != 0.01)}"
+                details.append(
+                    detail(text, metric, (-d).plus(claim.points), raw(table, a, metric), raw(table, b, metric))
+                )
+    return details
 
 
 def growing(claim: Claim, table: Table, names: Sequence[str], what: str) -> tuple[list[tuple[int, int]], list[Detail]]:
-    """Pairs of successive numbers of local steps that were run for all of `names`, and details for those not run."""
+    """Pairs of successive numbers of local steps for which all of `names` trained, and details for those not run."""
     there = [s for s in claim.steps if all(key(name, s) in table for name in names)]
-    ways, (metric,) = list(pairwise(there)), claim.metrics
-    absent = (
-        [f"{s}" for s in claim.steps if s not in there] if ways else [f"{t} vs {s}" for s, t in pairwise(claim.steps)]
-    )
-    return ways, [not_run(f"{what}, I = {steps}", metric) for steps in absent]
+    trained = [s for s in there if not untrained(table, *(key(name, s) for name in names))]
+    absent = [f"{s}" for s in claim.steps if s not in there]
+    if len(there) < 2:
+        absent = [f"{t} vs {s}" for s, t in pairwise(claim.steps)]
+    return list(pairwise(trained)), [not_run(f"{what}, I = {steps}", claim.metrics[0]) for steps in absent]
 
 
-def bounded(line: Detail) -> Detail:
-    """A difference to a method that diverged has no size, so no growth can be judged."""
-    unbounded = line.verdict == SUPPORTED and line.difference is None
-    return replace(line, verdict=INCONCLUSIVE) if unbounded else line
-
-
-def margin(claim: Claim, table: Table) -> Judged:
+def margin(claim: Claim, table: Table) -> list[Detail]:
     """The lead of the method over the other grows from each number of local steps to the next."""
     (a,), (b,), (metric,) = claim.methods, claim.against, claim.metrics
-    details, what = [], f"margin of {a} over {b}"
+    what = f"margin of {a} over {b}"
     ways, missing = growing(claim, table, (a, b), what)
+    details = []
     for few, many in ways:
         now, before = (lead(table, key(a, steps), key(b, steps), metric) for steps in (many, few))
-        details.append(bounded(contrast(f"{what}, I = {many} vs {few}", metric, now, before)))
-    return together([*details, *missing])
+        details.append(contrast(f"{what}, I = {many} vs {few}", metric, now, before))
+    return [*details, *missing]
 
 
-def improves(claim: Claim, table: Table) -> Judged:
+def verdict_on_margin(claim: Claim, table: Table, details: Sequence[Detail]) -> Verdict:
+    """The verdict; a margin below 1 in cost is a deficit, and a smaller deficit counts as growth."""
+    behind = any(d.metric in COSTS and d.a is not None and d.a < 1 for d in details)
+    a, b = claim.methods[0], claim.against[0]
+    return every(d.verdict for d in details), f"{a} needs more rounds than {b}: its deficit shrinks" if behind else ""
+
+
+def improves(claim: Claim, table: Table) -> list[Detail]:
     """Each method gets better from each number of local steps to the next."""
     (metric,), details = claim.metrics, []
     for name in claim.methods:
         ways, missing = growing(claim, table, (name,), name)
-        details += [bounded(compare(table, key(name, many), key(name, few), metric)) for few, many in ways]
+        details += [line for few, many in ways for line in compare(table, key(name, many), key(name, few), metric)]
         details += missing
-    return together(details)
+    return details
 
 
-def gain(claim: Claim, table: Table) -> Judged:
+def gain(claim: Claim, table: Table) -> list[Detail]:
     """From the fewest to the most local steps the method gains more than each of the others."""
-    (a,), (metric,) = claim.methods, claim.metrics
+    (a,), (metric,), details = claim.methods, claim.metrics, []
     few, many = min(claim.steps), max(claim.steps)
-    ours, details = lead(table, key(a, many), key(a, few), metric), []
     for b in claim.against:
-        theirs = lead(table, key(b, many), key(b, few), metric)
-        details.append(contrast(f"gain of {a} vs gain of {b}, I = {many} against {few}", metric, ours, theirs))
-    return together(details)
+        ends = [(key(name, many), key(name, few)) for name in (a, b)]
+        if not untrained(table, *ends[0], *ends[1]):
+            ours, theirs = (lead(table, *both, metric) for both in ends)
+            details.append(contrast(f"gain of {a} vs gain of {b}, I = {many} against {few}", metric, ours, theirs))
+    return details
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------
-def traffic(claim: Claim, table: Table) -> Judged:
+def traffic(claim: Claim, table: Table) -> list[Detail]:
     """Both send the same bytes per round, up and down. Bytes are counted and do not depend on the local steps: one seed
-    and one number of steps are enough."""
-    details, summary = [], ""
+    and one number of steps are enough.
+
+    If all clients take part, the means of what they sent up are enough for them to go on: a download counts at most as
+    much as an upload.
+    """
+    details = []
     for a, b in pairs(claim):
-        sent = {m: (a_round(table.get(a), m), a_round(table.get(b), m)) for m in claim.metrics}
-        for metric, (ours, theirs) in sent.items():
+        for metric in claim.metrics:
+            ours, theirs = (needed(table.get(name), metric) for name in (a, b))
             if ours is None or theirs is None:
-                details.append(detail(f"{a} vs {b}", metric, None, ours, theirs))
+                details.append(not_run(f"{a} vs {b}", metric))
                 continue
             verdict = SUPPORTED if math.isclose(ours, theirs, rel_tol=NEAR) else NOT_SUPPORTED
             seeds = min(table[a].seeds, table[b].seeds)
-            details.append(Detail(f"{a} vs {b}", metric, verdict, ours, theirs, ours - theirs, 0.0, None, seeds))
-        summary = summary or "; ".join(_line(claim, sent))
-    details = [d for d in details if d.verdict != NOT_TESTED] or details
-    return Judged(combine(d.verdict for d in details), details, summary=summary)
+            details.append(Detail(f"{a} vs {b}", metric, verdict, ours, theirs, ours - theirs, seeds=seeds))
+    return [d for d in details if d.verdict != NOT_TESTED] or details
 
 
-def _line(claim: Claim, sent: dict[str, tuple[float | None, float | None]]) -> Iterator[str]:
-    (a,), (b,) = claim.methods, claim.against
-    for metric, (ours, theirs) in sent.items():
-        if ours is not None and theirs is not None:
-            way = metric.removeprefix("bytes_")
-            yield f"{way} a round: {a} {size(ours)}, {b} {size(theirs)} ({ours / (theirs or math.nan):.3g} times)"
+def verdict_on_traffic(claim: Claim, table: Table, details: Sequence[Detail]) -> Verdict:
+    """The verdict, and what was sent and needed."""
+    texts = []
+    for name in next((both for both in pairs(claim) if all(a_round(table.get(n), "bytes_down") for n in both)), ()):
+        up, down = (a_round(table[name], metric) or 0.0 for metric in ("bytes_up", "bytes_down"))
+        least = needed(table[name], "bytes_down") or 0.0
+        enough = "" if math.isclose(least, down, rel_tol=NEAR) else f", of which {size(least)} are needed"
+        texts.append(f"{name.split(' (')[0]} sends {size(up)} up and {size(down)} down per round{enough}")
+    return every(d.verdict for d in details), "; ".join(texts)
+
+
+def needed(method: MethodValues | None, metric: str) -> float | None:
+    """Bytes per round that a method has to send."""
+    up, sent = a_round(method, "bytes_up"), a_round(method, metric)
+    return min(up, sent) if method and method.full and up is not None and sent is not None else sent
 
 
 def a_round(method: MethodValues | None, metric: str) -> float | None:
@@ -331,8 +329,18 @@ def a_round(method: MethodValues | None, metric: str) -> float | None:
 
 
 KINDS = {
-    rule.__name__: rule
-    for rule in (
-        beats, at_least, most, largest, drop, density, rise, rank, mean_rank, between, margin, improves, gain, traffic,
-    )
-}  # fmt: skip
+    "beats": Rule(beats),
+    "at_least": Rule(at_least),
+    "most": Rule(beats, verdict_on_most),
+    "largest": Rule(beats, costs=False),
+    "drop": Rule(drop),
+    "density": Rule(density, checkpoint=False, costs=False),
+    "rise": Rule(rise, checkpoint=False, costs=False),
+    "rank": Rule(beats, verdict_on_rank),
+    "mean_rank": Rule(mean_rank, verdict_without),
+    "between": Rule(between),
+    "margin": Rule(margin, verdict_on_margin),
+    "improves": Rule(improves),
+    "gain": Rule(gain),
+    "traffic": Rule(traffic, verdict_on_traffic, checkpoint=False, costs=False),
+}

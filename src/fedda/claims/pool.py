@@ -55,7 +55,7 @@ def choose(claim: Claim, case: Sequence[str], runs: Sequence[Source]) -> RunChoi
 
 def preference(s: Source) -> tuple[object, ...]:
     """The sort key of runs: finished, on the figure's own data, more seeds, rounds and methods first; then by name."""
-    return bool(s.unfinished), bool(s.stand_in), -s.seeds, -s.rounds, -len(s.ran), s.name, str(s.run.folder)
+    return bool(s.unfinished), bool(s.replaced), -s.seeds, -s.rounds, -len(s.ran), s.name, str(s.run.folder)
 
 
 def pieces(runs: Sequence[Source], head: Source) -> list[Source]:

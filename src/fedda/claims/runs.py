@@ -11,7 +11,7 @@ from typing import Any
 
 from ..runs.names import CONFIG, METRICS, OUT_OF_MEMORY, SWEEP_CONFIG
 from ..runs.reading import RecordedRun, kept, read_run
-from .statements import figures, key
+from .statements import figures, key, partial_data, targets
 from .values import MethodValues, known, measure
 
 THEORY = "theory.json"
@@ -35,17 +35,23 @@ class Source:
     seeds: int
 
     @property
+    def replaced(self) -> str:
+        """The data of the figure's built-in experiment, if others replace them."""
+        data = figures().get(self.figure, {}).get("data", self.data)
+        return str(data) if data != self.data else ""
+
+    @property
     def stand_in(self) -> str | None:
-        """Which data replace those of the figure's built-in experiment, if others do."""
-        figure = figures().get(self.figure)
-        if figure is None or self.data == figure["data"]:
-            return None
-        return f"{self.data or 'unknown data'}, standing in for {TITLES.get(figure['data'], figure['data'])}"
+        """Which data stand in for those of the paper, in whole or in part."""
+        if self.replaced:
+            return f"{self.data or 'unknown data'}, standing in for {TITLES.get(self.replaced, self.replaced)}"
+        part = partial_data().get(self.data)
+        return f"{part}, standing in for {TITLES.get(self.data, self.data)} in part" if part else None
 
     @property
     def place(self) -> str:
         """The data of the figure as text."""
-        if self.stand_in:
+        if self.replaced:
             return f"{self.data} for {self.figure}"
         title = TITLES.get(self.data, self.data)
         return f"heterogeneous {title}" if self.figure.endswith("-heterogeneous") else title
@@ -113,10 +119,12 @@ class Source:
 
     def _values(self, label: str, metrics: list[str]) -> MethodValues:
         rows, params = self.run.rows_of(label), self.run.params(label)
-        values = replace(measure(label, rows, self.rounds, params, metrics), figure=self.figure)
+        full = self.conditions["cohort"] == self.conditions.get("clients")
+        values = measure(label, rows, self.rounds, params, metrics, targets().get(self.data))
+        values = replace(values, figure=self.figure, full=full, short=bool(self.short))
         if label in self.run.failures:
             why = self.run.failures[label].splitlines() or [""]
-            values = replace(values, values={}, seeds=self.seeds, lost=f"diverged ({why[0][:80]})")
+            values = replace(values, values={}, best={}, seeds=self.seeds, lost=f"diverged ({why[0][:80]})")
         return values
 
 

@@ -3,56 +3,54 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..runs.formats import plain
 from .compare import INCONCLUSIVE, NOT_SUPPORTED, NOT_TESTED, SUPPORTED, Detail, Table
+from .values import COSTS
 
 FEW = 3  # comparisons shown with their numbers
 LIST = 6  # comparisons named in a list
-COUNTED = {verdict: verdict.lower() for verdict in (SUPPORTED, INCONCLUSIVE, NOT_SUPPORTED)} | {NOT_TESTED: "not run"}
+COUNTED = {SUPPORTED: "won", INCONCLUSIVE: "undecided", NOT_SUPPORTED: "lost", NOT_TESTED: "not run"}
 
 
-def sentence(details: Sequence[Detail]) -> str:
-    """The numbers of a few comparisons; of many, those that contradict the paper.
+def sentence(details: Sequence[Detail], prefix: str = "") -> str:
+    """The numbers of a few comparisons; of many, those that contradict the paper. `prefix` is left out.
 
     >>> line = Detail("fedda-mvr vs fedavg", "test_accuracy", SUPPORTED, 0.92, 0.9, 0.02, 0.004, 0.03, 5)
     >>> sentence([line])
-    'fedda-mvr vs fedavg: test accuracy 0.92 vs 0.9 (+0.02 ± 0.004, area +0.03)'
+    'fedda-mvr vs fedavg: test accuracy 0.92 vs 0.9 (+0.02 ± 0.004, p 0.03)'
     >>> sentence([line] * 5)
-    'all 5 comparisons supported, the closest fedda-mvr vs fedavg: test accuracy 0.92 vs 0.9 (+0.02 ...)'
+    'all 5 won, the closest fedda-mvr vs fedavg: test accuracy 0.92 vs 0.9 (+0.02 ...)'
     """
+    details = [replace(d, comparison=d.comparison.removeprefix(prefix)) for d in details]
     if len(details) <= FEW:
         several = len({d.verdict for d in details}) > 1
         return "; ".join(
-            f"{comparison}: " + ", ".join(numbers(d) + (f" {d.verdict}" if several else "") for d in own)
+            f"{comparison}: " + ", ".join(numbers(d) + (f" {COUNTED[d.verdict]}" if several else "") for d in own)
             for comparison, own in grouped(details)
         )
     parts = []
     for verdict in COUNTED:
         own = [d for d in details if d.verdict == verdict]
         if own and verdict == SUPPORTED:
-            close = min(own, key=lambda d: math.inf if d.difference is None else d.difference / (d.se or 1e-300))
+            close = max(own, key=lambda d: (d.p or 0.0, -(d.difference or 0.0)))
             if len(own) == len(details):
-                parts.append(f"all {len(own)} comparisons supported, the closest {close.comparison}: {numbers(close)}")
+                parts.append(f"all {len(own)} won, the closest {close.comparison}: {numbers(close)}")
         elif own and verdict != NOT_TESTED:
             parts.append(f"{COUNTED[verdict]}: {_listed(own)}")
     return "; ".join(parts)
 
 
 def counts(details: Sequence[Detail]) -> str:
-    """The number of comparisons per verdict.
+    """The number of comparisons that were won, undecided and lost, and of those that were not run.
 
     >>> counts([Detail("a vs b", "test_loss", SUPPORTED)] * 2 + [Detail("a vs c", "test_loss", NOT_TESTED)])
-    '2 supported, 1 not run'
-    >>> counts([Detail("a vs b", "test_loss", SUPPORTED, 0.1)])
-    '1 supported (1 by a divergence)'
+    '2 won, 0 undecided, 0 lost, 1 not run'
     """
     count = Counter(d.verdict for d in details)
-    lost = sum(d.by_divergence for d in details)
-    beside = {SUPPORTED: f" ({lost} by a divergence)" if lost else ""}
-    shown = {verdict: text + beside.get(verdict, "") for verdict, text in COUNTED.items()}
-    return ", ".join(f"{count[verdict]} {text}" for verdict, text in shown.items() if count[verdict])
+    return ", ".join(f"{count[v]} {text}" for v, text in COUNTED.items() if count[v] or v != NOT_TESTED)
 
 
 def grouped(details: Sequence[Detail]) -> list[tuple[str, list[Detail]]]:
@@ -64,14 +62,15 @@ def grouped(details: Sequence[Detail]) -> list[tuple[str, list[Detail]]]:
 
 
 def numbers(d: Detail) -> str:
-    """The metric of a comparison with its numbers."""
+    """The metric of a comparison with its numbers; of costs, the ratio."""
     if d.verdict == NOT_TESTED:
         return named(d.metric)
     beside = []
-    if d.difference is not None:
-        beside.append(signed(d.difference) + (f" ± {plain(d.se, 2)}" if d.se is not None else ""))
-    if d.area is not None:
-        beside.append(f"area {signed(d.area)}")
+    if d.difference is not None and d.metric in COSTS:
+        beside.append(f"{plain(math.exp(d.difference), 3)} times")
+    elif d.difference is not None:
+        beside.append(signed(d.difference) + (f" ± {plain(d.interval, 2)}" if d.interval is not None else ""))
+    beside += [f"p {plain(d.p, 2)}"] if d.p is not None else []
     text = f"{named(d.metric)} {plain(d.a, 3)} vs {plain(d.b, 3)}"
     return text + (f" ({', '.join(beside)})" if beside else "")
 
@@ -89,9 +88,15 @@ def _listed(details: Sequence[Detail]) -> str:
     groups = grouped(details)
     shown = []
     for comparison, own in groups[:LIST]:
-        metrics = (named(d.metric) + (f" {signed(d.difference)}" if d.difference is not None else "") for d in own)
+        metrics = (named(d.metric) + _size(d) for d in own)
         shown.append(f"{comparison} ({', '.join(metrics)})")
     return ", ".join(shown) + (f" and {len(groups) - LIST} more" if len(groups) > LIST else "")
+
+
+def _size(d: Detail) -> str:
+    if d.difference is None:
+        return ""
+    return f" {plain(math.exp(d.difference), 3)} times" if d.metric in COSTS else f" {signed(d.difference)}"
 
 
 def variants(table: Table) -> str:
@@ -120,12 +125,3 @@ def _readings(params: Mapping[str, Any]) -> Iterable[str]:
         yield f"{prox.get('kind')} {plain(prox['gamma']) if isinstance(prox.get('gamma'), float) else ''}".strip()
         if prox.get("decoupled"):
             yield "decoupled"
-
-
-def collapsed(table: Table) -> Iterable[str]:
-    """Methods that predict a constant: their comparisons are decided for a trivial reason."""
-    for name, method in table.items():
-        if method.constant:
-            accuracy = method.values["test_accuracy"].mean if "test_accuracy" in method.values else None
-            at = f"test accuracy {plain(accuracy, 3)}"
-            yield f"{name} collapsed to a constant predictor ({at}), which decides for a trivial reason"

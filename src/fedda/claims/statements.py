@@ -21,7 +21,12 @@ class Claim:
     metrics: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()  # the numbers of local steps, if the claim is about them
     points: float = 0.0  # the tolerance of "as good as"
+    beside: tuple[str, ...] = ()  # metrics that are printed and decide nothing
     without: tuple[str, ...] = ()  # judged a second time without these
+    by_rounds: bool = False  # about speed: the rounds to the target decide
+    parts: bool = False  # each metric is a part of its own, of which some may hold
+    equal_gamma: bool = False  # methods with another penalty are not compared
+    needs_target: bool = False  # methods whose test accuracy is below the target are not compared
     either: bool = False  # any figure of a case is enough
     remark: str = ""  # part of every verdict's reason
 
@@ -53,6 +58,16 @@ def _content() -> dict[str, Any]:
 def figures() -> dict[str, dict[str, Any]]:
     """Data and rounds of the built-in experiments, by name."""
     return dict(_content()["figures"])
+
+
+def targets() -> dict[str, float]:
+    """The test accuracy to reach, by data."""
+    return dict(_content()["targets"])
+
+
+def partial_data() -> dict[str, str]:
+    """Data of which we have only a part, with that part in words."""
+    return dict(_content()["partial_data"])
 
 
 @cache

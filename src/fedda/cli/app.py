@@ -22,6 +22,7 @@ from .plugin_commands import CommandGroup
 
 app = typer.Typer(
     cls=CommandGroup,
+    suggest_commands=False,  # click suggests already
     help="Federated optimisation: FedDA and the methods it is compared with.",
     pretty_exceptions_enable=False,
     add_completion=False,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 data = typer.Typer(rich_markup_mode="rich")
 app.add_typer(data, name="data")
+Target = Annotated[str | None, typer.Option(help="In a table: the column to predict.")]
+Client = Annotated[str | None, typer.Option(help="In a table: the column that says who owns a row.")]
 # Training samples, test samples and classes of the built-in data sets, so that a list need not load them.
 BUILT_IN = {"digits": (1438, 359, 10), "breast-cancer": (455, 114, 2)}
 
@@ -112,10 +114,10 @@ class ProgressBar:
 
 
 @data.command(epilog="Example: fedda data check digits")
-def check(name: str, plugin: Plugins = None) -> None:
+def check(name: str, target: Target = None, client: Client = None, plugin: Plugins = None) -> None:
     """Read all files of a data set and describe its contents.
 
-    NAME is a data set (`fedda data list`), a .npz file or a folder of images by class.
+    NAME is a data set (`fedda data list`), a .npz, .csv or .parquet file, or a folder of images by class.
     """
     import numpy as np
 
@@ -125,23 +127,28 @@ def check(name: str, plugin: Plugins = None) -> None:
     from ..progress import print_table
 
     load_plugins(plugin)
-    content = open_dataset(name, fresh=True)
+    content = open_dataset(name, fresh=True, target=target, client=client)
     known = FILE_DATASETS.get(name)
     shape = "x".join(map(str, content.x.shape[1:]))
     print(f"{name}: {location(known) if name in registry.datasets.entries else name}")
     print(f"samples: {len(content.y):,} for training, {len(content.y_test):,} for testing; {shape} {content.x.dtype}")
-    if content.mean is not None and content.std is not None:
+    if content.mean is not None and content.x.ndim == 2:
+        print("columns: standardised with the mean and the deviation of the training part")
+    elif content.mean is not None and content.std is not None:
         pairs = (f"{mean:.2f} +- {std:.2f}" for mean, std in zip(content.mean, content.std, strict=True))
         print(f"channels: {', '.join(pairs)} (of 255, over the training part)")
-    for part, client in (("training", content.client), ("testing", content.client_test)):
-        if client is not None:
-            sizes = np.unique(client, return_counts=True)[1]
+    for part, owner in (("training", content.client), ("testing", content.client_test)):
+        if owner is not None:
+            sizes = np.unique(owner, return_counts=True)[1]
             spread = f"{sizes.min():,} to {sizes.max():,} samples, median {np.median(sizes):,.0f}"
             print(f"clients ({part}): {len(sizes)}, each with {spread}")
+    regression = content.y.dtype.kind == "f"
+    content = content.by_quantiles() if regression else content
     counts = [np.bincount(part, minlength=content.classes) for part in (content.y, content.y_test)]
     names = content.names or tuple(map(str, range(content.classes)))
     print_table(
-        ("class", "training", "testing"), [(n, f"{a:,}", f"{b:,}") for n, a, b in zip(names, *counts, strict=True)]
+        ("targets" if regression else "class", "training", "testing"),
+        [(n, f"{a:,}", f"{b:,}") for n, a, b in zip(names, *counts, strict=True)],
     )
     print(f"the files are complete{compare_published(known, content) if known else ''}")
 
@@ -168,24 +175,28 @@ def show(
     ] = None,
     seed: Annotated[int, typer.Option(help="The seed of the partition.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The file of the picture; NAME.png by default.")] = None,
+    target: Target = None,
+    client: Client = None,
     plugin: Plugins = None,
 ) -> None:
-    """Draw samples of each class, and the partition over clients, into a PNG.
+    """Draw samples of each class, and the partition over clients, into a PNG. For regression, five ranges of the
+    targets stand for the classes.
 
-    NAME is a data set (`fedda data list`), a .npz file or a folder of images by class.
+    NAME is a data set (`fedda data list`), a .npz, .csv or .parquet file, or a folder of images by class.
     """
     import numpy as np
 
     from .. import checks, registry
     from ..data import open_dataset, split
     from ..data.picture import draw
-    from ..problems.loading import CLIENTS, names_owners, options_of
+    from ..problems.loading import CLIENTS, names_owners, options_of, partition_of
 
     load_plugins(plugin)
+    partition = partition_of(partition, client)
     options = dict(map(parse_option, option or []))
     entry = registry.partitions.find(partition)
     defaults = options_of(entry)
-    content = open_dataset(name)
+    content = open_dataset(name, target=target, client=client)
     for key in options:
         if key not in defaults:
             raise ValueError(f"--option: {partition} has no option {key!r}; {checks.nearest(key, defaults)}")
@@ -197,6 +208,7 @@ def show(
         else:
             clients = min(CLIENTS, len(content.y))
     owner = split(partition, content.y, clients, seed, content.client, **options)
+    content = content.by_quantiles() if content.y.dtype.kind == "f" else content
     title = Path(name).stem if name not in registry.datasets.entries else name
     texts = [f"{key} = {value}" for key, value in (defaults | options).items()]
     texts += [f"seed {seed}"] * ("seed" in entry.defaults)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .app import Plugins, app, load_plugins
+
+if TYPE_CHECKING:
+    from ..experiments.saved_models import SavedModel
 
 Algorithm = Annotated[str | None, typer.Option(help="The label of the algorithm, if the run has several.")]
 Seed = Annotated[int | None, typer.Option(help="The seed; by default the first of the run.")]
@@ -37,9 +40,13 @@ def export(
     load_plugins(plugin)
     check_suffix(out)
     saved = read_model(run, algorithm, seed, best)
-    number = None if client is None else saved.problem.number_of(client)
-    write_model(out, saved.problem, saved.x, saved.weights, number)
+    write_model(out, saved.problem, saved.x, saved.weights, number_of(saved, client))
     print(f"{out}: {saved}")
+
+
+def number_of(saved: SavedModel, client: str | None) -> int | None:
+    """The number of the client whose personal parameters are asked for."""
+    return None if client is None else saved.problem.number_of(client)
 
 
 @app.command(epilog="Example: fedda predict runs/houses --data new.csv --out predictions.csv")
@@ -50,6 +57,7 @@ def predict(
     algorithm: Algorithm = None,
     seed: Seed = None,
     best: Best = False,
+    client: Client = None,
     plugin: Plugins = None,
 ) -> None:
     """Predict new samples with a trained model.
@@ -65,10 +73,13 @@ def predict(
     from ..problems.trained import predictions, trained_model
 
     load_plugins(plugin)
+    if out.suffix != ".csv":
+        raise ValueError(f"{out}: the file of the predictions must end in .csv")
     saved = read_model(run, algorithm, seed, best)
     stored = saved.problem.data.x
     x, files = read_new(data, tuple(stored.shape[1:]), stored[:0].numpy().dtype, saved.problem.columns)
-    columns = predictions(saved.problem, trained_model(saved.problem, saved.x, saved.weights), torch.from_numpy(x))
+    model = trained_model(saved.problem, saved.x, saved.weights, number_of(saved, client))
+    columns = predictions(saved.problem, model, torch.from_numpy(x))
     columns = ({"file": files} if files else {}) | columns
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

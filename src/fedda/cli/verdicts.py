@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import claims as judged
-from ..claims.compare import NOT_TESTED, SUPPORTED, WORDS
+from ..claims.compare import NOT_TESTED, WORDS
+from ..claims.sentences import counts
 from ..runs.formats import plain
 
 COLOURS = dict(zip(WORDS, ("green", "yellow", "red", "cyan", "dim"), strict=True))
@@ -31,9 +32,8 @@ def print_verdicts(group: judged.Group, folder: Path) -> None:
 
 
 def in_short(v: judged.Verdict) -> str:
-    held = sum(d.verdict == SUPPORTED for d in v.details)
     remarks = "; ".join(filter(None, (f"on {v.stand_in}" if v.stand_in else "", *v.remarks)))
-    what = f"{held} of {len(v.details)} comparison{'s' * (len(v.details) != 1)}: {v.claim.text}"
+    what = f"{counts(v.deciding)}: {v.claim.text}"
     return what + (f" ({remarks})" if remarks else "")
 
 
@@ -72,11 +72,11 @@ def overview(verdicts: Sequence[judged.Verdict]) -> Table:
 
 def comparisons(v: judged.Verdict) -> Table:
     table = Table(title=f"{v.claim.id}: {v.verdict} ({v.claim.where})", title_justify="left")
-    for head in ("comparison", "metric", "A", "B", "difference", "se", "area", "seeds", "verdict"):
+    for head in ("where", "comparison", "metric", "A", "B", "difference", "±", "p", "seeds", "verdict"):
         table.add_column(head, no_wrap=head == "comparison")
     for d in v.details:
-        numbers = (plain(number) for number in (d.a, d.b, d.difference, d.se, d.area, d.seeds))
-        table.add_row(d.comparison, d.metric, *numbers, Text(d.verdict, style=COLOURS[d.verdict]))
+        numbers = (plain(number) for number in (d.a, d.b, d.difference, d.interval, d.p, d.seeds))
+        table.add_row(d.way, d.comparison, d.metric, *numbers, Text(d.verdict, style=COLOURS[d.verdict]))
     return table
 
 

@@ -10,6 +10,7 @@ from .datasets import Dataset, moments, with_test_part
 from .files import BadFile
 
 Array = np.ndarray
+MOST_RATINGS = 100  # up to so many whole numbers of type float may be meant as classes
 MOST_CLASSES = 1 << 16  # a larger label is an identifier or an overflow; its model would fill the memory
 
 
@@ -38,7 +39,11 @@ def assemble(
             raise BadFile(where, f"{called[0]} and {called[2]} must be alike, got {shapes[0]} and {shapes[1]}")
     elif len(x) < 3:
         raise BadFile(where, f"x must hold at least 3 samples to hold some out for testing, got {len(x)}")
-    y, y_test, classes, labels = class_numbers(where, y, y_test, None if names is None else len(names), called[1::2])
+    if names is None and y.dtype.kind == "f":
+        y, y_test, classes, labels = *regression_targets(where, y, y_test, called[1::2]), 0, None
+    else:
+        known = None if names is None else len(names)
+        y, y_test, classes, labels = class_numbers(where, y, y_test, known, called[1::2])
     names = tuple(names) if names is not None else labels
     client = None if client is None else owners(where, "client", client, len(x))
     if client_test is not None:
@@ -49,7 +54,7 @@ def assemble(
         data = with_test_part(x, y, classes, client, names)
     else:
         data = Dataset(x, y, x_test, y_test, classes, client, client_test, names=names)
-    if data.x.dtype == np.uint8:
+    if data.x.dtype == np.uint8 or data.x.ndim == 2:  # images of bytes, and tables
         mean, std = moments(data.x)
         data = data._replace(mean=mean, std=std)
     return data
@@ -90,6 +95,24 @@ def one_per_sample(where: Path, name: str, y: Array, n: int) -> Array:
     if len(y) != n:
         raise BadFile(where, f"{name} must be as long as its samples, {n}, got {len(y)}")
     return y
+
+
+def regression_targets(
+    where: Path, y: Array, y_test: Array | None, called: Sequence[str]
+) -> tuple[Array, Array | None]:
+    """Numbers with a decimal point, as float32."""
+    parts = [y] if y_test is None else [y, y_test]
+    for name, part in zip(called, parts, strict=False):
+        if part.dtype.kind != "f" or not np.isfinite(part).all():
+            raise BadFile(where, f"{name} must be finite numbers, as the targets of a regression are")
+    values = np.unique(y)
+    if np.array_equal(values, values.round()) and len(values) <= MOST_RATINGS:
+        warnings.warn(
+            f"{where}: {called[0]} has {len(values)} different values of type {y.dtype}: this is taken as regression; "
+            "save whole numbers (int64) for classes",
+            stacklevel=2,
+        )
+    return y.astype(np.float32), None if y_test is None else y_test.astype(np.float32)
 
 
 def class_numbers(

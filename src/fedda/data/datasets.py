@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +14,13 @@ Array = np.ndarray
 
 
 class Dataset(NamedTuple):
-    """Samples for training and testing with classes 0, 1, ...; `client` is the owner of each sample, if known.
+    """Samples for training and testing, with classes 0, 1, ... or numbers as targets; `client` is the owner of each
+    sample, if known.
 
     Images stay bytes, uint8 [n, channels, height, width], a quarter of the memory of floats. They come with the mean
-    and the standard deviation of each channel over the training part, and the model gets (x - mean) / std. Other data
-    is float32, ready for use, without `mean` and `std`. The arrays may be read-only views of files.
+    and the standard deviation of each channel over the training part, and the model gets (x - mean) / std. A table,
+    float32 [n, columns], has those of each column. Other data is float32, ready for use, without `mean` and `std`. For
+    regression y is float32 and there are 0 `classes`. The arrays may be read-only views of files.
     """
 
     x: Array
@@ -53,6 +56,13 @@ class Dataset(NamedTuple):
         return self._replace(
             x=kept, y=y[train], x_test=x[test], y_test=y[test], client=owner, client_test=owner_test, mean=mean, std=std
         )
+
+    def by_quantiles(self, parts: int = 5) -> Dataset:
+        """For pictures and counts of a regression: as classes, the ranges between the quantiles of the targets."""
+        edges = np.unique(np.quantile(self.y, np.linspace(0, 1, parts + 1)))
+        names = tuple(f"{low:.4g} to {high:.4g}" for low, high in itertools.pairwise(edges)) or ("all",)
+        y, y_test = (np.digitize(part, edges[1:-1]) for part in (self.y, self.y_test))
+        return self._replace(y=y, y_test=y_test, classes=len(names), names=names)
 
     def shift(self) -> float:
         """The distance between the classes of the test part and of the training part: 0 (alike) to 1 (disjoint)."""
@@ -92,7 +102,7 @@ def with_test_part(
 ) -> Dataset:
     """A data set from samples without a test part: a fifth of them becomes one."""
     train, test = random_split(len(y), draw=0)
-    y = y.astype(np.int64)
+    y = y if y.dtype.kind == "f" else y.astype(np.int64)
     data = Dataset(x[train], y[train], x[test], y[test], classes, names=names)
     return data if client is None else data._replace(client=client[train], client_test=client[test])
 

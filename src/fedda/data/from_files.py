@@ -13,7 +13,7 @@ from .folder import files_of, read_folder
 from .idx import idx_files, read_idx
 from .leaf import leaf_files, read_leaf
 from .npz import read_npz
-from .tables import TABLES, read_table
+from .tables import TABLES, Ignored, read_table
 
 SMALL = 1 << 20  # bytes: smaller files are as fast to read as their cache
 
@@ -82,10 +82,13 @@ def add(data: FileDataset) -> None:
     datasets.add(Entry(data.name, data, data.name, data.summary, {}))
 
 
-def open_dataset(name: str, fresh: bool = False, target: str | None = None, client: str | None = None) -> Dataset:
+def open_dataset(
+    name: str, fresh: bool = False, target: str | None = None, client: str | None = None, ignore: Ignored = ()
+) -> Dataset:
     """A data set by its name (`fedda data list`), from a .npz, .csv or .parquet file, or from a folder of images.
 
-    With `fresh`, the files are read and not the cache. In a table, `target` and `client` name columns.
+    With `fresh`, the files are read and not the cache. In a table, `target` and `client` name columns, and `ignore`
+    those that are not features.
 
     >>> open_dataset("digits").x.shape
     (1438, 1, 8, 8)
@@ -93,26 +96,34 @@ def open_dataset(name: str, fresh: bool = False, target: str | None = None, clie
     Traceback (most recent call last):
     ValueError: unknown data set 'cifar'; did you mean 'cifar10'? (or give a .npz or .csv file, or a folder)
     """
-    return find_dataset(name, fresh, target, client)()
+    return find_dataset(name, fresh, target, client, ignore)()
 
 
 def find_dataset(
-    name: str, fresh: bool = False, target: str | None = None, client: str | None = None
+    name: str, fresh: bool = False, target: str | None = None, client: str | None = None, ignore: Ignored = ()
 ) -> Callable[[], Dataset]:
     """A function that opens the data set of this name or path. An unknown name is refused; no file is read.
 
     >>> find_dataset("digits")().classes
     10
     """
+    if not isinstance(name, str | os.PathLike):
+        got = type(name).__name__
+        raise ValueError(f"load: data must be a name or a path, got a {got}; arrays are for fedda.problem")
+    for key, column in {"target": target, "client": client}.items():
+        if column is not None and not isinstance(column, str):
+            raise ValueError(f"load: {key} must be the name of a column, got a {type(column).__name__}")
+    if not isinstance(ignore, str | list | tuple):
+        raise ValueError(f"load: ignore must be the name of a column or a list of names, got {ignore!r}")
     name = os.fspath(name)
     try:
         entry = datasets.find(name)
     except ValueError as why:
         if is_path(name):
-            return lambda: open_path(Path(name).expanduser(), fresh, target, client)
+            return lambda: open_path(Path(name).expanduser(), fresh, target, client, ignore)
         raise ValueError(f"{why} (or give a .npz or .csv file, or a folder)") from None
-    if target is not None or client is not None:
-        raise ValueError(f"{name}: target and client name columns of a table, and this data set has none")
+    if target is not None or client is not None or ignore:
+        raise ValueError(f"{name}: target, client and ignore name columns of a table, and this data set has none")
     return FILE_DATASETS[name].parse if fresh and name in FILE_DATASETS else entry
 
 
@@ -146,14 +157,16 @@ def reader_of(path: Path) -> tuple[list[Path], Callable[[Path], Dataset]]:
     return ([file for pair in pairs for file in pair], read_idx) if pairs else (files_of(path), read_folder)
 
 
-def open_path(path: Path, fresh: bool = False, target: str | None = None, client: str | None = None) -> Dataset:
+def open_path(
+    path: Path, fresh: bool = False, target: str | None = None, client: str | None = None, ignore: Ignored = ()
+) -> Dataset:
     """A data set from a .npz, .csv or .parquet file, from LEAF's JSON, or from a folder of images or idx files."""
     if not os.path.exists(path):
         raise BadFile(path, "there is no such file or folder")
     if path.suffix in TABLES:
-        return read_table(path, target, client)
-    if target is not None or client is not None:
-        raise BadFile(path, "target and client name columns of a table: a .csv or .parquet file")
+        return read_table(path, target, client, ignore)
+    if target is not None or client is not None or ignore:
+        raise BadFile(path, "target, client and ignore name columns of a table: a .csv or .parquet file")
     files, read = reader_of(path)
     if fresh or sum(file.stat().st_size for file in files) < SMALL:
         return read(path)

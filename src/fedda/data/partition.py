@@ -171,10 +171,10 @@ def split(name: str, y: Array, clients: int, seed: int = 0, client: Any = None, 
     2
     """
     entry = partitions.find(name)
-    if name in BY_CLASS and (y.ndim != 1 or y.dtype.kind not in "biu"):
+    if name in BY_CLASS and (y.ndim != 1 or y.dtype.kind not in "biuUS"):
         raise ValueError(
-            f"{name} divides by class, so y must be whole numbers, got {y.dtype} {list(y.shape)}; for other numbers "
-            "give their quantiles, such as np.digitize(y, np.quantile(y, [0.25, 0.5, 0.75]))"
+            f"{name} divides by class, so y must be whole numbers or texts, got {y.dtype} {list(y.shape)}; for "
+            "other numbers give their quantiles, such as np.digitize(y, np.quantile(y, [0.25, 0.5, 0.75]))"
         )
     count(name, "clients", clients, at_most=len(y))
     arguments = dict(zip(ARGUMENTS, (y, clients, seed, client), strict=True))

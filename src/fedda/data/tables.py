@@ -22,17 +22,23 @@ Array = np.ndarray
 Columns = tuple[tuple[str, tuple[str, ...] | None], ...]  # of the features: names, and the values of a column of text
 TABLES = (".csv", ".parquet")
 MOST_VALUES = 100  # different texts in a column; one with more is a name or an identifier, not a feature
+Ignored = str | Sequence[str]  # columns that are not features
+NO_VALUE = ', or the column: ignore="{}"'  # for training data: new rows need all columns
 MISSING = frozenset(("", "na", "nan", "null", "none", "n/a"))
 
 
-def read_table(path: Path, target: str | None = None, client: str | None = None) -> Dataset:
-    """A data set from a table. A fifth of the rows (of each client, if there are clients) is held out for testing."""
+def read_table(path: Path, target: str | None = None, client: str | None = None, ignore: Ignored = ()) -> Dataset:
+    """A data set from a table without the columns to `ignore`. A fifth of the rows (of each client, if there are
+    clients) is held out for testing."""
     with reading(path, f"{path.suffix} file"):
-        columns = from_parquet(path) if path.suffix == ".parquet" else from_csv(path)
+        ignored = [ignore] if isinstance(ignore, str) else list(ignore)
+        columns = from_parquet(path, without=ignored) if path.suffix == ".parquet" else from_csv(path, without=ignored)
         if target is None:
             raise BadFile(path, f'which column is the target? target="..." names it; there are {", ".join(columns)}')
         if target == client:
             raise BadFile(path, f"target and client must be two columns, both are {target!r}")
+        for name in {target, client} & set(ignored):
+            raise BadFile(path, f"{name!r} is the target or the client and cannot be ignored")
         refuse_absent(path, (target, *((client,) if client else ())), list(columns))
         y, names = targets(path, target, columns.pop(target))
         owner = None if client is None else columns.pop(client).astype(str)
@@ -63,10 +69,11 @@ def refuse_absent(path: Path, names: Iterable[str], columns: Sequence[str]) -> N
             raise BadFile(path, f"there is no column {name!r}; {nearest(name, columns)}")
 
 
-def from_csv(path: Path, wanted: Mapping[str, object] | None = None) -> dict[str, Array]:
+def from_csv(path: Path, wanted: Mapping[str, object] | None = None, without: Sequence[str] = ()) -> dict[str, Array]:
     """The columns by name, as numbers where every entry is one, else as text. The first line holds the names.
 
-    If columns are `wanted`, the others are ignored; those whose value is not None stay text.
+    If columns are `wanted`, the others are ignored; those whose value is not None stay text. By default all are wanted
+    but those in `without`.
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         sample = file.read(1 << 16)
@@ -74,40 +81,56 @@ def from_csv(path: Path, wanted: Mapping[str, object] | None = None) -> dict[str
         separator = max(",;\t", key=sample.split("\n", 1)[0].count)
         lines = csv.reader(file, delimiter=separator)
         head = [name.strip() for name in next(lines, [])]
-        rows = []
+        rows, ends = [], []  # a quoted entry may have several lines, so each row has the number of its last one
         for line in lines:
             if not line:
                 continue
             if len(line) != len(head):
                 raise BadFile(path, f"line {lines.line_num} has {len(line)} entries, the first line has {len(head)}")
             rows.append(line)
+            ends.append(lines.line_num)
     if not rows or len(set(head)) != len(head) or not all(head):
         raise BadFile(path, "must begin with a line of different column names, with rows after it")
-    wanted = dict.fromkeys(head) if wanted is None else wanted
-    refuse_absent(path, wanted, head)
-    for i, row in enumerate(rows):
-        for name, entry in zip(head, row, strict=True):
-            if name in wanted and entry.strip().lower() in MISSING:
-                raise BadFile(path, f"row {i + 1} has no value for {name!r}; fill it in or leave the row out")
+    hint = "" if wanted else NO_VALUE
+    wanted = chosen(path, head, wanted, without)
+    for name, column in zip(head, zip(*rows, strict=True), strict=True):
+        gaps = [i for i, entry in enumerate(column) if entry.strip().lower() in MISSING] if name in wanted else []
+        if gaps:
+            refuse_gaps(path, name, len(gaps), hint, f", the first in line {ends[gaps[0]]}")
     columns = {name: np.array(column) for name, column in zip(head, zip(*rows, strict=True), strict=True)}
     return {name: typed(columns[name]) if wanted[name] is None else np.char.strip(columns[name]) for name in wanted}
 
 
-def from_parquet(path: Path, wanted: Mapping[str, object] | None = None) -> dict[str, Array]:
-    """The columns by name, of the types that the file gives; only those that are `wanted`, if any are."""
+def chosen(
+    path: Path, head: Sequence[str], wanted: Mapping[str, object] | None, without: Sequence[str]
+) -> Mapping[str, object]:
+    """The columns to read: those that are `wanted`, or all but those in `without`."""
+    refuse_absent(path, without, head)
+    if wanted is None:
+        return dict.fromkeys(name for name in head if name not in without)
+    refuse_absent(path, wanted, head)
+    return wanted
+
+
+def refuse_gaps(path: Path, name: str, gaps: int, hint: str, where: str = "") -> None:
+    rows = "1 row has" if gaps == 1 else f"{gaps} rows have"
+    raise BadFile(path, f"{rows} no value for {name!r}{where}; fill it in or leave the row out{hint.format(name)}")
+
+
+def from_parquet(
+    path: Path, wanted: Mapping[str, object] | None = None, without: Sequence[str] = ()
+) -> dict[str, Array]:
+    """The columns by name, of the types that the file gives; which of them, as for `from_csv`."""
     if importlib.util.find_spec("pyarrow") is None:
         raise BadFile(path, "needs pyarrow: pip install 'fedda[tables]'")
     from pyarrow import parquet
 
     table = parquet.read_table(path)
-    if wanted is not None:
-        refuse_absent(path, wanted, table.column_names)
-        table = table.select(list(wanted))
+    hint = "" if wanted else NO_VALUE
+    table = table.select(list(chosen(path, table.column_names, wanted, without)))
     for name in table.column_names:
         if table[name].null_count:
-            raise BadFile(
-                path, f"{table[name].null_count} rows have no value for {name!r}; fill them in or leave them out"
-            )
+            refuse_gaps(path, name, table[name].null_count, hint)
     columns = {name: np.asarray(table[name]) for name in table.column_names}
     return {name: v.astype(str) if v.dtype.kind == "O" else v for name, v in columns.items()}
 
@@ -160,10 +183,14 @@ def describe(path: Path, columns: Mapping[str, Array]) -> Columns:
         values = np.unique(column) if column.dtype.kind in "US" else None
         if values is not None and len(values) > MOST_VALUES:
             raise BadFile(
-                path, f"the column {name!r} has {len(values)} different texts: leave it out, or name it as client"
+                path,
+                f'the column {name!r} has {len(values)} different texts: ignore="{name}" leaves it out, '
+                f'client="{name}" makes each a client',
             )
         if values is None and column.dtype.kind not in "buif":
-            raise BadFile(path, f"the column {name!r} must be numbers or text, got {column.dtype}")
+            raise BadFile(
+                path, f'the column {name!r} must be numbers or text, got {column.dtype}: ignore="{name}" leaves it out'
+            )
         described.append((name, None if values is None else tuple(map(str, values))))
     if not described:
         raise BadFile(path, "there is no column besides the target and the client")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -126,6 +126,7 @@ class Plan:
         given = {key.replace("-", "_"): value for key, value in config.items()}
         if "words" in given:
             raise ValueError("Plan: the key words is called params now: rename it in [tool.flwr.app.config]")
+        refuse_simulated(given)
         known = {f.name: given[f.name] for f in fields(cls) if f.name in given}
         for f in fields(cls):
             kind: Any = type(f.default)
@@ -134,6 +135,18 @@ class Plan:
                     raise ValueError(f"Plan: {f.name} must be {kind.__name__}, got {known[f.name]!r}")
                 known[f.name] = float(known[f.name])
         return cls(**known)
+
+
+SIMULATED = ("sampling", "drop", "availability", "personal", "personalise", "patience", "validation")
+
+
+def refuse_simulated(names: Iterable[str]) -> None:
+    """Refuse options that simulations have and federations do not."""
+    for name in names:
+        if name in SIMULATED:
+            raise ValueError(
+                f"Plan: federations do not offer {name}, it is for simulations by fedda run or fedda.train"
+            )
 
 
 def refuse_batch_norm(model: nn.Module) -> None:

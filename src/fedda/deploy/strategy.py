@@ -4,7 +4,7 @@ import copy
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,12 +14,12 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
 from torch import Tensor, nn
 
-from ..checks import one_line
+from ..checks import nearest, one_line
 from ..problems.neural import Loss
 from ..run import Run
 from .checkpoint import ROWS
 from .results import with_parameters
-from .server import Plan, serve
+from .server import Plan, refuse_simulated, serve
 
 COUNTS = ("round", "seed")  # in a row; the rest are metrics
 
@@ -36,6 +36,11 @@ class Strategy(Base):
         self, model: nn.Module, loss: Loss, algorithm: str = "fedavg", params: Mapping[str, Any] | None = None,
         test: tuple[Any, Any] | None = None, **plan: Any,
     ):  # fmt: skip
+        refuse_simulated(plan)
+        known = {f.name for f in fields(Plan)} - {"algorithm", "params"}
+        for name in plan:
+            if name not in known:
+                raise ValueError(f"Strategy: no argument {name!r}; {nearest(name, known)}")
         self.model, self.loss, self.test = model, loss, test
         self.plan = Plan(algorithm=algorithm, params=json.dumps(dict(params or {})), **plan)
 

@@ -140,7 +140,9 @@ def read_trace(source: Any, names: Sequence[Any]) -> Tensor:
         try:
             client, (on, off) = str(row[0]).strip(), (int(value) for value in row[1:])
         except (LookupError, TypeError, ValueError):
-            raise ValueError(f"{name}: row {number} must be a client and two whole numbers, got {row!r}") from None
+            raise ValueError(
+                f"{name}: row {number} must be (client, on, off), a client and two whole numbers, got {row!r}"
+            ) from None
         if client not in spans:
             raise ValueError(f"{name}: row {number}: there is no client {client!r}; {checks.nearest(client, known)}")
         if not 0 <= on < off:

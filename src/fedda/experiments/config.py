@@ -52,6 +52,7 @@ class ProblemTable(BaseModel):
     validation: float | None = Field(None, gt=0, lt=1)
     target: str | None = None  # a column of a table
     client: str | None = None  # another one
+    ignore: str | list[str] | None = None  # columns that are not features
     augment: str | dict[str, Any] | list[str | dict[str, Any]] | None = None
     trainable: str | list[str] | None = None  # the parameters to train, by patterns
     personal: str | list[str] | None = None  # those that stay on their clients
@@ -66,7 +67,17 @@ class ProblemTable(BaseModel):
     @model_serializer(mode="wrap")
     def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without later keys that are None: older files, and names made of them, stay the same."""
-        later = ("validation", "target", "client", "augment", "trainable", "personal", "personal_lr", "metrics")
+        later = (
+            "validation",
+            "target",
+            "client",
+            "ignore",
+            "augment",
+            "trainable",
+            "personal",
+            "personal_lr",
+            "metrics",
+        )
         return {key: value for key, value in fields(self).items() if key not in later or value is not None}
 
     def build(self, tuning: bool = False) -> Neural:
@@ -83,7 +94,7 @@ class ProblemTable(BaseModel):
     def completed(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
         with errors_named("problem"):
-            find_dataset(self.data, target=self.target, client=self.client)
+            find_dataset(self.data, target=self.target, client=self.client, ignore=self.ignore or ())
             named("problem", self.augment)  # built only to refuse a mistake now
             find_metrics(self.metrics)
             for entry in (partitions.find(self.partition), models.find(self.model)):

@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import __version__
 from ..core import Algorithm
 from ..engines import cohort_size
-from ..evaluations import plan_evaluations, warn_of_few
+from ..evaluations import Patience, plan_evaluations, warn_of_few
 from ..problems.gradients.tuning import threads
 from ..run import Diverged, Run, warn_of_sizes
 from ..runs.folder import Folder
@@ -110,6 +110,7 @@ class Program:
             steps = min(getattr(algorithm, "steps", 1) for algorithm in algorithms)
             cohort = cohort_size(experiment.cohort, self.problem.clients)
             with errors_named(experiment.name):
+                Patience.of(experiment.patience, experiment.metric, self.problem, len(experiment.seeds), None)
                 plan = plan_evaluations(
                     self.problem, experiment.rounds, cohort, steps, experiment.every if fixed else every,
                     experiment.evaluate,

@@ -1,6 +1,7 @@
 """The trained models of a run folder: the problem is built again from config.toml, the parameters are in the
 checkpoint."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def read_model(folder: Path, algorithm: str | None = None, seed: int | None = No
     if "failure" in facts and not best:
         raise ValueError(f"{folder}: {label} failed: {facts['failure']}")
     name, round = ("best.x", state["best.round"][replica]) if best else ("server.x", state["round"])
-    with errors_named(experiment.name):
+    with errors_named(experiment.name), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run has said them
         problem = experiment.problem.build()
     refuse_other_data(problem, folder)
     if problem.d_personal:

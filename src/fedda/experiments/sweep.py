@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,8 +70,9 @@ def search(sweep: Sweep, out: Path, watch: Watcher, **options: Any) -> dict[str,
     whole = sweep.experiment.completed()
     chosen = points(whole, sweep.grids, sweep.budget, sweep.draw)
     experiment = whole.model_copy(update={"algorithms": {label: whole.algorithms[label] for label in chosen}})
-    # All points have the same rounds: nothing stops early.
-    experiment = experiment.model_copy(update={"patience": None, "metric": None, "personalise": None})
+    if experiment.personalise is not None:
+        warnings.warn("a sweep ignores personalise: it has no rows of clients", stacklevel=2)
+        experiment = experiment.model_copy(update={"personalise": None})
     stacks, seeds = list(stack_points(chosen)), experiment.seeds
     replicas = max(len(stack.points) for stack in stacks) * len(seeds)
     program = Program(experiment, folder, run_options, replicas, tuning=True)
@@ -85,7 +87,10 @@ def search(sweep: Sweep, out: Path, watch: Watcher, **options: Any) -> dict[str,
         with errors_named(f"{experiment.name}: {stack.label}"):
             algorithm = stacked(experiment.algorithms[stack.label], stack.points, len(seeds))
         # Forced: absurd points are refused one by one, below, because the others are good.
-        run = program.start(stack.label, algorithm, seeds * len(stack.points), state, force=True)
+        replicas = seeds * len(stack.points)
+        run = program.start(stack.label, algorithm, replicas, state, force=True)
+        with errors_named(f"{experiment.name}: {stack.label}"):
+            run.set_patience(experiment.patience, experiment.metric, len(replicas), state)
         if state is None:
             absurd[stack.key] = {stack.numbers[i // len(seeds)] for i in run.absurd.nonzero().flatten().tolist()}
         return run
@@ -156,8 +161,10 @@ def judge_points(
     sweep: Sweep, experiment: Experiment, stacks: list[Stack], path: Path, absurd: dict[str, set[int]],
     failures: dict[str, str], directions: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:  # fmt: skip
-    """The value of every point: the metric's mean over the last 5 % of the rounds, then over the seeds."""
+    """The value of every point: the metric's mean over the last 5 % of the rounds, then over the seeds. With patience,
+    each seed counts with its best evaluation, because a stack runs until all of its points have stopped improving."""
     judged = sweep.metric or "validation_accuracy"
+    better = metric(judged, directions).better
     rows: dict[tuple[str, int], dict[int, list[dict[str, Any]]]] = {}
     for row in read_rows(path / METRICS):
         rows.setdefault((row["algorithm"], row["point"]), {}).setdefault(row["seed"], []).append(row)
@@ -169,6 +176,11 @@ def judge_points(
             values = [mean(tail(seed, experiment.rounds), judged) for seed in by_seed.values()]
             # A point that ended before the last round has no value.
             ended = any(seed[-1]["round"] < experiment.rounds for seed in by_seed.values())
+            if experiment.patience is not None:
+                best = max if better == "higher" else min
+                finite = all(math.isfinite(mean(seed[-1:], judged)) for seed in by_seed.values())
+                values = [best(mean([row], judged) for row in seed) for seed in by_seed.values()]
+                ended = stack.key in failures or not finite
             ok = len(values) == len(experiment.seeds) and all(map(math.isfinite, values)) and not ended
             memory = failures.get(stack.key, "").startswith(OUT_OF_MEMORY)
             note = None if ok else OUT_OF_MEMORY if memory else "diverged"
@@ -183,7 +195,6 @@ def judge_points(
                 "best": False,
                 "gradients": max((seed[-1]["gradients"] for seed in by_seed.values()), default=None),
             })  # fmt: skip
-    better = metric(judged, directions).better
     for table in tables.values():
         valid = [point for point in table["points"] if point["value"] is not None]
         if valid:

@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from .. import rng
-from ..checks import Bound, count, number
+from ..checks import POSITIVE, count, number
 from ..registry import augmentations
 from .trees import first_tensor, map_tensors
 
 Uniform = Callable[..., Tensor]
 Augmentation = Callable[[Any, Uniform], Any]
-POSITIVE = Bound("> 0", lambda v: v > 0)
 
 
 def apply(augmentation: Augmentation, x: Any, key: Tensor) -> Any:
@@ -47,7 +46,7 @@ def apply(augmentation: Augmentation, x: Any, key: Tensor) -> Any:
     changed = augmentation(samples, uniform)
     wanted, got = _kinds(samples), _kinds(changed)
     if got != wanted:
-        raise ValueError(f"augment: the function must return samples of the same shape and dtype, {wanted}, got {got}")
+        raise ValueError(f"the augmentation must return samples of the same shape and dtype, {wanted}, got {got}")
     return map_tensors(lambda v: v.view(*first.shape[:lead], *v.shape[1:]), changed)
 
 
@@ -57,14 +56,22 @@ def _kinds(samples: Any) -> str:
     return str(kinds)
 
 
+def refuse_others(owner: str, x: Any) -> None:
+    """Refuse samples that are not images."""
+    if not isinstance(x, Tensor) or x.dim() != 4:
+        got = list(x.shape[1:]) if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise ValueError(f"{owner}: samples must be images [channels, height, width], got {got}")
+
+
 @augmentations.register("flip")
 @dataclass(frozen=True)
 class Flip:
     """Mirror an image left to right, with probability 1/2."""
 
     def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
+        refuse_others("flip", x)
         mirrored = uniform() < 0.5
-        return torch.where(mirrored.view(-1, *[1] * (x.dim() - 1)), x.flip(-1), x)
+        return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
 @augmentations.register("crop")
@@ -78,6 +85,7 @@ class Crop:
         count("crop", "pad", self.pad)
 
     def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
+        refuse_others("crop", x)
         height, width = x.shape[-2:]
         shift = (uniform(2) * (2 * self.pad + 1)).long() - self.pad
         rows = torch.arange(height, device=x.device) + shift[:, :1]
@@ -100,6 +108,7 @@ class Cutout:
         count("cutout", "size", self.size)
 
     def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
+        refuse_others("cutout", x)
         centre = uniform(2) * torch.tensor(x.shape[-2:], device=x.device)
         first = centre.long() - self.size // 2
         rows, columns = (torch.arange(n, device=x.device) - first[:, i, None] for i, n in enumerate(x.shape[-2:]))

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .. import rng
 from .gradients.stackable import stackable
-from .trees import at, first_tensor, join
+from .trees import at, first_tensor, join, map_tensors
 
 if TYPE_CHECKING:
     from .metrics import Metric
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Totals = dict[str, tuple[Tensor, Tensor]]  # of each metric: a weighted sum [...], and the weight
 Shard = Callable[[int], slice]  # which of n clients, or of n test samples, this process evaluates
 Sum = Callable[[Sequence[Tensor]], list[Tensor]]  # sums over all processes
-Outputs = tuple[Tensor, Tensor]  # outputs [replicas, samples, ...] and targets [samples, ...]
+Outputs = tuple[Any, Any]  # outputs [replicas, samples, ...] and targets [samples, ...]: tensors, or tuples or dicts
 SAMPLES = 10_000  # that the model takes at once, over all replicas
 OUTPUTS = 2**24  # numbers whose losses are computed at once: vmap, which does it, is slow to start
 
@@ -59,7 +60,7 @@ def concatenated(parts: Sequence[Outputs]) -> Outputs | None:
     if not parts:
         return None
     outputs, targets = zip(*parts, strict=True)
-    return torch.cat(outputs, dim=1), torch.cat(targets)
+    return join(partial(torch.cat, dim=1), outputs), join(torch.cat, targets)
 
 
 def chosen_samples(sizes: Tensor, samples: int) -> tuple[Tensor, Tensor]:
@@ -211,10 +212,15 @@ class Evaluation:
         """The metrics that need a whole set, of the samples of each client: [replicas, clients]."""
         if outputs is None:
             return {}
-        parts = [v.split(sizes.tolist(), dim=dim) for dim, v in ((1, outputs[0]), (0, outputs[1]))]
-        nan = outputs[0].new_full((len(outputs[0]),), math.nan, dtype=torch.float64)
+        first = first_tensor(outputs[0])
+        nan = first.new_full((len(first),), math.nan, dtype=torch.float64)
+        ends = sizes.cumsum(0).tolist()
+        spans = [slice(end - size, end) for end, size in zip(ends, sizes.tolist(), strict=True)]
+        parts = [(at(outputs[0], (slice(None), span)), at(outputs[1], span)) for span in spans]
         return {
-            name: torch.stack([metric.whole(o, t) if len(t) else nan for o, t in zip(*parts, strict=True)], dim=-1)
+            name: torch.stack(
+                [metric.whole(*p) if s.stop > s.start else nan for p, s in zip(parts, spans, strict=True)], dim=-1
+            )
             for name, metric in self.problem.set_metrics.items()
         }
 
@@ -224,20 +230,23 @@ class Evaluation:
         """The metrics of all samples of a part. All processes exchange their outputs, and the first one reports.
         `place` is the position of this process's outputs (None if it has none) and the number of all samples."""
         if add is not unchanged:
-            rows = [like[0].movedim(1, 0), like[1]]
+            by_sample = map_tensors(lambda v: v.movedim(1, 0), like[0]), like[1]
+            leaves, form = tree_flatten(by_sample)
+            rows = [v for v in leaves if isinstance(v, Tensor)]
             full = [v.new_zeros(place[1], *v.shape[1:], dtype=torch.float64) for v in rows]
             if outputs is not None:
                 for v, own in zip(full, rows, strict=True):
                     v[place[0] : place[0] + len(own)] = own
-            full = [v.to(own.dtype) for v, own in zip(add(full), rows, strict=True)]
-            outputs = full[0].movedim(0, 1), full[1]
-        first = mine(1)
+            summed = iter([v.to(own.dtype) for v, own in zip(add(full), rows, strict=True)])
+            of_all = tree_unflatten([next(summed) if isinstance(v, Tensor) else v for v in leaves], form)
+            outputs = map_tensors(lambda v: v.movedim(0, 1), of_all[0]), of_all[1]
+        first, like_first = mine(1), first_tensor(like[0])
         share = float(first.stop - first.start)
+        zero = torch.zeros(len(like_first), dtype=torch.float64, device=like_first.device)
         if not share or outputs is None:  # the others, and a process that skips this part
-            zero = torch.zeros(len(like[0]), dtype=torch.float64, device=like[0].device)
             return {f"{part}_{name}": (zero, zero.new_tensor(0.0)) for name in self.problem.set_metrics}
         return {
-            f"{part}_{name}": (metric.whole(*outputs), outputs[0].new_tensor(share, dtype=torch.float64))
+            f"{part}_{name}": (metric.whole(*outputs), zero.new_tensor(share))
             for name, metric in self.problem.set_metrics.items()
         }
 

@@ -83,7 +83,11 @@ def to_onnx(path: Path, problem: Neural, x: Tensor, weights: Tensor | None, clie
         program = traced(problem, x, weights, client)
         with silent():
             exported = torch.onnx.export(
-                program, dynamo=True, input_names=input_names(problem), output_names=["output"], verbose=False
+                program,
+                dynamo=True,
+                input_names=input_names(problem),
+                output_names=output_names(program),
+                verbose=False,
             )
     except Exception as why:  # the exporter can raise anything about a user's module
         raise ValueError(f"{path}: {one_line(why)}; a .safetensors file holds the weights alone") from why
@@ -97,6 +101,16 @@ def input_names(problem: Neural) -> list[str]:
     """The names of the inputs: x, the keys of a dict, or x0, x1, ... for a tuple."""
     positional, named = arguments(problem.data.x)
     return list(named) or (["x"] if len(positional) == 1 else [f"x{i}" for i in range(len(positional))])
+
+
+def output_names(program: torch.export.ExportedProgram) -> list[str]:
+    """The names of the outputs: output; output_KEY for those of a dict; or output0, output1, ... for a tuple."""
+    form = program.call_spec.out_spec
+    if form is None or form.is_leaf():
+        return ["output"]
+    if form.type is dict and len(form.context) == form.num_leaves:
+        return [f"output_{name}" for name in form.context]
+    return [f"output{i}" for i in range(form.num_leaves)]
 
 
 def traced(problem: Neural, x: Tensor, weights: Tensor | None, client: int | None) -> torch.export.ExportedProgram:

@@ -21,6 +21,7 @@ from .neural import trainable as trained_parameters
 from .randomness import CounterRandom
 from .trees import at, call, first_tensor, map_tensors, tensors_of
 
+WHOLE = (torch.int16, torch.int32, torch.int64)  # tokens and classes; images are bytes
 SHARE = Bound("in (0, 1)", lambda v: (v > 0) & (v < 1))  # of samples to hold out
 
 
@@ -79,18 +80,22 @@ def problem(
     (4, 8)
     """
     check("problem", batch=batch)
+    refuse_others(model, loss)
     model = copy.deepcopy(model)
     freeze_others("problem", model, trainable)
     parameters = [p for _, p in trained_parameters(model)]
-    if not parameters or len({(p.dtype, p.device) for p in model.parameters()}) > 1:
-        raise ValueError("problem: the model must have parameters to train, all of one dtype on one device")
+    if not parameters:
+        raise ValueError("problem: the model has no parameter to train: it has none, or requires_grad is False for all")
+    kinds = {f"{p.dtype} on {p.device}" for p in model.parameters()}
+    if len(kinds) > 1:
+        raise ValueError(f"problem: all parameters must have one dtype on one device, got {', '.join(sorted(kinds))}")
     refuse_synchronised(model)
     device, dtype = parameters[0].device, parameters[0].dtype
     standard = None if scale is None else _scale(scale, device, dtype)
     rows = _rows(x, rows)
     data = _arrays("x and y", x, y, device, dtype, standard, rows)
     owner = np.zeros(data.samples, dtype=np.int64) if client is None else _array(client)
-    if owner.dtype.kind == "O" and all(isinstance(name, str) for name in owner.flat):
+    if owner.dtype.kind == "O" and owner.size and all(isinstance(name, str) for name in owner.flat):
         owner = owner.astype(str)
     if owner.shape != (data.samples,) or owner.dtype.kind not in "iuUS":
         raise ValueError(
@@ -137,6 +142,10 @@ def problem(
     for name, part in {"": neural.data, **neural.held_out}.items():
         which = f" (the {name} samples)" if name else ""
         refuse_mismatch(norms.evaluation, loss, neural.standardised(neural.pick(part, slice(64))), which)
+        rows = neural.rows if part is neural.data else None
+        for v in (v for v in tree_leaves(part.x) if v.dtype in WHOLE):  # tokens that the model does not know
+            few = neural.standardised(neural.pick(part, extreme_samples(v, rows)))
+            refuse_mismatch(norms.evaluation, loss, few, which)
         neural.nan_alone |= refuse_targets(norms.evaluation, loss, neural, part)
     first = neural.standardised(neural.pick(neural.data, slice(2)))
     if norms.layers:  # these need a whole batch, even if there is only one sample
@@ -146,9 +155,19 @@ def problem(
         neural.random = True
         neural._rebuild_caches()
     if augment is not None:
-        neural.example(1)  # one that does not fit is refused here
+        refuse_augmentation(neural)
     _add_metrics(neural, chosen)
     return neural
+
+
+def refuse_augmentation(neural: Neural) -> None:
+    """Refuse an augmentation that cannot take the samples."""
+    try:
+        neural.example(1)
+    except ValueError:
+        raise
+    except Exception as why:  # a user's function may raise anything
+        raise ValueError(f"problem: the augmentation cannot take this data: {one_line(why)}") from why
 
 
 def _add_metrics(neural: Neural, metrics: dict[str, Metric]) -> None:
@@ -159,12 +178,6 @@ def _add_metrics(neural: Neural, metrics: dict[str, Metric]) -> None:
         output = call(copy.deepcopy(neural.batch_norms.evaluation), samples.x)
         neural.metrics = of_sequences(output, samples.y) | metrics
         each = {name: m for name, m in neural.metrics.items() if gives_each(name, m, output, samples.y, n)}
-    other = next((name for name in neural.metrics if name not in each), None)
-    if other is not None and not (isinstance(output, Tensor) and isinstance(samples.y, Tensor)):
-        raise ValueError(
-            f"problem: the model returns a {type(output).__name__}: the metric {other!r} must then return a number for "
-            "each sample"
-        )
     neural.sample_metrics = each
 
 
@@ -180,44 +193,96 @@ def _owners(name: str, client: Any, names: np.ndarray, samples: int) -> Tensor:
     return torch.as_tensor(number)
 
 
+def refuse_others(model: Any, loss: Any) -> None:
+    """Refuse a model that is not a module with its parameters, and a loss that is not a function."""
+    if not isinstance(model, nn.Module):
+        name = model.__name__ if isinstance(model, type) else None
+        hint = f"the class {name}; make a module of it: {name}(...)" if name else f"a {type(model).__name__}"
+        raise ValueError(f"problem: model must be a torch.nn.Module, got {hint}")
+    lazy = [name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise ValueError(f"problem: {lazy[0]!r} has no shape yet: call the model once with some samples before")
+    if isinstance(loss, type) or not callable(loss):
+        hint = f"the class {loss.__name__}; write {loss.__name__}()" if isinstance(loss, type) else repr(loss)
+        raise ValueError(f"problem: loss must be a function of outputs and targets, got {hint}")
+
+
 def refuse_mismatch(model: nn.Module, loss: Loss, samples: Batch, which: str = "") -> None:
     """Refuse a model and a loss that do not fit the data."""
     output: Any = None
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch about shapes; what is wrong with them is refused below
             output = call(copy.deepcopy(model), samples.x)
             value: Any = loss(output, samples.y)
     except Exception as why:
-        if output is not None and not isinstance(output, Tensor):
+        if output is None:
+            which += f"; the model gets {described(samples.x)}"
+            if first_tensor(samples.x).dtype == torch.uint8:
+                which += "; images of bytes need scale=(mean, std), or a model that begins with x.float()"
+        elif isinstance(output, Tensor):
+            which += f"; the model returns {described(output)}, and the targets are {described(samples.y)}"
+        else:
             which += f"; the model returns a {type(output).__name__}, of which the loss must take its part"
-        if output is None and first_tensor(samples.x).dtype == torch.uint8:
-            which += "; images of bytes need scale=(mean, std), or a model that begins with x.float()"
-        raise ValueError(f"problem: the model and the loss cannot take this data: {one_line(why)}{which}") from why
+        raise ValueError(
+            f"problem: the model and the loss cannot take this data: {one_line(why).rstrip('.')}{which}"
+        ) from why
     if not isinstance(value, Tensor) or value.dim() != 0:
         got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"problem: the loss must be a function to one number, the mean over the batch, got {got}")
-    if (
-        isinstance(output, Tensor)
-        and isinstance(samples.y, Tensor)
-        and compares_all_pairs(loss, output, samples.y, value)
-    ):
+    if not isinstance(output, Tensor) or not isinstance(samples.y, Tensor):
+        return
+    if compares_all_pairs(loss, output, samples.y, value):
+        fit = "end the model with nn.Flatten(0)" if output.dim() > samples.y.dim() else "give y[:, 0]"
         raise ValueError(
             f"problem: the model gives {list(output.shape)} and the targets are {list(samples.y.shape)}, so the loss "
-            "compares every output with every target: end the model with nn.Flatten(0)"
+            f"compares every output with every target: {fit}"
+        )
+    if ignores_the_output(loss, output, samples.y, value):
+        raise ValueError(
+            "problem: the loss does not depend on the model's single output: cross_entropy needs an output for each "
+            "class, binary_cross_entropy_with_logits takes a single one"
         )
 
 
+def described(values: Any) -> str:
+    """The type and the shape of samples, and the range of whole numbers.
+
+    >>> described({"ids": torch.tensor([[3, 7]]), "weight": torch.ones(1)})
+    "{'ids': int64 [1, 2] from 3 to 7, 'weight': float32 [1]}"
+    """
+    if isinstance(values, Tensor):
+        span = f" from {int(values.min())} to {int(values.max())}" if values.dtype in WHOLE else ""
+        return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}{span}"
+    if isinstance(values, Mapping):
+        return "{" + ", ".join(f"{name!r}: {described(value)}" for name, value in values.items()) + "}"
+    return "(" + ", ".join(map(described, values)) + ")"
+
+
 def compares_all_pairs(loss: Loss, output: Tensor, y: Tensor, value: Tensor) -> bool:
-    """Whether outputs [n, 1] and targets [n] are broadcast to [n, n]: without the last axis the loss is another."""
-    if not y.is_floating_point() or output.shape != (*y.shape, 1) or len(y) < 2:
+    """Whether outputs [n, 1] and targets [n], or the other way round, are broadcast to [n, n]: without the last axis
+    the loss is another."""
+    shapes = (tuple(output.shape), tuple(y.shape))
+    if (
+        not y.is_floating_point()
+        or len(y) < 2
+        or shapes not in ((shapes[1] + (1,), shapes[1]), (shapes[0], shapes[0] + (1,)))
+    ):
         return False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            other = loss(output.squeeze(-1), y)
+            other = loss(output.reshape(min(shapes, key=len)), y.reshape(min(shapes, key=len)))
     except Exception:  # the loss wants this axis
         return False
     return not torch.allclose(other, value)
+
+
+def ignores_the_output(loss: Loss, output: Tensor, y: Tensor, value: Tensor) -> bool:
+    """Whether a loss of classes is 0 for any single output [n, 1], as the cross-entropy of one class is."""
+    if y.is_floating_point() or output.shape != (len(y), 1) or float(value) != 0:
+        return False
+    return float(loss(output + torch.arange(len(y), device=y.device)[:, None], y)) == 0
 
 
 def refuse_targets(model: nn.Module, loss: Loss, neural: Neural, part: Batch) -> bool:
@@ -226,11 +291,8 @@ def refuse_targets(model: nn.Module, loss: Loss, neural: Neural, part: Batch) ->
     y = first_tensor(part.y)
     index = torch.arange(min(8, part.samples), device=y.device)
     if not y.is_floating_point():  # also the samples with the smallest and the largest targets
-        flat = y.flatten(1) if y.dim() > 1 else y[:, None]
-        low, high = flat.amin(dim=1), flat.amax(dim=1)
-        index = torch.stack([low.argmin(), high.argmax(), high.argmin(), low.argmax()])
-        part_y = f" (the targets are from {int(low.min())} to {int(high.max())})"
-        refuse_mismatch(model, loss, neural.standardised(neural.pick(part, index)), part_y)
+        index = extreme_samples(y)
+        refuse_mismatch(model, loss, neural.standardised(neural.pick(part, index)))
     x, y = neural.standardised(neural.pick(part, index))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         output = call(copy.deepcopy(model), x)
@@ -256,6 +318,19 @@ def refuse_targets(model: nn.Module, loss: Loss, neural: Neural, part: Batch) ->
             "the same samples twice; take reduction='mean'"
         )
     return any(map(math.isnan, each))
+
+
+def extreme_samples(values: Tensor, rows: Tensor | None = None) -> Tensor:
+    """The samples with the smallest and with the largest numbers; `rows` are those of the samples in a mapped file.
+
+    >>> extreme_samples(torch.tensor([[1, 2], [0, 3], [2, 9]]))
+    tensor([1, 2, 0, 2])
+    """
+    flat = values.flatten(1) if values.dim() > 1 else values[:, None]
+    low, high = flat.amin(dim=1), flat.amax(dim=1)
+    if rows is not None:
+        low, high = low[rows], high[rows]
+    return torch.stack([low.argmin(), high.argmax(), high.argmin(), low.argmax()])
 
 
 def has_random_layers(model: nn.Module, x: Any) -> bool:
@@ -343,6 +418,14 @@ def _arrays(
     if len(sizes) != 1 or 0 in sizes:
         got = ", ".join(map(str, shapes))
         raise ValueError(f"problem: {name} must hold the same number of samples, at least 1, got {got}")
+    for value in scale or ():
+        sample = x.shape[1:]
+        try:
+            fits = torch.broadcast_shapes(value.shape, sample) == sample
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(f"problem: scale must fit a sample of shape {list(sample)}, got {list(value.shape)}")
     if not all(bool(v.isfinite().all()) for v in leaves if v.is_floating_point()):
         raise ValueError(f"problem: {name} must be finite numbers; some are NaN or infinite")
     return cast(Batch(x, y), dtype, scale, device)

@@ -21,6 +21,7 @@ from .metrics import Function
 from .neural import Device, Loss, Neural, flatten, freeze_others
 
 CLIENTS = 10  # if neither the user nor the data gives their number
+LARGE = 100.0  # a deviation of the targets for which the usual rates diverge
 SHIFT = 0.5  # between the classes of the training and the test part; two random parts of LEAF's FEMNIST have 0.05
 
 
@@ -38,6 +39,7 @@ def load(
     loss: Loss | None = None,
     target: str | None = None,
     client: str | None = None,
+    ignore: str | Sequence[str] = (),
     augment: Any = None,
     trainable: str | Sequence[str] | None = None,
     personal: str | Sequence[str] | None = None,
@@ -46,7 +48,8 @@ def load(
     **options: Any,
 ) -> Neural:
     """A problem from a data set (a name, a .npz, .csv or .parquet file, or a folder of images), a partition over the
-    clients, and a model: a name, or an nn.Module with its `loss`. In a table, `target` and `client` name columns.
+    clients, and a model: a name, or an nn.Module with its `loss`. In a table, `target` and `client` name columns, and
+    `ignore` those that are not features.
 
     Options go to the partition (rho, alpha) and to the model (hidden, filters). There are 10 `clients` by default; with
     the partition `by_client`, all that the data names. `seed` is the seed of the partition; the seed of a run gives the
@@ -75,13 +78,19 @@ def load(
             called = by_name.name if by_name else "a module of your own"
             raise ValueError(f"load: no option {option!r} with {partition} and {called}; {hint}")
     partition_options, model_options = ({k: v for k, v in options.items() if k in names} for names in known)
-    data = open_dataset(name, target=target, client=client)
+    data = open_dataset(name, target=target, client=client, ignore=ignore)
     if resplit:
         data = data.resplit()
     elif data.shift() > SHIFT:
         warnings.warn(
             f"{name}: its test part has other classes than its training part (a distance of {data.shift():.2f} from "
             "0 to 1): resplit = true divides both again",
+            stacklevel=2,
+        )
+    if by_name is not None and data.y.dtype.kind == "f" and data.y.std() > LARGE:
+        warnings.warn(
+            f"{name}: the targets have a deviation of {data.y.std():.2g}, so the loss is large and rates must be tiny: "
+            "divide them, for example write prices in thousands",
             stacklevel=2,
         )
     data = data.validation() if validation is True else data

@@ -50,10 +50,11 @@ class Metric:
         replicas = len(first_tensor(outputs))
         return torch.stack([self(at(outputs, i), targets) for i in range(replicas)]).double()
 
-    def whole(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The number of a set of samples, [replicas]."""
-        values = [torch.as_tensor(self(output, targets), dtype=torch.float64).reshape(()) for output in outputs]
-        return torch.stack(values).to(outputs.device)
+    def whole(self, outputs: Any, targets: Any) -> Tensor:
+        """The number of a set of samples, [replicas], from outputs [replicas, samples, ...]."""
+        first = first_tensor(outputs)
+        values = [self(at(outputs, i), targets) for i in range(len(first))]
+        return torch.stack([torch.as_tensor(v, dtype=torch.float64).reshape(()) for v in values]).to(first.device)
 
 
 def find_metrics(metrics: Mapping[str, Function] | Sequence[str] | None) -> dict[str, Metric]:
@@ -65,6 +66,9 @@ def find_metrics(metrics: Mapping[str, Function] | Sequence[str] | None) -> dict
     if isinstance(metrics, Mapping):
         named: dict[str, Any] = dict(metrics)
     else:
+        for name in metrics:
+            if callable(name):
+                raise ValueError(f'problem: a function needs a name: metrics={{"name": function}}, got {metrics!r}')
         named = {name: registered.find(name).build for name in metrics}
     for name, function in named.items():
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name) or name in TAKEN:
@@ -82,12 +86,18 @@ TAKEN = ("loss", "accuracy", "samples")
 def gives_each(name: str, metric: Metric, output: Any, targets: Any, samples: int) -> bool:
     """Whether a metric gives a number for each sample, and not one for the set; other results are refused."""
     try:
-        value = torch.as_tensor(metric(output, targets))
+        result = metric(output, targets)
     except Exception as why:  # a user's function may raise anything
         raise ValueError(f"problem: the metric {name!r} cannot take this data: {one_line(why)}") from why
+    wanted = (
+        f"problem: the metric {name!r} must return one number, or a tensor of {samples} numbers for {samples} samples"
+    )
+    try:
+        value = torch.as_tensor(result)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{wanted}, got {result!r:.60}") from None
     if value.dtype.is_complex or (value.dim() > 0 and value.shape != (samples,)):
-        wanted = f"one number, or a tensor of {samples} numbers for {samples} samples"
-        raise ValueError(f"problem: the metric {name!r} must return {wanted}, got shape {list(value.shape)}")
+        raise ValueError(f"{wanted}, got shape {list(value.shape)}")
     if metric.of_mean is not None and value.dim() == 0:
         raise ValueError(f"problem: the metric {name!r} has of_mean, so it must return a number for each sample")
     return value.dim() > 0
@@ -98,11 +108,21 @@ def predicted(output: Tensor, target: Tensor) -> Tensor:
     """The predicted classes: the largest logit, or the sign of a single one."""
     if output.dim() == target.dim() + 1 and output.shape[-1] > 1:
         return output.argmax(dim=-1)
+    refuse_numbers(target)
     return (output.reshape(target.shape) > 0).long()
+
+
+def refuse_numbers(target: Tensor) -> None:
+    """Refuse the targets of a regression, where a model with a single output has the classes 0 and 1."""
+    if not bool(((target == 0) | (target == 1)).all()):
+        raise ValueError("it is for classes: with a single output the targets must be 0 and 1")
 
 
 def numbers(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and targets of a regression, [samples, numbers]."""
+    if output.numel() != target.numel():
+        shapes = f"outputs {list(output.shape)}, targets {list(target.shape)}"
+        raise ValueError(f"it is for regression, with one output for each target, got {shapes}")
     return output.reshape(len(target), -1).double(), target.reshape(len(target), -1).double()
 
 
@@ -113,6 +133,8 @@ def tokens(target: Tensor) -> Tensor:
 
 def _hits(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of each class: samples that are predicted correctly, predictions, and samples."""
+    if target.is_floating_point() and bool((target != target.round()).any()):
+        raise ValueError("it is for classes, and the targets are numbers with decimals; take mae, rmse or r2")
     guess = predicted(output, target).flatten()
     target = target.flatten().long()
     classes = int(torch.maximum(guess.max(), target.max())) + 1
@@ -140,7 +162,8 @@ def auc(output: Tensor, target: Tensor) -> Tensor:
     """The area under the ROC curve of two classes: how often a positive sample has the larger score, ties as half."""
     score = (output[:, 1] - output[:, 0] if output.dim() == 2 and output.shape[1] == 2 else output.flatten()).double()
     if score.shape != target.shape:
-        raise ValueError("auc is for two classes")
+        raise ValueError("it is for two classes")
+    refuse_numbers(target)
     # The mean rank of equal scores.
     _, group, sizes = torch.unique(score, return_inverse=True, return_counts=True)
     rank = (sizes.cumsum(0) - (sizes - 1) / 2)[group]
@@ -154,6 +177,8 @@ def auc(output: Tensor, target: Tensor) -> Tensor:
 @registered.register("top5_accuracy")
 def top5_accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Whether the class is among the five largest logits."""
+    if output.dim() != 2 or target.dim() != 1:
+        raise ValueError("it is for classes, with a logit for each of them")
     best = output.topk(min(5, output.shape[-1]), dim=-1).indices
     return (best == target[:, None]).any(dim=-1).double()
 

@@ -218,6 +218,10 @@ class Neural(Problem):
     def personal_layout(self) -> Layout:
         return [(name, tuple(p.shape)) for name, p in trainable(self.model) if name in self.personal]
 
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad}
+
     def start(self, seed: int) -> Tensor:
         """The first point: the parameters of the model, or those of `init(seed)`."""
         return self._first(seed)[: self.d]
@@ -245,7 +249,9 @@ class Neural(Problem):
         return flatten(self.model, self.personal)
 
     def number_of(self, client: Any) -> int:
-        """The number of a client, from its name as the rows of clients show it."""
+        """The number of a client with personal parameters, from its name as the rows of clients show it."""
+        if not self.personal:
+            raise ValueError("model: without personal parameters all clients have the same model; leave out client")
         names = [str(name) for name in self.client_names or range(self.clients)]
         if str(client) not in names:
             shown = ", ".join(names[:NAMES]) + (", ..." if len(names) > NAMES else "")

@@ -70,6 +70,8 @@ def write_results(results: Mapping[str, Any], out: str | Path = "report.html", t
     path = Path(out)
     if path.is_dir():
         raise ValueError(f"report: out must be the file of the page, such as 'page.html', got the folder {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"report: {path}: the folder {path.parent} does not exist")
     histories = {label: list(result.history) for label, result in results.items()}
     clients = {label: list(result.clients) for label, result in results.items()}
     directions = {name: better for result in results.values() for name, better in result.run.problem.directions.items()}

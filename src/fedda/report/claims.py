@@ -12,7 +12,7 @@ from ..runs.sweeps import expect, optional
 
 # A sign beside the verdict: it must not depend on colour alone.
 SIGNS = {"SUPPORTED": "✓", "PARTIAL": "◐", "INCONCLUSIVE": "?", "NOT SUPPORTED": "✗", "NOT TESTED": "–"}
-NUMBERS = ("a", "b", "difference", "se", "area", "seeds")
+NUMBERS = ("a", "b", "difference", "interval", "p", "seeds")
 
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:
@@ -62,12 +62,14 @@ def _detail(value: Any, where: str) -> dict[str, Any]:
             raise ValueError(f"{where}: {key} must be a number or null, got {number!r}")
         if number is None or number != number:
             texts[key] = "–"
-        elif metric.percent and key != "seeds":
+        elif metric.percent and key not in ("seeds", "p"):
             # A difference of accuracies is in points, not in per cent.
             texts[key] = f"{100 * number:.2f} %" if key in ("a", "b") else f"{100 * number:+.2f} points"
         else:
             texts[key] = formats.plain(number)
-    return texts | {"metric": metric.name, "se": texts["se"].replace("+", "")} | _verdict(table, where)
+    way = optional(str, table.get("way"), f"{where}: way") or ""
+    texts |= {"metric": metric.name, "interval": texts["interval"].replace("+", ""), "way": way or "–"}
+    return texts | _verdict(table, where)
 
 
 def _verdict(table: dict[str, Any], where: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import check
+from ..checks import AT_LEAST_ZERO, POSITIVE, check, number
 from ..registry import schedules
 
 Schedule = Callable[[Tensor], Any]  # t -> eta_t: a float, or a tensor that broadcasts with [..., 1, 1]
@@ -81,6 +81,8 @@ class RateDecay:
         check(self.name, lr=self.start)
         if not isinstance(self.warmup, int | float) or not 0 <= self.warmup < 1:
             raise ValueError(f"{self.name}: warmup must be a share of the run, from 0 to 1, got {self.warmup!r}")
+        if self.horizon is not None:
+            number(self.name, "horizon", self.horizon, POSITIVE)
 
     @property
     def name(self) -> str:
@@ -114,6 +116,10 @@ class CosineDecay(RateDecay):
 
     end: float = 0.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number(self.name, "end", self.end, AT_LEAST_ZERO)
+
     def factor(self, share: Tensor) -> Tensor:
         low = self.end / self.start
         return low + (1 - low) * (1 + torch.cos(torch.pi * share)) / 2
@@ -130,6 +136,10 @@ class LinearDecay(RateDecay):
 
     end: float = 0.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number(self.name, "end", self.end, AT_LEAST_ZERO)
+
     def factor(self, share: Tensor) -> Tensor:
         return 1 + (self.end / self.start - 1) * share
 
@@ -145,6 +155,13 @@ class StepDecay(RateDecay):
 
     at: tuple[float, ...] = (0.5, 0.75)
     by: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = self.at if isinstance(self.at, list | tuple) else ()
+        if not shares or not all(isinstance(at, int | float) and 0 < at < 1 for at in shares):
+            raise ValueError(f"{self.name}: at must be shares of the run, such as [0.5, 0.75], got {self.at!r}")
+        number(self.name, "by", self.by, POSITIVE)
 
     def factor(self, share: Tensor) -> Tensor:
         passed = torch.stack([share >= at for at in self.at]).sum(dim=0)

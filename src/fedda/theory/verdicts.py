@@ -1,13 +1,12 @@
 """Verdicts on claims C26 to C30 from the measurements: the content of `theory.json`, which `fedda claims` reads."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
-from ..claims.compare import INCONCLUSIVE, NOT_SUPPORTED, SUPPORTED, Detail, combine, detail
+from ..claims.compare import INCONCLUSIVE, NOT_SUPPORTED, SUPPORTED, Detail, combine, detail, every, holm
 from ..claims.sentences import counts
 from ..claims.values import Value
 from .findings import Findings
@@ -20,10 +19,8 @@ SAME = 1e-10  # paths that differ by less are the same
 
 
 def over(values: Any) -> Value:
-    """A mean over seeds with its standard error."""
-    numbers = np.asarray(values, dtype=float)
-    se = float(numbers.std(ddof=1) / math.sqrt(len(numbers))) if len(numbers) > 1 else 0.0
-    return Value(float(numbers.mean()), se, math.nan, len(numbers))
+    """Numbers of one measurement by seed."""
+    return Value(dict(enumerate(np.asarray(values, dtype=float).tolist())))
 
 
 def between(text: str, metric: str, values: Any, low: float, high: float) -> Detail:
@@ -31,18 +28,23 @@ def between(text: str, metric: str, values: Any, low: float, high: float) -> Det
     numbers = np.asarray(values, dtype=float)
     inside = float(np.minimum(numbers - low, high - numbers).min())
     verdict = SUPPORTED if inside >= 0 else NOT_SUPPORTED
-    return Detail(text, metric, verdict, float(numbers.mean()), None, inside, over(numbers).se, None, len(numbers))
+    return Detail(text, metric, verdict, over(numbers).mean, None, inside, seeds=len(numbers))
 
 
 def less(comparison: str, metric: str, ours: Any, theirs: Any) -> Detail:
-    """Whether `ours` is lower than `theirs`, with the standard error of rule 2 in docs/claims.md."""
+    """Whether `ours` is lower than `theirs`, seed by seed (docs/claims.md)."""
     a, b = over(ours), over(theirs)
     return detail(comparison, metric, b - a, a.mean, b.mean)
 
 
-def judged(results: Findings, reason: str, details: Sequence[Detail]) -> dict[str, Any]:
-    """The combined verdict of the details, with its reason, which begins with "quick" and the counts (rule 3)."""
-    verdict = combine(d.verdict for d in details)
+def judged(
+    results: Findings, reason: str, details: Sequence[Detail], join: Callable[..., str] = combine
+) -> dict[str, Any]:
+    """The verdict of the details, with its reason, which begins with "quick" and the counts.
+
+    `join` is `combine` for a claim with separate parts, `every` for one that says the same of every case.
+    """
+    verdict = join(d.verdict for d in details)
     before = ["quick"] * results.quick + [counts(details)] * (verdict != SUPPORTED)
     return {"verdict": verdict, "reason": ": ".join([*before, reason]), "details": [asdict(d) for d in details]}
 
@@ -71,14 +73,17 @@ def c26(results: Findings) -> dict[str, Any]:
 
 def c27(results: Findings) -> dict[str, Any]:
     """H is smoother from z than from the last gradient: the deviation of log h over rounds, and of its changes."""
-    parts, texts = [], []
-    for name, own in results.smoothness.items():
-        for metric, of in (("deviation of log h", own.deviation), ("deviation of its changes", own.change)):
-            parts.append(less(f"z vs nu, {name}", metric, of("z"), of("nu")))
+    parts = holm([
+        less(f"z vs nu, {name}", metric, of("z"), of("nu"))
+        for name, own in results.smoothness.items()
+        for metric, of in (("deviation of log h", own.deviation), ("deviation of its changes", own.change))
+    ])  # fmt: skip
+    texts = []
+    for i, (name, own) in enumerate(results.smoothness.items()):
         size = f"{len(own.path['z']) - 1} rounds, {len(own.deviation('z'))} seeds"
-        both = ", of changes ".join(f"{d.a:.2g} vs {d.b:.2g} {d.verdict}" for d in parts[-2:])
+        both = ", of changes ".join(f"{d.a:.2g} vs {d.b:.2g} {d.verdict}" for d in parts[2 * i : 2 * i + 2])
         texts.append(f"{name} ({size}): {both}")
-    return judged(results, f"deviation of log h, z vs nu: {'; '.join(texts)}", parts)
+    return judged(results, f"deviation of log h, z vs nu: {'; '.join(texts)}", parts, every)
 
 
 def c28(results: Findings) -> dict[str, Any]:
@@ -90,6 +95,7 @@ def c28(results: Findings) -> dict[str, Any]:
             powers = own.exponents(values)
             excess = over(sign * (powers + LINEAR))
             parts.append(detail(comparison, f"power of K, {metric}", excess, float(powers.mean()), -LINEAR))
+    parts = holm(parts)
     linear = [speed_up(d, of) for d, of in zip(parts, (SUPPORTED,) * 2 + (NOT_SUPPORTED,) * 2, strict=True)]
     reason = (
         f"K = {own.K[0]} to {own.K[-1]}, {own.replicas} runs each, linear from K^-{LINEAR} on; error against the square"
