@@ -219,6 +219,21 @@ MUTANTS = [
     ),
     # -- deploy
     Mutant(
+        "weights-can-be-bought", "deploy/server.py",
+        "self.sizes.clamp(max=self.plan.max_samples)", "self.sizes",
+        "test_deploy.py -k cannot_be_bought",
+    ),
+    Mutant(
+        "text-of-an-exception-leaves", "deploy/client.py",
+        "raise SiteError(type(why).__name__)", "raise SiteError(str(why))",
+        "test_deploy.py -k type_of_an_exception",
+    ),
+    Mutant(
+        "open-doors-are-fine", "deploy/check.py",
+        "wrong = not door.for_nodes or context is None", "wrong = False",
+        "test_doors.py -k plain_superlink",
+    ),
+    Mutant(
         "ledger-not-written", "deploy/checkpoint.py",
         'write_whole(self.charges, (json.dumps(asdict(ledger)) + "\\n").encode(), PRIVATE)\n        return', "return",
         "test_privacy.py -k a_lost_attempt",
