@@ -451,7 +451,7 @@ def test_on_a_cpu_a_chain_of_convolutions_is_measured_against_the_loop_alone(mem
     problem = convolution()
     seen = []
     monkeypatch.setattr(choose, "autotune", lambda ways, device, *about: seen.append(list(ways)) or "loop")
-    assert problem.with_path("auto", "auto", 3).gradient_paths.chosen == "loop" and seen == [["chain", "loop"]]
+    assert problem.with_path("auto", "auto", 3).gradient_paths.chosen == "loop" and seen == [["loop", "chain"]]
     assert problem.with_path("traced", "auto", 3).gradient_paths.chosen == "traced"
     assert (
         digits().with_path("auto", "auto", 3).gradient_paths.chosen == "chain" and len(seen) == 1
@@ -459,13 +459,19 @@ def test_on_a_cpu_a_chain_of_convolutions_is_measured_against_the_loop_alone(mem
     problem.chain = None
     problem._rebuild_caches()
     problem.with_path("auto", "auto", 3)
-    assert seen[1] == ["traced", "loop"]
+    assert seen[1] == ["loop", "traced"]
+    d = digits().d
+    for clients, open_choice in ((5, False), (6, True)):  # linear layers: only larger stacks
+        seen.clear()
+        monkeypatch.setattr(choose, "NUMBERS", 5 * d)
+        digits().with_path("auto", "auto", clients)
+        assert seen == [["loop", "chain"]] * open_choice
 
 
 def test_where_kernels_fit_only_the_chain_is_measured_beside_them():
     own = convolution().gradient_paths
     own.paths = {name: own.by_chain for name in choose.PATHS}
-    assert list(own.candidates()) == ["kernels", "chain"]
+    assert list(own.candidates(3)) == ["kernels", "chain"]
 
 
 def test_paths_are_measured_with_one_thread(memory, monkeypatch):

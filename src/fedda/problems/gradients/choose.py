@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map
 
 from ...checks import one_of
 from ..evaluation import convolutional
+from .chain.replay import NUMBERS
 from .kernels import kernels_for
-from .tuning import autotune, threads
+from .tuning import STACK, autotune, threads
 from .vmap import StackedGradient
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("float32", "tf32", "bf16")
 PATHS = ("kernels", "chain", "traced", "loop")
 Path = Callable[[Tensor, "Batch"], Tensor]  # x [points * c, d] and raw batches [c, ...] -> gradients [points * c, d]
-MEASURED_CLIENTS = 4  # in a measurement: the path that is faster for a few clients is faster for many
+MEASURED_CLIENTS = 4  # at least, in a measurement, and exactly so many with convolutions, which take long
 
 
 class GradientPaths:
@@ -34,7 +35,7 @@ class GradientPaths:
 
     `kernels`: our GPU kernels for convolutional networks; `chain`: known layers, written out as batched products;
     `traced`: any module through vmap, recorded as plain operations; `loop`: one model after the other. `auto` takes
-    the chain for networks without convolutions, and otherwise the fastest of the paths that fit, by measurement.
+    the chain for small stacks of linear layers, and otherwise the fastest of the paths that fit, by measurement.
     """
 
     def __init__(self, problem: Neural, path: str, precision: str):
@@ -69,9 +70,11 @@ class GradientPaths:
         """A copy whose choice, if it is open, is made by a measurement on a stack of `clients`. A run keeps its choice,
         whatever later runs choose. The recorded operations are shared."""
         tuned = copy.copy(self)
-        candidates = self.candidates()
+        candidates = self.candidates(clients)
         if len(candidates) > 1:
-            problem, n = self.problem, min(clients, MEASURED_CLIENTS)
+            problem = self.problem
+            many = 0 if convolutional(problem.model) else STACK // problem.d
+            n = min(clients, max(MEASURED_CLIENTS, many))
             x, batch = problem.example(n)
             ways = {name: partial(self.run, path, x, batch) for name, path in candidates.items()}
             shape = tree_map(lambda v: v.shape[1:], problem.data.x)
@@ -83,17 +86,21 @@ class GradientPaths:
             tuned.choice = f"gradients: path {tuned.chosen}, measured against {slower}"
         return tuned
 
-    def candidates(self) -> dict[str, Path]:
-        """The paths that `auto` measures. A chain without convolutions has always been the fastest. Next to kernels or,
-        on a CPU, a chain, vmap's grouped convolutions have always been slower, and recording them takes seconds."""
-        if self.path != "auto" or (self.chosen == "chain" and not convolutional(self.problem.model)):
+    def candidates(self, clients: int) -> dict[str, Path]:
+        """The paths that `auto` measures for a stack of `clients`; on a CPU the loop is the first, so that a path that
+        is hardly faster does not replace it. A small stack of linear layers has always been the fastest as a chain.
+        Next to kernels or, on a CPU, a chain, vmap has always been slower, and recording it takes seconds."""
+        cpu = self.problem.device.type == "cpu"
+        linear = self.chosen == "chain" and not convolutional(self.problem.model)
+        if self.path != "auto" or (linear and (not cpu or clients * self.problem.d <= NUMBERS)):
             return {self.chosen: self.paths[self.chosen]}
         slower: tuple[str, ...] = ()
         if "kernels" in self.paths:
             slower = ("traced", "loop")
-        elif "chain" in self.paths and self.problem.device.type == "cpu":
+        elif "chain" in self.paths and cpu:
             slower = ("traced",)
-        return {name: path for name, path in self.paths.items() if name not in slower}
+        names = sorted((name for name in self.paths if name not in slower), key=lambda name: cpu and name != "loop")
+        return {name: self.paths[name] for name in names}
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         return self.run(self.paths[self.chosen], x, batch)

@@ -47,7 +47,7 @@ def measure(ways: Ways, device: torch.device, margin: float = MARGIN) -> str:
             seconds(way, device)  # compiles and fills caches
             times[name] = math.inf
     if not times:
-        return list(ways)[-1]  # the plainest way, which will raise its error
+        return list(ways)[-1]  # its error will be raised when it is used
     began = time.perf_counter()
     for number in range(PASSES):
         if number >= 2 and time.perf_counter() - began > PATIENCE:
