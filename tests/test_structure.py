@@ -267,6 +267,16 @@ def test_a_public_name_is_imported_on_its_first_use():
     assert names & set(fedda.__all__) == {"aggregation", "algorithms", "engines"}
 
 
+def test_no_two_public_classes_have_one_name():
+    homes = {}
+    for path in (*SOURCE.rglob("*.py"), *(ROOT / "paper" / "fedda_paper").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert len(homes) > 100
+    assert {name: own for name, own in homes.items() if len(own) > 1} == {}
+
+
 POSIX = {"fcntl", "grp", "pty", "pwd", "resource", "termios"}  # modules that Windows does not have
 
 

@@ -212,7 +212,7 @@ def test_a_diverged_replica_is_told_from_the_others():
 def method_with(name, tests, to_target=100.0, bytes_per_round=10.0):
     finals = [{"seed": i, "test": t, "to_target": to_target} for i, t in enumerate(tests)]
     record = {"stage": "finals", "bytes_up": 2 * bytes_per_round, "bytes_down": 2 * bytes_per_round, "rounds": 4}
-    return choosing.Method(name, {"finals": finals}, [record])
+    return choosing.StudiedMethod(name, {"finals": finals}, [record])
 
 
 def test_of_methods_that_are_as_good_the_one_that_sends_least_is_taken():

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..runs.curves import Curve
-from ..runs.metrics import Metric, metric
+from ..runs.metrics import ShownMetric, metric
 from ..runs.reading import RecordedRun, ordered
 from .style import COLOURS, DASHES, Axis, axes, pen
 
@@ -47,7 +47,7 @@ class Picture:
     entries: list[LegendEntry]
     directions: dict[str, str] = field(default_factory=dict)  # of the runs' own metrics
 
-    def metric(self, key: str) -> Metric:
+    def metric(self, key: str) -> ShownMetric:
         return metric(key, self.directions)
 
     @property

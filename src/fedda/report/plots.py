@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from ..runs.curves import Curve
 from ..runs.formats import plain
-from ..runs.metrics import Metric
+from ..runs.metrics import ShownMetric
 from .picture import Picture
 from .style import Axis
 
@@ -87,7 +87,7 @@ def lost(curve: Curve) -> int | None:
     return int(finite[-1]) if finite.size and finite[-1] < curve.mean.size - 1 else None
 
 
-def limits(curves: Sequence[Curve], shown: Metric) -> tuple[float, float, bool]:
+def limits(curves: Sequence[Curve], shown: ShownMetric) -> tuple[float, float, bool]:
     """Bottom and top of the y axis, and whether it is logarithmic (for a loss over more than two decades).
 
     The axis ends at ten times the highest start: a curve that diverges leaves the panel and does not flatten the
@@ -128,7 +128,7 @@ def _parts(metrics: list[str], most: int) -> list[list[str]]:
     return [metrics[i : i + most] for i in range(0, len(metrics), most)] or [[]]
 
 
-def _panel(panel: Axes, shown: Picture, row: int, what: Metric, axis: Axis) -> None:
+def _panel(panel: Axes, shown: Picture, row: int, what: ShownMetric, axis: Axis) -> None:
     drawn = [(series, series.curves[what.key]) for series in shown.series if what.key in series.curves]
     # Limits over all rows, so that a column has one scale.
     low, high, log = limits([curve for _, curve in drawn], what)

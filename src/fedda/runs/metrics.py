@@ -17,7 +17,7 @@ PERCENT = ("accuracy", "density", "nonzero")
 
 
 @dataclass(frozen=True)
-class Metric:
+class ShownMetric:
     """How a metric is shown; `better` is empty if neither direction is better."""
 
     key: str
@@ -26,11 +26,11 @@ class Metric:
     better: Better
 
 
-def metric(key: str, directions: Mapping[str, Any] | None = None) -> Metric:
+def metric(key: str, directions: Mapping[str, Any] | None = None) -> ShownMetric:
     """Describe a metric by its name; `directions` are those of a run's own metrics.
 
     >>> metric("test_accuracy")
-    Metric(key='test_accuracy', name='Test accuracy', percent=True, better='higher')
+    ShownMetric(key='test_accuracy', name='Test accuracy', percent=True, better='higher')
     >>> metric("validation_cost", {"cost": "lower"}).better
     'lower'
     """
@@ -40,7 +40,7 @@ def metric(key: str, directions: Mapping[str, Any] | None = None) -> Metric:
     better = "lower" if "loss" in words else better
     if own == "higher" or own == "lower":
         better = own
-    return Metric(key, " ".join(words).capitalize(), words[-1] in PERCENT, better)
+    return ShownMetric(key, " ".join(words).capitalize(), words[-1] in PERCENT, better)
 
 
 def own_name(key: str) -> str:
