@@ -165,7 +165,7 @@ class Branching(nn.Linear):
         return super().forward(x) * (2.0 if x.sum().item() > 0 else 1.0)
 
 
-def test_what_vmap_cannot_take_runs_in_a_loop_and_says_so_once():
+def test_what_vmap_cannot_take_runs_in_a_loop_and_says_so_once(memory):
     problem = make(Branching(5, 3))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

@@ -61,7 +61,8 @@ def begun(tmp_path):
         processes.append(subprocess.Popen(command, **how))
         wait(lambda: (tmp_path / "begun").exists(), lambda: (tmp_path / "log").read_text())
         worker, mark, network = (tmp_path / "begun").read_text().split()
-        assert len(watchdog.marked(mark)) >= 3  # else the test of their end says nothing
+        # Else the test of their end says nothing. A process that has just been started may not have its mark yet.
+        wait(lambda: len(watchdog.marked(mark)) >= 3, lambda: (tmp_path / "log").read_text())
         return processes[-1], int(worker), mark, network
 
     yield begin
