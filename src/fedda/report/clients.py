@@ -1,6 +1,7 @@
 """How the values of a metric are spread over the clients: a histogram with one line for each algorithm, and a table."""
 
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,20 @@ def client_section(run: RecordedRun, shown: Picture) -> dict[str, Any] | None:
     return {"figure": histogram(run, shown, keys), "lines": lines, "tuned": len(keys) > 1}
 
 
+def span(shares: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """The whole percents around the shares, ten of them at least: if all clients are at 95 %, the rest stays out.
+
+    >>> span(np.array([0.952, 0.981])), span(np.array([0.2, 0.9])), span(np.array([]))
+    ((0.89, 0.99), (0.2, 0.9), (0.0, 1.0))
+    """
+    finite = shares[np.isfinite(shares)]
+    if not len(finite):
+        return 0.0, 1.0
+    low, high = math.floor(100 * finite.min()), math.ceil(100 * finite.max())
+    low = max(0, min(low, high - 10))
+    return low / 100, max(high, low + 10) / 100
+
+
 def histogram(run: RecordedRun, shown: Picture, keys: list[str]) -> Markup:
     """One panel for each metric, as SVG; clients of all seeds are counted together."""
     with rc_context(RC):
@@ -37,7 +52,7 @@ def histogram(run: RecordedRun, shown: Picture, keys: list[str]) -> Markup:
                 for series in shown.series
             ]
             everything = np.array([v for _, values in columns for v in values])
-            edges = np.histogram_bin_edges(everything, BINS, (0, 1) if what.percent else None)
+            edges = np.histogram_bin_edges(everything, BINS, span(everything) if what.percent else None)
             for series, values in columns:
                 if values:
                     counts = np.histogram(values, edges)[0]
@@ -45,7 +60,7 @@ def histogram(run: RecordedRun, shown: Picture, keys: list[str]) -> Markup:
                     panel.stairs(counts, edges, color=series.colour, linestyle=dash, linewidth=1.5)
             literal(panel.set_title(""), what.name)
             panel.set_xlabel(what.name.lower())
-            panel.set_ylabel("clients")
+            panel.set_ylabel("clients of all seeds")
             if what.percent:
                 panel.xaxis.set_major_formatter(PercentFormatter(1.0))
         file = io.StringIO()

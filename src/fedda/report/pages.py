@@ -93,7 +93,7 @@ class Report:
                 label: ", ".join(f"{k} = {v}" for k, v in flat(params))
                 for label, params in run.table("algorithms").items()
             },
-            config=list(flat(config)),
+            config=[(name, value) for name, value in flat(config) if value != ""],
             environment=list(flat(run.environment)),
             **self._panels(slug(run.folder.resolve().name)),
         )
