@@ -729,7 +729,7 @@ def test_the_pages_of_this_checkout_are_up_to_date():
     assert (ROOT / "docs" / "reproduction.md").read_text() == page(results, "../paper/results")
     text = (ROOT / "README.md").read_text()
     assert text == fill_readme(text, Results(results))
-    assert text == filled(text, choosing.BEGIN, choosing.readme_part(results))
+    assert text == filled(text, choosing.BEGIN, choosing.readme_part(choosing.read_tasks(results)))
     assert text.index(choosing.PICTURE) < text.index("![", text.index(choosing.PICTURE))  # the first picture
     assert sum(p.stat().st_size for p in results.rglob("*") if p.is_file()) < 15 * 2**20
 

@@ -231,5 +231,5 @@ def test_of_methods_that_are_as_good_the_one_that_sends_least_is_taken():
 
 
 def test_the_page_on_choosing_is_up_to_date():
-    assert (ROOT / "docs" / "choosing.md").read_text() == choosing.page(ROOT / "paper" / "results")
+    assert (ROOT / "docs" / "choosing.md").read_text() == choosing.page(choosing.read_tasks(ROOT / "paper" / "results"))
     assert (ROOT / "docs" / choosing.PICTURE).is_file()

@@ -125,9 +125,10 @@ def write_docs(out: Path) -> None:
     front = fill_readme(readme.read_text(encoding="utf-8"), results)
     pages = {docs: page(results, os.path.relpath(out, docs.parent))}
     if (out / "study").is_dir():
-        front = filled(front, choosing.BEGIN, choosing.readme_part(out))
-        pages[docs.parent / "choosing.md"] = choosing.page(out)
-        choosing.draw(out, docs.parent / choosing.PICTURE)
+        tasks = choosing.read_tasks(out)
+        front = filled(front, choosing.BEGIN, choosing.readme_part(tasks))
+        pages[docs.parent / "choosing.md"] = choosing.page(tasks)
+        choosing.draw(tasks, docs.parent / choosing.PICTURE)
     for path, text in (pages | {readme: front}).items():
         print(f"written: {write_whole(path, text)}")
 

@@ -30,9 +30,7 @@ def with_hints(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in known:
-                raise ValueError(f"{function.__name__}: no argument {name!r}; {checks.nearest(name, known)}")
+        checks.refuse_unknown(function.__name__, kwargs, known)
         return function(*args, **kwargs)
 
     return checked

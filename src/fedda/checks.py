@@ -5,7 +5,7 @@ A hyper-parameter's name means the same in every algorithm, so its bounds are in
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -121,6 +121,13 @@ def one_of(owner: str, name: str, value: Any, choices: Iterable[Any]) -> None:
     choices = tuple(choices)
     if value not in choices:
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
+
+
+def refuse_unknown(owner: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a keyword argument that is not known, with the nearest one that is."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{owner}: no argument {name!r}; {nearest(name, known)}")
 
 
 def nearest(unknown: str, known: Iterable[str]) -> str:

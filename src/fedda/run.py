@@ -51,8 +51,8 @@ def refuse_other_state(state: Any, algorithm: Algorithm, shape: tuple[int, ...])
         owner = type(algorithm).__name__
         raise ValueError(f"train: the state has no {missing[0]!r}, so it is not of a run of {owner}")
     if tuple(state["server.x"].shape) != shape:
-        found = list(state["server.x"].shape)
-        raise ValueError(f"train: the state is of another model or of other seeds: x is {found}, not {list(shape)}")
+        given = list(state["server.x"].shape)
+        raise ValueError(f"train: the state is of another model or of other seeds: x is {given}, not {list(shape)}")
 
 
 class Diverged(RuntimeError):

@@ -78,13 +78,13 @@ class StudiedMethod:
     def by_rate(self) -> dict[float, float]:
         """The best validation score of the grid at each rate, relative to the best rate."""
         rate = ADAPTIVE.get(self.name, "lr")
-        found: dict[float, float] = {}
+        scores: dict[float, float] = {}
         for record in self.records:
             if record["stage"] == "stage1" and record["rows"] and not record["diverged"]:
                 value = record["point"][rate]
-                found[value] = max(found.get(value, -math.inf), best(record)[1])
-        top = max(found, key=lambda value: found[value])
-        return {value / top: found[value] for value in sorted(found)}
+                scores[value] = max(scores.get(value, -math.inf), best(record)[1])
+        top = max(scores, key=lambda value: scores[value])
+        return {value / top: scores[value] for value in sorted(scores)}
 
 
 def read_task(folder: Path) -> list[StudiedMethod]:
@@ -99,6 +99,19 @@ def read_task(folder: Path) -> list[StudiedMethod]:
     return sorted(methods, key=lambda m: -m.test if m.finals else math.inf)
 
 
+Tasks = dict[str, list[StudiedMethod]]
+
+
+def read_tasks(results: Path) -> Tasks:
+    """The methods of every task of the study."""
+    return {name: read_task(results / "study" / name) for name in TASKS}
+
+
+def finished(tasks: Tasks) -> Tasks:
+    """The tasks on which some method has all its finals."""
+    return {name: own for name, own in tasks.items() if any(m.finished for m in own)}
+
+
 @dataclass(frozen=True)
 class Recommendation:
     """What to take: of the methods that are as good as the best, the one that sends the fewest bytes to the target."""
@@ -110,11 +123,11 @@ class Recommendation:
 
 
 def advise(methods: list[StudiedMethod]) -> Recommendation:
-    finished = [m for m in methods if m.finished]
-    first, *others = finished
+    whole = [m for m in methods if m.finished]
+    first, *others = whole
     equal = [first, *(m for m in others if sum(m.against(first)) >= 0)]
     take = min(equal, key=lambda m: (m.rounds * m.bytes_per_round, -m.test))
-    rival = next(m for m in finished if m is not take)
+    rival = next(m for m in whole if m is not take)
     return Recommendation(take, [m for m in equal if m is not take], rival, take.against(rival))
 
 
@@ -153,18 +166,17 @@ This page is made from `paper/results/study` by `fedda reproduce --docs`.
 """
 
 
-def page(results: Path) -> str:
+def page(tasks: Tasks) -> str:
     """The text of docs/choosing.md."""
-    tasks = {name: read_task(results / "study" / name) for name in TASKS}
-    finished = {name: own for name, own in tasks.items() if any(m.finished for m in own)}
-    advice = {name: advise(own) for name, own in finished.items()}
+    decided = finished(tasks)
+    advice = {name: advise(own) for name, own in decided.items()}
     target = f"{TARGET:.0%}"
     heads = ["your task", "take", "test accuracy", f"rounds to {target}", f"sent to {target}", "as good"]
     rest = first_try([own.take for own in advice.values()])
-    rest += [unfinished(name, own) for name, own in tasks.items() if name not in finished]
+    rest += [unfinished(name, own) for name, own in tasks.items() if name not in decided]
     parts = [
         f"## {TASKS[name]}\n\n{'; '.join(ABOUT[name])}.\n\n" + "\n".join(details(own)) + "\n"
-        for name, own in finished.items()
+        for name, own in decided.items()
     ]
     return PAGE.format(
         advice="\n".join(table([*heads, "ahead of the next by"], [row(name, own) for name, own in advice.items()])),
@@ -172,10 +184,9 @@ def page(results: Path) -> str:
     )  # fmt: skip
 
 
-def readme_part(results: Path) -> str:
+def readme_part(tasks: Tasks) -> str:
     """The README's first picture, and what to take in one sentence for each task."""
-    tasks = {name: read_task(results / "study" / name) for name in TASKS}
-    advice = {name: advise(own) for name, own in tasks.items() if any(m.finished for m in own)}
+    advice = {name: advise(own) for name, own in finished(tasks).items()}
     lines = [f"![Test accuracy of each method, and how much its rate matters](docs/{PICTURE})", ""]
     lines += ["**Which method should I take?** After a study that gave every method the same budget:", ""]
     for name, own in advice.items():
@@ -266,13 +277,12 @@ def table(heads: list[str], rows: list[list[str]]) -> list[str]:
 
 
 # -- picture -----------------------------------------------------------------------------------------------------------
-def draw(results: Path, path: Path) -> None:
+def draw(tasks: Tasks, path: Path) -> None:
     """The picture of the page: a row for each finished task."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import PercentFormatter
 
-    tasks = {name: read_task(results / "study" / name) for name in TASKS}
-    tasks = {name: own for name, own in tasks.items() if any(m.finished for m in own)}
+    tasks = finished(tasks)
     figure, rows = plt.subplots(
         len(tasks), 2, figsize=(12, 4.2 * len(tasks)), squeeze=False, layout="constrained",
         gridspec_kw={"width_ratios": [1, 1.3]},
@@ -283,8 +293,8 @@ def draw(results: Path, path: Path) -> None:
             colour, dash = pen_of(method.name)
             values = [r["test"] for r in method.finals.values()]
             half = quantile(0.05, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-            finished = "full" if method.finished else "none"
-            left.errorbar(method.test, place, xerr=half, fmt="o", color=colour, capsize=3, fillstyle=finished)
+            fill = "full" if method.finished else "none"
+            left.errorbar(method.test, place, xerr=half, fmt="o", color=colour, capsize=3, fillstyle=fill)
             points = method.by_rate()
             right.plot(
                 list(points), list(points.values()), color=colour, dashes=dash or (None, None), marker=".",

@@ -286,8 +286,8 @@ def traffic(claim: Claim, table: Table) -> list[Detail]:
     """Both send the same bytes per round, up and down. Bytes are counted and do not depend on the local steps: one seed
     and one number of steps are enough.
 
-    If all clients take part, the means of what they sent up are enough for them to go on: a download counts at most as
-    much as an upload.
+    If all clients take part, the means of what they sent up are enough for them to continue: a download counts at
+    most as much as an upload.
     """
     details = []
     for a, b in pairs(claim):

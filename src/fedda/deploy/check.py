@@ -42,13 +42,13 @@ DOORS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What one try has found. `wrong`: it is not as it should be."""
+    """The result of one try. `wrong`: it is not as it should be."""
 
     text: str
     wrong: bool
 
 
-def check(address: str, root_certificates: Path | None = None) -> Iterator[Finding]:
+def try_doors(address: str, root_certificates: Path | None = None) -> Iterator[Finding]:
     """Try every door with and without TLS. With the CA's certificate, the server's certificate is checked too."""
     host, port = _split(address)
     trusted = None if root_certificates is None else _trusted(root_certificates)
@@ -66,10 +66,10 @@ def check(address: str, root_certificates: Path | None = None) -> Iterator[Findi
 
 
 def _split(address: str) -> tuple[str, int]:
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:/\[\]\s]+)):(\d{1,5})", address)
-    if found is None or not 1 <= int(found[3]) <= 65535:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:/\[\]\s]+)):(\d{1,5})", address)
+    if match is None or not 1 <= int(match[3]) <= 65535:
         raise ValueError(f"deploy check: give the address as HOST:PORT, such as link.example.org:9443, got {address!r}")
-    return found[1] or found[2], int(found[3])
+    return match[1] or match[2], int(match[3])
 
 
 def _trusted(file: Path) -> ssl.SSLContext:

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
 from torch import Tensor, nn
 
-from ..checks import nearest, one_line
+from ..checks import one_line, refuse_unknown
 from ..problems.neural import Loss
 from ..run import Run
 from .checkpoint import ROWS
@@ -37,10 +37,7 @@ class Strategy(Base):
         test: tuple[Any, Any] | None = None, **plan: Any,
     ):  # fmt: skip
         refuse_simulated(plan)
-        known = {f.name for f in fields(Plan)} - {"algorithm", "params"}
-        for name in plan:
-            if name not in known:
-                raise ValueError(f"Strategy: no argument {name!r}; {nearest(name, known)}")
+        refuse_unknown("Strategy", plan, {f.name for f in fields(Plan)} - {"algorithm", "params"})
         self.model, self.loss, self.test = model, loss, test
         self.plan = Plan(algorithm=algorithm, params=json.dumps(dict(params or {})), **plan)
 

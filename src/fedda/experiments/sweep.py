@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -87,10 +87,10 @@ def search(sweep: Sweep, out: Path, watch: Watcher, **options: Any) -> dict[str,
         with errors_named(f"{experiment.name}: {stack.label}"):
             algorithm = stacked(experiment.algorithms[stack.label], stack.points, len(seeds))
         # Forced: absurd points are refused one by one, below, because the others are good.
-        replicas = seeds * len(stack.points)
-        run = program.start(stack.label, algorithm, replicas, state, force=True)
+        own_seeds = seeds * len(stack.points)  # of each replica
+        run = program.start(stack.label, algorithm, own_seeds, state, force=True)
         with errors_named(f"{experiment.name}: {stack.label}"):
-            run.set_patience(experiment.patience, experiment.metric, len(replicas), state)
+            run.set_patience(experiment.patience, experiment.metric, len(own_seeds), state)
         if state is None:
             absurd[stack.key] = {stack.numbers[i // len(seeds)] for i in run.absurd.nonzero().flatten().tolist()}
         return run
@@ -165,6 +165,7 @@ def judge_points(
     each seed counts with its best evaluation, because a stack runs until all of its points have stopped improving."""
     judged = sweep.metric or "validation_accuracy"
     better = metric(judged, directions).better
+    best: Callable[..., Any] = max if better == "higher" else min
     rows: dict[tuple[str, int], dict[int, list[dict[str, Any]]]] = {}
     for row in read_rows(path / METRICS):
         rows.setdefault((row["algorithm"], row["point"]), {}).setdefault(row["seed"], []).append(row)
@@ -177,7 +178,6 @@ def judge_points(
             # A point that ended before the last round has no value.
             ended = any(seed[-1]["round"] < experiment.rounds for seed in by_seed.values())
             if experiment.patience is not None:
-                best = max if better == "higher" else min
                 finite = all(math.isfinite(mean(seed[-1:], judged)) for seed in by_seed.values())
                 values = [best(mean([row], judged) for row in seed) for seed in by_seed.values()]
                 ended = stack.key in failures or not finite
@@ -198,7 +198,7 @@ def judge_points(
     for table in tables.values():
         valid = [point for point in table["points"] if point["value"] is not None]
         if valid:
-            (max if better == "higher" else min)(valid, key=lambda point: point["value"])["best"] = True
+            best(valid, key=lambda point: point["value"])["best"] = True
     return {
         "metric": judged, "better": better, "rounds": experiment.rounds, "seeds": experiment.seeds,
         "budget": len(next(iter(tables.values()))["points"]), "algorithms": tables,

@@ -56,7 +56,7 @@ def _kinds(samples: Any) -> str:
     return str(kinds)
 
 
-def refuse_others(owner: str, x: Any) -> None:
+def refuse_all_but_images(owner: str, x: Any) -> None:
     """Refuse samples that are not images."""
     if not isinstance(x, Tensor) or x.dim() != 4:
         got = list(x.shape[1:]) if isinstance(x, Tensor) else f"a {type(x).__name__}"
@@ -69,7 +69,7 @@ class Flip:
     """Mirror an image left to right, with probability 1/2."""
 
     def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
-        refuse_others("flip", x)
+        refuse_all_but_images("flip", x)
         mirrored = uniform() < 0.5
         return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
 
@@ -85,7 +85,7 @@ class Crop:
         count("crop", "pad", self.pad)
 
     def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
-        refuse_others("crop", x)
+        refuse_all_but_images("crop", x)
         height, width = x.shape[-2:]
         shift = (uniform(2) * (2 * self.pad + 1)).long() - self.pad
         rows = torch.arange(height, device=x.device) + shift[:, :1]
@@ -108,7 +108,7 @@ class Cutout:
         count("cutout", "size", self.size)
 
     def __call__(self, x: Tensor, uniform: Uniform) -> Tensor:
-        refuse_others("cutout", x)
+        refuse_all_but_images("cutout", x)
         centre = uniform(2) * torch.tensor(x.shape[-2:], device=x.device)
         first = centre.long() - self.size // 2
         rows, columns = (torch.arange(n, device=x.device) - first[:, i, None] for i, n in enumerate(x.shape[-2:]))

@@ -80,7 +80,7 @@ def problem(
     (4, 8)
     """
     check("problem", batch=batch)
-    refuse_others(model, loss)
+    refuse_wrong_kinds(model, loss)
     model = copy.deepcopy(model)
     freeze_others("problem", model, trainable)
     parameters = [p for _, p in trained_parameters(model)]
@@ -193,7 +193,7 @@ def _owners(name: str, client: Any, names: np.ndarray, samples: int) -> Tensor:
     return torch.as_tensor(number)
 
 
-def refuse_others(model: Any, loss: Any) -> None:
+def refuse_wrong_kinds(model: Any, loss: Any) -> None:
     """Refuse a model that is not a module with its parameters, and a loss that is not a function."""
     if not isinstance(model, nn.Module):
         name = model.__name__ if isinstance(model, type) else None
@@ -262,17 +262,14 @@ def described(values: Any) -> str:
 def compares_all_pairs(loss: Loss, output: Tensor, y: Tensor, value: Tensor) -> bool:
     """Whether outputs [n, 1] and targets [n], or the other way round, are broadcast to [n, n]: without the last axis
     the loss is another."""
-    shapes = (tuple(output.shape), tuple(y.shape))
-    if (
-        not y.is_floating_point()
-        or len(y) < 2
-        or shapes not in ((shapes[1] + (1,), shapes[1]), (shapes[0], shapes[0] + (1,)))
-    ):
+    one_axis_more = output.shape == (*y.shape, 1) or y.shape == (*output.shape, 1)
+    if not y.is_floating_point() or len(y) < 2 or not one_axis_more:
         return False
+    without = min(output.shape, y.shape, key=len)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            other = loss(output.reshape(min(shapes, key=len)), y.reshape(min(shapes, key=len)))
+            other = loss(output.reshape(without), y.reshape(without))
     except Exception:  # the loss wants this axis
         return False
     return not torch.allclose(other, value)

@@ -535,14 +535,14 @@ def _always(part: slice, n: int) -> slice:
 
 def matching(owner: str, option: str, names: Sequence[str], patterns: str | Sequence[str]) -> set[str]:
     """The names that fit a pattern such as "head.*", or one of several patterns."""
-    found = set[str]()
+    matches = set[str]()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         fits = fnmatch.filter(names, pattern) if isinstance(pattern, str) else []
         if not fits:
             shown = ", ".join(names[:NAMES]) + (f" and {len(names) - NAMES} more" if len(names) > NAMES else "")
             raise ValueError(f"{owner}: {option} = {pattern!r} fits no parameter; there are {shown}")
-        found.update(fits)
-    return found
+        matches.update(fits)
+    return matches
 
 
 def freeze_others(owner: str, model: nn.Module, patterns: str | Sequence[str] | None) -> None:
