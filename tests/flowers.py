@@ -86,8 +86,10 @@ class Flowers:
         for k in range(nodes):
             self.join(k, nodes)
 
-    def join(self, k, nodes, *more):
-        about = f"partition-id={k} num-partitions={nodes} memory='{self.place / f'memory{k}'}'"
+    def join(self, k, nodes, *more, about="", claims=None):
+        """Start the node with the key of site k; it says that it is that site, or the one that it claims to be."""
+        number, memory = k if claims is None else claims, self.place / f"memory{k}"
+        about = f"partition-id={number} num-partitions={nodes} memory='{memory}' {about}"
         link = f"127.0.0.1:{self.doors.get(k, self.port)}"
         words = [*self.node_words(k), "--superlink", link, "--host", "127.0.0.1"]
         words += ["--port", free_port(), "--node-config", about, *more]
@@ -134,6 +136,28 @@ class Flowers:
                 self.kill(process)
         self.warm.close()
         self.network.close()
+        self.no_orphans()
+
+    def no_orphans(self, seconds=60):
+        """What Flower has started in sessions of its own ends by itself, soon after its parent."""
+        deadline = time.monotonic() + seconds
+        while orphans := self.processes():
+            if time.monotonic() > deadline:
+                for pid in orphans:
+                    os.kill(pid, signal.SIGKILL)
+                raise AssertionError(f"orphans: {orphans}")
+            time.sleep(0.2)
+
+    def processes(self):
+        """The processes of this federation that still run, by their environment: {pid: command}."""
+        mark, found = f"FLWR_HOME={self.environment['FLWR_HOME']}".encode(), {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+            except OSError:  # it has ended, or is another user's
+                continue
+        return found
 
 
 def _toml(value):

@@ -17,24 +17,9 @@ import fedda
 from commands import tiny
 from conftest import NAMES, close, digits, last, quadratic, stable, variants
 from fedda import registry, rng
-from fedda.aggregation import (  # fmt: skip
-    Aggregated,
-    Clip,
-    Exchange,
-    Float16,
-    Median,
-    Noise,
-    TopK,
-    Trimmed,
-    Wrapper,
-    client_side,
-    compression,
-    make,
-    means,
-    pack_reply,
-    residuals,
-    unpack_reply,
-)
+from fedda.aggregation import Clip, Exchange, Float16, Median, Noise, TopK, Trimmed, Wrapper, compression, make, means
+from fedda.aggregation.cohort import Aggregated, client_side, residuals
+from fedda.aggregation.compression import pack_reply, unpack_reply
 from fedda.aggregation.dry_run import ZeroGradientClient
 from fedda.aggregation.wrapper import post_process
 from fedda.core import Algorithm, on_client
@@ -370,9 +355,7 @@ def test_noise_with_a_seed_is_a_function_of_seed_round_and_exchange():
 
 def test_epsilon_without_the_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(
-        ValueError, match=r'^Noise.epsilon needs the package dp-accounting: pip install "fedda\[privacy\]"$'
-    ):
+    with pytest.raises(ValueError, match=r"^Noise.epsilon needs dp-accounting: pip install 'fedda\[privacy\]'$"):
         Noise(1.0, norm=1.0).epsilon(stable("fedavg"), clients=5, rounds=1, delta=1e-5)
 
 

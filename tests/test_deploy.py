@@ -1,26 +1,41 @@
 """A federation in one process: the numbers of the simulation, faults counted, strangers' messages refused."""
 
+import errno
 import fcntl
 import json
 import math
+import os
 import pickle
 import random
+import shutil
+import subprocess
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import fedda
 from conftest import NAMES, example
 
 flwr = pytest.importorskip("flwr", reason="needs fedda[flower]")
+import httpx  # noqa: E402
+from cryptography.hazmat.primitives import serialization  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
+from flwr.proto.node_pb2 import NodeInfo  # noqa: E402
 
-from fedda.deploy import InProcessGrid, Plan, Site, TooFewReplies, client_app  # noqa: E402
+from fedda.aggregation.dry_run import dry_run  # noqa: E402
+from fedda.deploy import InProcessGrid, Site, SuperLinkGone, TooFewReplies, client_app, federation, participants  # noqa: E402
 from fedda.deploy.client import HELLO, SiteError  # noqa: E402
 from fedda.deploy.federation import Federation  # noqa: E402
+from fedda.deploy.keys import make_keys  # noqa: E402
+from fedda.deploy.report import PARTS  # noqa: E402
+from fedda.deploy.secret import SecretDraws  # noqa: E402
+from fedda.deploy.server import Plan  # noqa: E402
 from fedda.deploy.server import serve as serve_with  # noqa: E402
+from fedda.deploy.sums import ExactSum  # noqa: E402
 from fedda.deploy.wire import packed  # noqa: E402
 from flowers import replayed  # noqa: E402
 
@@ -89,8 +104,22 @@ def test_every_algorithm_as_simulated(name, app, data, tmp_path):
         assert {"gradients", "full_gradients", "bytes_up", "bytes_down", "train_loss", "dropped"} <= shared
         assert {k: ours[k] for k in shared} == pytest.approx({k: theirs[k] for k in shared}, rel=1e-9, nan_ok=True)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report.pop("samples") == {str(k): len(own.y) for k, own in enumerate(data)}
-    assert report == {"status": "finished", "round": 4, "rounds": 4, "rejected": {}, "last": {}}
+    assert {k: site["samples"] for k, site in report["sites"].items()} == {
+        str(k): len(own.y) for k, own in enumerate(data)
+    }
+    used = sum(site["replies"] for site in report["sites"].values())
+    assert all(site["connected"] and not site["rejected"] for site in report["sites"].values())
+    start, round = dry_run(fedda.make(name, **json.loads(asked.params)), torch.zeros(1, 5))
+    assert used == asked.cohort * asked.rounds * len(round) + CLIENTS * len(start)
+    assert {
+        "status": "finished",
+        "round": 4,
+        "rounds": 4,
+        "rejected": {},
+        "last": {},
+        "waiting": [],
+    }.items() <= report.items()
+    assert set(report["seconds"]) == set(report["last_round"]) == set(PARTS)
 
 
 def again(grid, app):
@@ -182,7 +211,7 @@ def test_another_plan_is_not_resumed(app, tmp_path):
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="another server is writing"):
             serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=1, resume=True), model, LOSS, say=quiet)
-    with pytest.raises(ValueError, match=r"another plan: seed was 0$"):
+    with pytest.raises(ValueError, match=r"cannot change these settings: seed was 0 and is 1$"):
         serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, seed=1, resume=True), model, LOSS, say=quiet)
     (tmp_path / "out" / "state.safetensors").write_bytes(pickle.dumps({"round": 3}))
     with pytest.raises(ValueError, match="not a checkpoint of fedda"):
@@ -210,6 +239,44 @@ def test_wrappers_as_simulated(around, name, app, data, tmp_path):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     row = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["bytes_up"] == truth.history[-1]["bytes_up"]
+
+
+def test_a_mean_has_the_same_bits_in_every_order_of_arrival():
+    """In units in which the terms differ by up to 60 powers of 2, and beside the exact sum of fractions."""
+    generator = torch.Generator().manual_seed(0)
+    powers = torch.randint(-40, 20, (50, 7), generator=generator)
+    rows = torch.randn(50, 7, generator=generator, dtype=torch.float64) * 2.0**powers
+    weights = torch.randint(1, 1000, (50,), generator=generator).tolist()
+    values = []
+    for order in (range(50), reversed(range(50)), torch.randperm(50, generator=generator).tolist()):
+        total = ExactSum(7, largest=1e9 * 1000, terms=50)
+        for i in order:
+            total.add(rows[i : i + 1], weights[i])
+        values.append(total.value())
+    assert torch.equal(values[0], values[1]) and torch.equal(values[0], values[2])
+    terms = [[Fraction(float(weight * v)) for v in row] for weight, row in zip(weights, rows, strict=True)]
+    exact = torch.tensor([[float(sum(column)) for column in zip(*terms, strict=True)]], dtype=torch.float64)
+    torch.testing.assert_close(values[0], exact, rtol=1e-15, atol=0)
+
+
+def test_a_server_holds_few_replies_at_a_time(app, tmp_path, monkeypatch):
+    """It pulls as many as it may hold, adds them up and forgets them, and gets the same model as with all at once."""
+    held = []
+
+    class Watched(InProcessGrid):
+        def pull_messages(self, ids):
+            pulled = super().pull_messages(ids)
+            held.append(len(pulled))
+            return pulled
+
+    models = []
+    for size in (1e9, 1.0):
+        monkeypatch.setattr(federation, "PULLED", size)
+        asked = plan(tmp_path / str(size), "scaffold", cohort=CLIENTS, every=0, rounds=2)
+        models.append(serve(Watched(app, CLIENTS), asked, model, LOSS, say=quiet).server.x)
+    assert torch.equal(*models) and held == [CLIENTS] * 3 + [CLIENTS, *[1] * 2 * CLIENTS]
+    state = load_file(tmp_path / "1.0" / "out" / "state.safetensors")
+    assert not any(name.startswith("memory.") for name in state)  # it stays with the clients
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------
@@ -263,7 +330,8 @@ class Faulty(InProcessGrid):
         return self._with(message, reply, lambda v: v.float())
 
     def stale(self, message, reply):
-        old, self.last = self.last or reply, reply
+        copy = self._with(message, reply, lambda v: v)
+        old, self.last = self.last or copy, copy
         return self._with(message, old, lambda v: v, stamp=old.content["fields"]["stamp"] - 1)
 
     def extra(self, message, reply):
@@ -335,6 +403,18 @@ class Plain:
         if name == "by":
             raise AttributeError(name)
         return getattr(self.problem, name)
+
+
+def test_a_reply_that_arrives_twice_counts_once(app, tmp_path):
+    class Twice(InProcessGrid):
+        def pull_messages(self, ids):
+            return [reply for reply in super().pull_messages(ids) for _ in range(2)]
+
+    run = serve(Twice(app, CLIENTS), plan(tmp_path), model, LOSS, say=quiet)
+    whole = serve(InProcessGrid(app, CLIENTS), plan(tmp_path / "b"), model, LOSS, say=quiet)
+    assert torch.equal(run.server.x, whole.server.x)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert sum(site["replies"] for site in report["sites"].values()) == 3 * 4 and report["rejected"] == {}
 
 
 def test_a_client_that_comes_back_with_another_number_takes_part_again(app, tmp_path):
@@ -420,7 +500,8 @@ def test_a_mean_cannot_be_bought(how, share, app, data, tmp_path):
     others = serve(Faulty(app, "raises"), plan(tmp_path / "b", **how), model, LOSS, say=quiet).server.x
     torch.testing.assert_close(run.server.x, share + (1 - share) * others, rtol=1e-12, atol=1e-12)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["samples"] == {"0": 20, "1": 2**31, "2": 38, "3": 47}  # as it claims
+    sizes = {k: site["samples"] for k, site in report["sites"].items()}
+    assert sizes == {"0": 20, "1": 2**31, "2": 38, "3": 47}  # as it claims
 
 
 def test_a_size_that_changed_before_a_resume_is_said(app, tmp_path):
@@ -434,7 +515,7 @@ def test_a_size_that_changed_before_a_resume_is_said(app, tmp_path):
         said = [line for line in lines if line.startswith("WARNING")]
         assert said == ["WARNING: site 1 claims 290 samples; before the resume it claimed 29"] * warnings
         report = json.loads((tmp_path / "out" / "report.json").read_text())
-        assert report["changed samples"] == {"1": [29, 290]}  # the second resume keeps it
+        assert report["changed_samples"] == {"1": [29, 290]}  # the second resume keeps it
         assert run.simulation.weights.tolist() == [20, 290, 38, 47]
 
 
@@ -484,15 +565,29 @@ def test_the_report_is_there_all_along_and_kept_over_a_resume(app, tmp_path):
         )
     report = json.loads(file.read_text())
     assert report.pop("why").startswith("TooFewReplies: clients [0, 1, 2, 3] are needed, [0] arrived")
-    assert report == before | {"status": "failed", "rounds": 3}
+    assert [site["connected"] for site in report["sites"].values()] == [True, False, False, False]
+    assert lasting(report) == lasting(before) | {"status": "failed", "rounds": 3}
+    assert report["seconds"]["nodes"] >= before["seconds"]["nodes"] + 0.2
     # They come: what was counted stays, and the last words of each kind too. A report that is torn is not needed.
-    for rounds, last in ((3, {"failed": before["last"]["failed"]}), (4, {})):
+    for rounds, torn in ((3, False), (4, True)):
         serve(
             InProcessGrid(app, CLIENTS), plan(tmp_path, **how | {"rounds": rounds}, resume=True), model, LOSS, say=quiet
         )
         report = json.loads(file.read_text())
-        assert report == before | {"round": rounds, "rounds": rounds, "last": last}
+        assert report["rejected"] == before["rejected"] and report["round"] == report["rounds"] == rounds
+        if not torn:
+            assert lasting(report, replies=False) == lasting(before, replies=False) | {"round": 3, "rounds": 3}
+            assert report["sites"]["1"]["replies"] == 1 and report["sites"]["1"]["rejected"] == {"failed": 2}
+            assert report["sites"]["1"]["last"]["failed"] == "ValueError: no disk"
         file.write_text('{"status": "fin')
+
+
+def lasting(report, replies=True):
+    """What is the same before and after a resume."""
+    keys = ("replies", "rejected", "last", "samples") if replies else ("rejected", "last", "samples")
+    sites = {name: {key: site[key] for key in keys} for name, site in report["sites"].items()}
+    away = ("started", "updated", "seconds", "last_round")
+    return {key: value for key, value in report.items() if key not in away} | {"sites": sites}
 
 
 def test_nobody_takes_the_place_of_one_who_is_there(app, tmp_path):
@@ -610,6 +705,7 @@ def question(**changes):
         "task": "local",
         "algorithm": '{"name": "fedavg"}',
         "aggregation": "[]",
+        "secure": "",
         "run": "0" * 32,
         "saved": -1,
         "dtype": "float64",
@@ -745,7 +841,7 @@ def test_two_thousand_scribbled_messages_crash_neither_side(app, data):
         assert not reply.has_error(), reply.error
         refused += "refused" in reply.content
     assert refused > 500
-    federation = Federation(grid, '{"name": "fedavg"}', 5, torch.float64)
+    server = Federation(grid, '{"name": "fedavg"}', 5, torch.float64)
     shapes, used = ((1, x.shape[1]),), 0
     message = grid.create_message(packed((x, t), question()), "query", 1, "", 10.0)
     reply = grid.answer(message)
@@ -753,10 +849,10 @@ def test_two_thousand_scribbled_messages_crash_neither_side(app, data):
         content = reply.content
         for _ in range(drawn.randrange(1, 4)):
             content = scribbled(content, drawn)
-        found = federation._checked(Message(content, reply_to=message), 0, 0, shapes)
+        found = server._checked(Message(content, reply_to=message), 0, 0, shapes)
         assert found is None or (found[0][0].shape == x.shape and bool(found[0][0].isfinite().all()))
         used += found is not None
-    assert sum(federation.rejections.counts.values()) + used == 1000 and 0 < used < 500
+    assert sum(server.rejections.counts.values()) + used == 1000 and 0 < used < 500
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------
@@ -782,6 +878,9 @@ def test_two_thousand_scribbled_messages_crash_neither_side(app, data):
         ({"params": '{"steps": "proportional"}'}, "epochs or steps='proportional' needs max_samples"),
         ({"weights": "samples", "max-samples": -3}, "max_samples must be a whole number >= 0"),
         ({"params": '{"name": "scaffold"}'}, "without a name"),
+        ({"without": "three"}, "without must be numbers of sites, such as '3' or '3,5', got 'three'"),
+        ({"without": "0,1", "clients": 2}, "without leaves out 0,1, and 2 sites are all there are"),
+        ({"without": "1", "clients": 2}, "a round with one site is refused"),
     ],
 )
 def test_a_bad_plan_is_refused(config, why):
@@ -805,3 +904,188 @@ def test_how_many_replies_a_round_needs(config, needed):
 
 def test_a_plan_from_a_configuration():
     assert Plan.of({"min-replies": 2, "timeout": 30, "somebody-else": 1}) == Plan(min_replies=2, timeout=30.0)
+
+
+# -- participants -----------------------------------------------------------------------------------------------------
+class Keyed(InProcessGrid):
+    """Nodes that Flower has authenticated by the keys of a folder: node k + 1 has the key of `owner[k]`."""
+
+    def __init__(self, app, folder, owner):
+        super().__init__(app, CLIENTS)
+        self.folder, self.owner = folder, owner
+
+    def get_nodes(self):
+        keys = [(self.folder / f"node{k}.pub").read_bytes() for k in self.owner]
+        pem = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        public = [serialization.load_ssh_public_key(key).public_bytes(*pem) for key in keys]
+        return [NodeInfo(node_id=node, public_key=public[node - 1]) for node in self.contexts]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    make_keys(folder, [], list(range(CLIENTS + 1)))
+    return folder
+
+
+def test_a_key_counts_for_its_own_number_alone(app, keys, tmp_path):
+    """Node 2 says that it is client 1 and has the key of client 3; node 4 says it is client 3, with a key unknown here."""
+    listed = tmp_path / "listed"
+    listed.mkdir()
+    for k in range(CLIENTS):
+        (listed / f"node{k}.pub").write_bytes((keys / f"node{k}.pub").read_bytes())
+    how = {"participants": str(listed), "rounds": 1, "clients": 2, "cohort": 2}
+    with pytest.warns(UserWarning, match="left out"):
+        run = serve(Keyed(app, keys, [0, 3, 2, CLIENTS]), plan(tmp_path, **how), model, LOSS, say=quiet)
+    assert run.simulation.engine.names == [0, 2]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    shown = {k: participants.fingerprint(pem) for pem, k in participants.Participants(keys).numbers().items()}
+    assert report["refused_nodes"] == [
+        f"node 2: it has the key of site 3 ({shown[3]}) and claims to be site 1",
+        f"node 4: its key ({shown[CLIENTS]}) is not one of {listed}/node*.pub; it claims to be site 3",
+    ]
+    assert {k: site["key"] for k, site in report["sites"].items()} == {"0": shown[0], "2": shown[2]}
+    if shutil.which("ssh-keygen"):
+        said = subprocess.run(["ssh-keygen", "-lf", keys / "node0.pub"], capture_output=True, text=True, check=True)
+        assert said.stdout.split()[1] == shown[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({}, r"holds no node\*.pub: put the sites' public keys there"),
+        ({"node0.pub": 0, "node1.pub": 0}, r"node1.pub: is the key of site 0 too"),
+        ({"node0.pub": None}, r"node0.pub: is not a public key"),
+    ],
+)
+def test_participants_that_cannot_be_used_are_refused(files, why, app, keys, tmp_path):
+    for name, k in files.items():
+        (tmp_path / name).write_bytes(b"no key" if k is None else (keys / f"node{k}.pub").read_bytes())
+    with pytest.raises(ValueError, match=why):
+        serve(InProcessGrid(app, CLIENTS), plan(tmp_path, participants=str(tmp_path)), model, LOSS, say=quiet)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_doubtful_site_is_left_out(app, data, tmp_path):
+    """It is there, and it is not asked. The others' run is the one that three sites would have without it."""
+    with pytest.warns(UserWarning, match="the plan leaves out site 3"):
+        run = serve(InProcessGrid(app, CLIENTS), plan(tmp_path, without="3"), model, LOSS, say=quiet)
+    truth = simulated(data[:3], plan(tmp_path), run.problem.start(0))
+    torch.testing.assert_close(run.server.x, truth.server.x, rtol=1e-12, atol=1e-12)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["left_out"] == [3] and set(report["sites"]) == {"0", "1", "2"}
+
+
+# -- resume -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_a_run_goes_on_without_a_site_that_is_gone_for_good(name, app, data, tmp_path):
+    """From the checkpoint on the run is one of the remaining sites, and stays so without being told again."""
+    how = {"cohort": CLIENTS, "weights": "uniform"}
+    all_sites = InProcessGrid(app, CLIENTS)
+    for node, context in all_sites.contexts.items():
+        context.node_config["memory"] = str(tmp_path / f"node{node}")
+    begun = serve(all_sites, plan(tmp_path, name, rounds=2, **how), model, LOSS, say=quiet)
+    grid = again(all_sites, app)
+    del grid.contexts[2]  # client 1
+    with pytest.raises(TooFewReplies, match=r"clients \[0, 1, 2, 3\] are needed, \[0, 2, 3\] arrived"):
+        serve(grid, plan(tmp_path, name, rounds=4, resume=True, timeout=0.3, **how), model, LOSS, say=quiet)
+    lines = []
+    run = serve(grid, plan(tmp_path, name, rounds=3, resume=True, without="1", **how), model, LOSS, say=lines.append)
+    assert lines[0] == "from now on the run leaves out: site 1"
+    back = again(all_sites, app)  # too late: it stays out
+    run = serve(back, plan(tmp_path, name, rounds=4, resume=True, **how), model, LOSS, say=quiet)
+    assert run.simulation.engine.names == [0, 2, 3] and int(run.dropped) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["left_out"] == [1] and report["sites"]["1"]["replies"] == 2 and report["sites"]["3"]["replies"] == 4
+    if name == "fedavg":  # its state is the model, so two runs of the simulation, one after the other, are the truth
+        three = [data[k] for k in (0, 2, 3)]
+        asked = plan(tmp_path, name, rounds=4, every=1, cohort=3, weights="uniform")
+        truth = continued(three, asked, begun.server, 2)
+        torch.testing.assert_close(run.server.x, truth, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match=r"without names site 7, but the run has the sites \[0, 2, 3\]"):
+        serve(grid, plan(tmp_path, name, rounds=5, resume=True, without="1,7", **how), model, LOSS, say=quiet)
+
+
+def continued(data, asked, server, done):
+    """The vectorised engine on these clients, from a server's state after `done` rounds."""
+    owner = torch.cat([torch.full((len(own.y),), k) for k, own in enumerate(data)])
+    x, y = (torch.cat([getattr(own, side) for own in data]) for side in "xy")
+    problem = fedda.problem(model().double(), LOSS, x=x, y=y, client=owner, batch=asked.batch)
+    run = fedda.Run(fedda.make(asked.algorithm, **json.loads(asked.params)), problem, draws=SecretDraws(SECRET))
+    run.server, run.round = server, done
+    while run.round < asked.rounds:
+        run.advance()
+    return run.server.x
+
+
+def test_some_settings_may_change_before_a_resume(app, tmp_path):
+    whole = serve(InProcessGrid(app, CLIENTS), plan(tmp_path / "a", rounds=3), model, LOSS, say=quiet)
+    serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=1), model, LOSS, say=quiet)
+    changed = plan(tmp_path, rounds=3, resume=True, every=1, limit=1e5, timeout=7.0, repeats=1)
+    run = serve(InProcessGrid(app, CLIENTS), changed, model, LOSS, say=quiet)
+    assert torch.equal(run.server.x, whole.server.x)
+    rows = [json.loads(line)["round"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match=r"settings: batch was 5 and is 6, max-samples was 1000 and is 9$"):
+        serve(
+            InProcessGrid(app, CLIENTS), plan(tmp_path, resume=True, batch=6, max_samples=9), model, LOSS, say=quiet
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tear", "said", "rounds"),
+    [
+        (lambda rows: rows[:-30], "dropped rows: 1 damaged", [0, 1, 2, 3, 4]),  # a line that was being written
+        (lambda rows: b"".join(rows.splitlines(True)[:2]), None, [0, 1, 3, 4]),  # a tail that is lost
+        (lambda rows: rows + b'{"round": 9}\n', "dropped rows: 1 after round 3, the last checkpoint", [0, 1, 2, 3, 4]),
+        (lambda rows: b"\x00\xff\n" + rows + b"[]\n", "dropped rows: 2 damaged", [0, 1, 2, 3, 4]),
+        (lambda rows: b"", None, [3, 4]),
+    ],
+)
+def test_metrics_that_are_torn_do_not_stop_a_resume(tear, said, rounds, app, tmp_path):
+    whole = serve(InProcessGrid(app, CLIENTS), plan(tmp_path / "a", rounds=4), model, LOSS, say=quiet)
+    serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, every=1), model, LOSS, say=quiet)
+    file, lines = tmp_path / "out" / "metrics.jsonl", []
+    file.write_bytes(tear(file.read_bytes()))
+    asked = plan(tmp_path, rounds=4, every=1, resume=True)
+    run = serve(InProcessGrid(app, CLIENTS), asked, model, LOSS, say=lines.append)
+    assert [line for line in lines if line.startswith("metrics.jsonl")] == ([f"metrics.jsonl: {said}"] if said else [])
+    assert [json.loads(line)["round"] for line in file.read_text().splitlines()] == rounds
+    assert torch.equal(run.server.x, whole.server.x)
+
+
+# -- a full disk, a SuperLink that is gone ----------------------------------------------------------------------------
+@pytest.mark.parametrize("which", ["report.json", "state.safetensors", "server.secret"])
+def test_a_full_disk_leaves_every_file_whole(which, app, tmp_path, monkeypatch):
+    whole = serve(InProcessGrid(app, CLIENTS), plan(tmp_path / "a", rounds=3), model, LOSS, say=quiet)
+    real, full = os.fsync, []
+
+    def fsync(handle):
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{handle}"))
+        if full and name.startswith(which):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space left"):
+        serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3), model, LOSS, say=quiet, after_round=full.append)
+    out = tmp_path / "out"
+    assert not list(out.glob("*.tmp"))
+    report = json.loads((out / "report.json").read_text())
+    assert report["round"] == 1 and report["status"] == ("running" if which == "report.json" else "failed")
+    if which != "report.json":
+        assert report["why"].startswith("OSError: ") and "No space left" in report["why"]
+    full.clear()  # somebody has made room
+    run = serve(InProcessGrid(app, CLIENTS), plan(tmp_path, rounds=3, resume=True), model, LOSS, say=quiet)
+    assert torch.equal(run.server.x, whole.server.x)
+
+
+def test_a_server_whose_superlink_is_gone_says_so(app, tmp_path):
+    class Gone(InProcessGrid):
+        def pull_messages(self, ids):
+            raise httpx.ConnectError("refused")
+
+    with pytest.raises(SuperLinkGone, match=r"the SuperLink has not answered for 120 s \(ConnectError\)"):
+        serve(Gone(app, CLIENTS), plan(tmp_path), model, LOSS, say=quiet)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["status"] == "failed" and "submit the run with resume=true" in report["why"]

@@ -33,10 +33,10 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.clientapp import ClientApp
 
-from fedda.deploy import InProcessGrid, Plan, Site, Strategy, join, trained
+from fedda.deploy import InProcessGrid, Site, Strategy, join, trained
 from fedda.deploy.init import TEMPLATES, init
 from fedda.deploy.keys import make_keys
-from fedda.deploy.server import serve
+from fedda.deploy.server import Plan, serve
 from fedda.deploy.simulate import configuration, simulate
 from flowers import replayed, secret_of
 
@@ -73,7 +73,7 @@ def test_the_app_has_every_setting_and_only_its_package_travels(app):
     config, _, components = configuration(app, [])
     assert [word.replace("-", "_") for word in config] == [field.name for field in fields(Plan)]
     assert Plan.of(config) == Plan(
-        algorithm="fedda-mvr", params='{"lr": 0.08, "w": 1000.0, "steps": 5}', rounds=30, clients=3
+        algorithm="fedda-mvr", params='{"lr": 0.08, "w": 1000.0, "steps": 5}', rounds=30, clients=3, participants="keys"
     )
     assert set(components.values()) == {"my_sites_app.server_app:app", "my_sites_app.client_app:app"}
     project = tomllib.loads((app / "pyproject.toml").read_text())
@@ -112,8 +112,8 @@ def test_the_page_of_the_app_names_what_is_there(app, said):
 
 def started(app, tmp_path, *arguments, **environment):
     """What a script would start, seen by commands that only say what they were given."""
-    for name in ("flower-superlink", "flower-supernode"):
-        (tmp_path / name).write_text('#!/bin/sh\necho "$@"\n')
+    for name in ("flower-superlink", "flower-supernode", "fedda"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$@"\n' + ('exit "${CLOCK:-0}"\n' if name == "fedda" else ""))
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     how = {"capture_output": True, "text": True, "check": False, "env": {"PATH": path, **environment}}
@@ -121,6 +121,11 @@ def started(app, tmp_path, *arguments, **environment):
 
 
 def test_what_the_scripts_start(app, tmp_path):
+    (app / "keys").mkdir(exist_ok=True)
+    (app / "keys" / "ca.key").touch()
+    link = started(app, tmp_path, "superlink.sh")
+    assert link.stderr.startswith("WARNING: keys/ca.key is here: move it to a place offline")
+    (app / "keys" / "ca.key").unlink()
     link = started(app, tmp_path, "superlink.sh")
     assert "--insecure" not in link.stdout and not link.stderr
     assert "--enable-supernode-auth" in link.stdout and "--ssl-certfile keys/server.crt" in link.stdout
@@ -140,6 +145,11 @@ def test_what_the_scripts_start(app, tmp_path):
         bare = started(app, tmp_path, *arguments)
         assert "--insecure" in bare.stdout and bare.stderr.startswith("WARNING: INSECURE is set")
         assert "insecure = true" in (app / ".flwr" / "config.toml").read_text()
+    # The clock is compared first: one that is off (1) ends it, a server that is not up yet (2) does not.
+    assert node.stdout.startswith("deploy check 127.0.0.1:9092 --clock\n")
+    for status in ("1", "2"):
+        done = started(app, tmp_path, "supernode.sh", "0", CLOCK=status)
+        assert (done.returncode, "--superlink" in done.stdout) == ((1, False) if status == "1" else (0, True))
     wrong = started(app, tmp_path, "supernode.sh", "one")
     assert wrong.returncode == 2 and wrong.stderr.startswith("usage: ")
 
@@ -349,12 +359,12 @@ def changed(place, file, old, new):
     "file,old,new,fragments",
     [
         ("client_app.py", "    mine = ", "    raise OSError('no such\\nfile')\n    mine = ", [": OSError: no such file", "client_app.py:23"]),
-        ("client_app.py", "x[mine] / 16", "x[mine, :3]", [": ValueError: problem: the model and the loss cannot take this data"]),
+        ("client_app.py", "x[mine].reshape(-1, 64) / 16", "x[mine, :3]", [": ValueError: problem: the model and the loss cannot take this data"]),
         ("client_app.py", "app = client_app(site)", "application = client_app(site)", ["client_app:app", "AttributeError"]),
         ("client_app.py", "app = client_app(site)", "app = 3", ["must be a ClientApp, got int"]),
-        ("server_app.py", "import load_digits", "import load_digit", ["server_app:app", "ImportError"]),
-        ("server_app.py", "x[1438:] / 16", "x[1438:, :3]", ["the model and the loss cannot take this data"]),
-        ("server_app.py", "y = load_digits(return_X_y=True)", "y = 1 / 0", ["server: ZeroDivisionError", "server_app.py:14"]),
+        ("server_app.py", "import embedded", "import embeded", ["server_app:app", "ImportError"]),
+        ("server_app.py", "x[1438:].reshape(-1, 64) / 16", "x[1438:, :3]", ["the model and the loss cannot take this data"]),
+        ("server_app.py", 'y = embedded("digits")', "y = 1 / 0", ["server: ZeroDivisionError", "server_app.py:13"]),
         ("client_app.py", "context.node_config))", "context.node_config), allowed=('fedavg',))", [" refuses: the algorithm is refused: this site runs only fedavg"]),
     ],
 )  # fmt: skip
@@ -534,3 +544,16 @@ def test_what_the_guide_says_of_flower_is_so():
     assert not any("secagg" in name for name in flwr.clientapp.mod.__all__)
     assert any("secagg" in name for name in flwr.client.mod.__all__)
     assert SecAggPlusWorkflow(3, 2).clipping_range == 8.0
+
+
+def test_every_fault_of_the_guide_has_its_test():
+    text = (ROOT / "docs" / "deployment.md").read_text()
+    named = re.findall(r"`(test_\w+)\.py::(test_\w+)`", text)
+    assert len(named) >= 14
+    for file, name in named:
+        assert f"\ndef {name}(" in (ROOT / "tests" / f"{file}.py").read_text(), f"{file}.py::{name}"
+
+
+def test_no_page_opens_the_superlink_to_everybody():
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src/fedda/deploy/templates").iterdir()):
+        assert "LISTEN=0.0.0.0" not in page.read_text(), page

@@ -1,5 +1,6 @@
 """The doors of a real SuperLink: open by itself, shut behind the proxies that `fedda deploy init` writes."""
 
+import base64
 import http.server
 import os
 import re
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,8 +20,15 @@ from commands import inside, is_one_line
 
 pytest.importorskip("flwr", reason="needs fedda[flower]")
 import flwr
+from cryptography.hazmat.primitives.asymmetric import ec
+from fastapi import HTTPException
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.date import now
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.superlink.routers.fleet.node_auth import authenticate_node
 
-from fedda.deploy.check import DOORS, NODE_CALLS
+from fedda.deploy.check import AHEAD, BEHIND, DOORS, NODE_CALLS
 from fedda.deploy.init import init
 from fedda.deploy.keys import make_keys
 from flowers import Flowers
@@ -129,7 +139,9 @@ def checked(flowers, port, *more):
     """What `fedda deploy check` says: exit status, and lines by door."""
     done = flowers.warm.run(["fedda", "deploy", "check", f"127.0.0.1:{port}", *more])
     assert not done.stderr
-    return done.returncode, dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert said.pop("clock") == "as the server's"
+    return done.returncode, said
 
 
 def test_every_door_of_a_plain_superlink_is_open(flowers, app):
@@ -174,9 +186,9 @@ def test_nodes_join_and_a_round_runs_through_the_proxy(proxies, flowers, app, tm
         done = flowers.command("supernode", "register", app / "keys" / f"node{k}.pub", "t")
         assert done.returncode == 0, done.stdout + done.stderr
         flowers.join(k, NODES)
-    out = flowers.submit(app, out=tmp_path / "out", rounds=1, timeout=300.0)
+    out = flowers.submit(app, out=tmp_path / "out", rounds=1, timeout=300.0, participants=app / "keys")
     report = flowers.ended(out)
-    assert report["rejected"] == {} and report["samples"] == {"0": 719, "1": 719}, flowers.logs()
+    assert report["rejected"] == {} and [s["samples"] for s in report["sites"].values()] == [719, 719], flowers.logs()
     assert (out / "metrics.jsonl").read_text().count("\n") == 2
     # The same command line through the proxy: it gets no further than its first call.
     file = Path(flowers.environment["FLWR_HOME"]) / "config.toml"
@@ -196,9 +208,13 @@ def test_nodes_join_and_a_round_runs_through_the_proxy(proxies, flowers, app, tm
 
 # -- the command -------------------------------------------------------------------------------------------------------
 class Answers(http.server.BaseHTTPRequestHandler):
-    """A server without TLS that answers each path with a status."""
+    """A server without TLS that answers each path with a status, and whose clock is behind by some seconds."""
 
     statuses: dict = {}  # noqa: RUF012
+    behind = 0
+
+    def date_time_string(self, timestamp=None):
+        return super().date_time_string(time.time() - self.behind)
 
     def do_POST(self):
         self.send_response(self.statuses.get(self.path, 404))
@@ -256,3 +272,49 @@ def test_the_calls_of_nodes_are_those_of_flower():
     source = Path(flwr.__file__).parent / "supernode" / "fleet_http_client.py"
     calls = set(re.findall(r'path="/v1/fleet/(.+?)"', source.read_text()))
     assert set(NODE_CALLS) == calls - {"register-node", "unregister-node"}
+
+
+# -- clocks -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("ahead", "code", "said"),
+    [
+        (0, 0, "clock: as the server's"),
+        (3, 0, "clock: 3 s ahead of the server's; Flower allows at most 5 s ahead and 305 s behind"),
+        (-200, 0, "clock: 200 s behind the server's; Flower allows"),
+        (
+            10,
+            1,
+            "clock: WRONG: 10 s ahead of the server's; Flower allows at most 5 s ahead and 305 s behind, and refuses",
+        ),
+        (-400, 1, "clock: WRONG: 400 s behind the server's"),
+        (None, 0, "clock: UNKNOWN: the server does not say its time"),
+    ],
+)
+def test_a_clock_that_is_off_is_named(ahead, code, said, server, capsys, monkeypatch):
+    monkeypatch.setattr(Answers, "behind", ahead or 0)
+    if ahead is None:
+        monkeypatch.setattr(Answers, "date_time_string", lambda self: "now")
+    found, stdout, _ = inside(capsys, monkeypatch, "deploy", "check", f"127.0.0.1:{server}", "--clock")
+    near = {re.sub(r"\d+ s (ahead of|behind)", f"{abs(ahead or 0) + i} s \\1", said, count=1) for i in (-1, 0, 1)}
+    assert found == code and stdout.count("\n") == 1 and any(stdout.startswith(line) for line in near), stdout
+
+
+@pytest.mark.parametrize("ahead", [-AHEAD - 1, -BEHIND - 20, AHEAD - 2, AHEAD + 2, -BEHIND + 20])
+def test_flower_allows_clocks_as_we_say(ahead):
+    """Flower's own check of a node's signed time."""
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    public, moment = public_key_to_bytes(key.public_key()), (now() + timedelta(seconds=ahead)).isoformat()
+    headers = {
+        FLEET_HTTP_PUBLIC_KEY_HEADER: base64.b64encode(public).decode(), TIMESTAMP_HEADER: moment,
+        FLEET_HTTP_SIGNATURE_HEADER: base64.b64encode(sign_message(key, moment.encode())).decode(),
+    }  # fmt: skip
+    state = SimpleNamespace(protobuf_request=ActivateNodeRequest(public_key=public))
+    try:
+        authenticate_node(SimpleNamespace(headers=headers, state=state))
+        allowed = True
+    except HTTPException as why:
+        allowed = False
+        assert why.status_code == 401
+    assert allowed == (-BEHIND < ahead < AHEAD)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import fedda
 
 pytest.importorskip("flwr", reason="needs fedda[flower]")
 from fedda.deploy.keys import make_keys
+from fedda.deploy.status import read_status
 from fedda.training import for_rounds
 from flowers import PROJECT, Flowers, replayed, secret_of
 from ranks import free_port
@@ -81,8 +83,11 @@ class Sinner:
 app = client_app(Sinner)
 """
 SERVER = """
+import fedda.deploy.server
 from fedda.deploy import server_app
 from .task import *
+
+fedda.deploy.server.LINK_TIMEOUT = 5.0  # so that the test of a killed SuperLink is short
 
 app = server_app(model, loss)
 """
@@ -102,6 +107,8 @@ timeout = 300.0
 min-replies = 1
 repeats = 0
 limit = 1e6
+participants = ""
+without = ""
 out = ""
 resume = false
 sins = false
@@ -162,14 +169,20 @@ def flowers(tmp_path_factory, samples):
     made.environment["FEDDA_TEST_SAMPLES"], made.keys = str(samples), keys
     try:
         made.open(0)
-        for k in range(NODES):
-            done = made.command("supernode", "register", keys / f"node{k}.pub", "t")
-            assert done.returncode == 0, done.stdout + done.stderr
-            made.join(k, NODES)
-        wait_until(made, lambda: activated(made) == NODES)
+        let_in(made)
         yield made
     finally:
         made.close()
+
+
+def let_in(flowers, nodes=range(NODES), **claims):
+    """Register the nodes' keys, start the nodes and wait for them."""
+    before = activated(flowers)
+    for k in nodes:
+        done = flowers.command("supernode", "register", flowers.keys / f"node{k}.pub", "t")
+        assert done.returncode == 0, done.stdout + done.stderr
+        flowers.join(k, NODES, **claims)
+    wait_until(flowers, lambda: activated(flowers) == before + len(nodes))
 
 
 def truth(samples, name, rounds, out, **how):
@@ -312,3 +325,46 @@ def refused(log):
     return any(
         word in text for word in ("unauthenticated", "permission", "certificate_verify_failed", "ssl", "error", "401")
     )
+
+
+def test_a_killed_superlink_ends_its_server_and_the_run_resumes(flowers, app, samples, tmp_path):
+    """The last test of this federation. Before the run resumes, a node with a key of its own claims to be site 1."""
+    rounds, out = 4, tmp_path / "out"
+    how = {"algorithm": "fedavg", "params": json.dumps(RUNS["fedavg"]), "out": out, "rounds": rounds}
+    how["participants"] = flowers.keys
+    flowers.submit(app, **how)
+    wait_until(flowers, lambda: rounds_done(out) >= 1)
+    server = int((out / "server.pid").read_text())
+    secrets = [(flowers.keys / name).read_text().split()[1] for name in ("ca.key", "server.key", "node0", "node1")]
+    assert not any(secret[:40] in command for command in flowers.processes().values() for secret in secrets)
+    os.kill(flowers.link.pid, signal.SIGKILL)
+    wait_until(flowers, lambda: not running(server), 120)
+    assert read_status(out)["status"] in ("failed", "died") and rounds_done(out) < rounds
+    for node in flowers.nodes.values():
+        flowers.kill(node)
+    flowers.link.wait()
+    # Another SuperLink, which knows nothing of the first.
+    (flowers.place / "link.log").unlink()
+    flowers.open(0)
+    let_in(flowers, [0, 2])
+    let_in(flowers, [NODES], claims=1)
+    flowers.submit(app, **how, resume=True)
+    wait_until(flowers, lambda: json.loads((out / "report.json").read_text()).get("refused_nodes"), 300)
+    let_in(flowers, [1])
+    wait_until(flowers, lambda: json.loads((out / "report.json").read_text())["status"] == "finished", 300)
+    report = json.loads((out / "report.json").read_text())
+    torch.testing.assert_close(
+        load_file(out / "state.safetensors")["server.x"], truth(samples, "fedavg", rounds, out).server.x, rtol=1e-12,
+        atol=1e-12,
+    )  # fmt: skip
+    assert all(site["key"].startswith("SHA256:") for site in report["sites"].values())
+    (refused,) = report["refused_nodes"]
+    assert f"it has the key of site {NODES} (SHA256:" in refused and refused.endswith(") and claims to be site 1")
+
+
+def running(pid):
+    """Whether a process runs: not one that has ended and that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

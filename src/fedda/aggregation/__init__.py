@@ -10,23 +10,24 @@ tensor([2.0000], dtype=torch.float64)
 
 from typing import Any
 
-from .accounting import Accountant, Budget, Privacy
+from .accounting import Budget
 from .clip import Clip
-from .cohort import Aggregated, check_wrappers, client_side, refuse_unfit, residuals, server_side
-from .compression import Compression, Float16, TopK, pack_reply, unpack_reply
+from .compression import Compression, Float16, TopK
 from .means import Median, Trimmed
-from .noise import Noise, privacy
+from .noise import Noise
 from .wrapper import Exchange, Wrapper, aggregations
 
 __all__ = [
-    "Accountant", "Aggregated", "Budget", "Clip", "Compression", "Exchange", "Float16", "Median", "Noise", "Privacy",
-    "TopK", "Trimmed", "Wrapper", "aggregations", "check_wrappers", "client_side", "completed", "make", "pack_reply",
-    "privacy", "refuse_unfit", "residuals", "server_side", "unpack_reply",
+    "Budget", "Clip", "Compression", "Exchange", "Float16", "Median", "Noise", "TopK", "Trimmed", "Wrapper", "make",
 ]  # fmt: skip
 
 
 def make(name: str, **params: Any) -> Wrapper:
     """A wrapper by its name, with its parameters, as in the settings of a federation.
+
+    Args:
+        name: its name (`fedda list aggregation`).
+        params: its parameters (`fedda list aggregation NAME`).
 
     >>> make("clip", norm=2.0)
     Clip(norm=2.0, where='server')
@@ -45,3 +46,7 @@ def completed(name: str, **params: Any) -> dict[str, Any]:
     {'name': 'clip', 'norm': 2.0, 'where': 'server'}
     """
     return {"name": name} | aggregations.find(name).complete(params)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

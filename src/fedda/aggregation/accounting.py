@@ -9,13 +9,13 @@ from functools import lru_cache
 from typing import Any
 
 from ..checks import POSITIVE, Bound, count, nearest, number, one_of
+from ..extras import MissingPackage, needed_for
 
 DELTA = Bound("in (0, 1)", lambda v: (v > 0) & (v < 1))
 DEFAULT_DELTA = 1e-5  # of runs without a budget
 AGAINST = ("outside", "site")
 COHORTS = ("secret", "known")
 REPRODUCIBLE = "not private: reproducible noise"
-MISSING = 'needs the package dp-accounting: pip install "fedda[privacy]"'
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,16 @@ def renyi(multiplier: float, replies: int, population: int, cohort: int) -> tupl
 
 @dataclass(frozen=True)
 class Budget:
-    """The epsilon at a delta that a run may spend, `against` a site (the default, and the larger one) or the outside.
+    """The privacy that a run may spend.
 
-    `cohorts` says whether sampling is credited: "secret" or "known". A federation draws its cohorts from a secret. A
-    simulation draws them from its seed, which is not secret, so "known" is the default of a simulation. With "secret" a
-    simulation counts as a federation does.
+    A federation draws its cohorts from a secret. A simulation draws them from its seed, which is not secret, so "known"
+    is the default of a simulation. With "secret" a simulation counts as a federation does.
+
+    Args:
+        epsilon: the largest epsilon; no limit by default.
+        delta: the probability with which the guarantee may fail.
+        against: "site" (a client that sees every broadcast, and the larger epsilon) or "outside".
+        cohorts: whether sampling is credited: "secret" or "known".
 
     >>> Budget.of({"epsilon": 8.0, "delta": 1e-5})
     Budget(epsilon=8.0, delta=1e-05, against='site', cohorts=None)
@@ -97,7 +102,11 @@ class Budget:
 
     @classmethod
     def of(cls, table: Mapping[str, Any] | Budget) -> Budget:
-        """From a table with the keys epsilon, delta, against and cohorts, as experiment files have it."""
+        """From a table with the keys epsilon, delta, against and cohorts, as experiment files have it.
+
+        Args:
+            table: the keys epsilon, delta, against and cohorts, as experiment files have them.
+        """
         if isinstance(table, Budget):
             return table
         if not isinstance(table, Mapping) or "epsilon" not in table:
@@ -164,8 +173,8 @@ class Privacy:
             return {"privacy": REPRODUCIBLE}
         try:
             spent = {f"epsilon_{who}": self.epsilon(rounds, who) for who in AGAINST}
-        except ValueError:
-            return {"privacy": f"epsilon {MISSING}"}
+        except MissingPackage as why:
+            return {"privacy": str(why)}
         if self.accountant.multiplier == 0:
             return {"privacy": "not private: no noise"}
         everybody = self.accountant.cohort == self.accountant.clients
@@ -174,8 +183,6 @@ class Privacy:
 
 
 def dp_accounting(owner: str = "Noise.epsilon") -> Any:
-    try:
+    with needed_for(owner):
         import dp_accounting
-    except ImportError:
-        raise ValueError(f"{owner} {MISSING}") from None
     return dp_accounting

@@ -23,9 +23,10 @@ class Clip(Wrapper):
 
         u <- u min(1, norm / ||u||),   u = X - x for a reply X that is a model (x was sent), the reply itself otherwise
 
-    On the server (the default) it bounds the harm that a dishonest client can do. With ``where="client"`` it bounds
-    what leaves an honest client. `norm` is one number for all replies, a number for each, or a table by task:
-    ``{"first": 10.0, "local": (1.0, 10.0)}`` for FedDA's nu_0 and its (z, nu).
+    Args:
+        norm: the largest length: one number for all replies, a number for each, or a table by task: ``{"first": 10.0,
+            "local": (1.0, 10.0)}`` for FedDA's nu_0 and its (z, nu).
+        where: "server" bounds the harm that a dishonest client can do, "client" what leaves an honest one.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0]], b=[[100.0]])

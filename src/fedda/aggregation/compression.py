@@ -32,10 +32,20 @@ class Compression(Wrapper):
     parts: ClassVar[int]  # the number of tensors that `pack` returns
 
     def pack(self, change: Tensor) -> tuple[Tensor, ...]:
-        """The tensors to send: numbers [..., k] and, if needed, their positions as whole numbers."""
+        """The tensors to send: numbers [..., k] and, if needed, their positions as whole numbers.
+
+        Args:
+            change: what is to be sent, [..., m].
+        """
         raise NotImplementedError
 
     def unpack(self, parts: Sequence[Tensor], length: int) -> Tensor:
+        """The change, from what was sent.
+
+        Args:
+            parts: what `pack` returned.
+            length: m, the length of the change.
+        """
         raise NotImplementedError
 
     def on_client(self, task: ClientTask) -> ClientTask:
@@ -96,6 +106,9 @@ class Float16(Compression):
 @dataclass(frozen=True)
 class TopK(Compression):
     """The ceil(share m) coordinates of largest magnitude, each with its position (int32).
+
+    Args:
+        share: the part of the coordinates that is sent.
 
     >>> TopK(0.5).pack(torch.tensor([0.1, -3.0, 2.0, 0.0]))
     (tensor([-3.,  2.]), tensor([1, 2], dtype=torch.int32))

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..extras import needed_for
+
 KEY = 32  # bytes of a key
 CHUNK = 1 << 16  # numbers drawn at a time, so that they fit in the cache
 SLACK = 2.0**-10  # the share by which the noise is larger, so that rounding to the grid costs no privacy
@@ -26,7 +28,7 @@ def normal(key: bytes, shape: tuple[int, ...]) -> Tensor:
     >>> normal(bytes(32), (2, 3)).shape
     torch.Size([2, 3])
     """
-    stream = _chacha20(key)
+    stream = chacha20(key)
     out = torch.empty(math.prod(shape), dtype=torch.float64)
     for part in out.split(CHUNK):
         half = (len(part) + 1) // 2
@@ -61,12 +63,18 @@ def noisy(total: Tensor, norm: float, multiplier: float, key: bytes) -> Tensor:
     return (torch.round(total / width) + torch.round(noise)) * width
 
 
-def _chacha20(key: bytes):  # type: ignore[no-untyped-def]
-    try:
+def uniform_integers(key: bytes, count: int, bits: int) -> np.ndarray:
+    """Integers from 0 to 2^bits - 1, all equally likely, from the ChaCha20 stream of a key; bits is 32 or 64.
+
+    >>> uniform_integers(bytes(32), 2, 32)
+    array([2917185654, 2419978656], dtype=uint32)
+    """
+    kind = np.dtype(f"<u{bits // 8}")
+    return np.frombuffer(chacha20(key).update(bytes(count * kind.itemsize)), kind)
+
+
+def chacha20(key: bytes):  # type: ignore[no-untyped-def]
+    """The ChaCha20 stream of a key of 256 bits, which must be used once."""
+    with needed_for("Noise", more="; a simulation can use Noise(..., seed=0), which is reproducible and not private"):
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-    except ImportError:
-        raise ValueError(
-            'Noise needs the package cryptography: pip install "fedda[privacy]"; '
-            "a simulation can use Noise(..., seed=0), which is reproducible and not private"
-        ) from None
     return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()

@@ -50,6 +50,9 @@ class Trimmed(Reducer):
 
     It holds against up to f liars. share = 0 is the plain mean; just under a half is nearly the median.
 
+    Args:
+        share: the part of the clients that is cut off at each end, below a half.
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0]] * 4, b=[[1.0], [2.0], [3.0], [-1e9]])
     >>> fedda.train(fedda.make("fedavg", lr=0.5), problem, rounds=30, aggregation=[Trimmed(0.25)]).x

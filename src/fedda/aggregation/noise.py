@@ -28,13 +28,18 @@ class Noise(Reducer):
 
         (1 / r) (sum_k u_k min(1, norm / ||u_k||) + multiplier norm xi),   xi standard normal; u_k = 0 if k is silent
 
-    `norm` is as `Clip` takes it. Changes are clipped on the client, so that nothing longer leaves it, and again on the
-    server, so that the guarantee depends on no client. The denominator is fixed and all clients weigh the same,
-    because who replies, and how many samples they have, are data too.
+    Changes are clipped on the client, so that nothing longer leaves it, and again on the server, so that the guarantee
+    depends on no client. The denominator is fixed and all clients weigh the same, because who replies, and how many
+    samples they have, are data too.
 
     The noise comes from a cryptographic generator with a new key of the operating system, so a run cannot be repeated
     bit for bit. With a `seed` it is a function of (seed, the run's seed, round, exchange, reply). Such a run can be
     repeated, and is NOT private. docs/aggregation.md says what is guaranteed and what is not.
+
+    Args:
+        multiplier: the deviation of the noise in units of `norm`; larger is more private.
+        norm: the largest length of a change, as `Clip` takes it.
+        seed: makes the noise repeatable and NOT private: a function of (seed, the run's seed, round, exchange, reply).
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0]] * 100, b=[[2.0]] * 100)
@@ -88,7 +93,16 @@ class Noise(Reducer):
     def accountant(
         self, algorithm: Algorithm, x: Tensor, clients: int, cohort: int, aggregation: Sequence[Wrapper], secret: bool
     ) -> Accountant:
-        """The accountant of an algorithm that trains x. `secret` says whether the cohorts are secret."""
+        """The accountant of a run.
+
+        Args:
+            algorithm: what is run.
+            x: its first model.
+            clients: how many exist.
+            cohort: how many take part in a round.
+            aggregation: the wrappers of the run.
+            secret: whether the cohorts are secret.
+        """
         start, round = dry_run(algorithm, x)
         # A client's memory depends on the rounds in which it took part, and its replies show it.
         remembers = bool(algorithm.memory) or any(wrapper.remembers("local", 1) for wrapper in aggregation)
@@ -105,12 +119,19 @@ class Noise(Reducer):
         self, algorithm: Algorithm, clients: int, rounds: int, delta: float, cohort: int | None = None,
         aggregation: Sequence[Wrapper] = (), against: str = "outside", cohorts: str = "secret",
     ) -> float:  # fmt: skip
-        """The epsilon of (epsilon, delta)-differential privacy after this number of rounds: for all replies, in all
-        rounds, of one client whose data are replaced. Needs dp-accounting (``pip install "fedda[privacy]"``).
+        """The epsilon of (epsilon, delta)-differential privacy: for all replies, in all rounds, of one client whose
+        data are replaced. Needs dp-accounting (``pip install "fedda[privacy]"``).
 
-        `against` is "outside" (sees the final model) or "site" (a client that sees every broadcast). `cohorts` is
-        "secret", as in a federation, or "known". `aggregation` are the wrappers of the run: with a compression,
-        clients remember residuals, and sampling is not credited.
+        Args:
+            algorithm: what is run.
+            clients: how many exist.
+            rounds: how many rounds are run.
+            delta: the probability with which the guarantee may fail.
+            cohort: clients per round; all by default.
+            aggregation: the wrappers of the run: with a compression, clients remember residuals, and sampling is not
+                credited.
+            against: "outside" (sees the final model) or "site" (a client that sees every broadcast).
+            cohorts: "secret", as in a federation, or "known".
 
         >>> import fedda
         >>> round(Noise(8.0, norm=1.0).epsilon(fedda.make("fedavg"), clients=100, rounds=100, delta=1e-5, cohort=5), 1)

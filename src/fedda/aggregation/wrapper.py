@@ -16,7 +16,14 @@ aggregations = Registry("aggregation")
 
 
 class Exchange(NamedTuple):
-    """What the server knows about one `cohort.average`, besides the replies."""
+    """What the server knows about one `cohort.average`, besides the replies.
+
+    Args:
+        task: the name of the task, such as "local".
+        size: clients in the cohort.
+        key: a counter-based key of this exchange of this round, [..., 1] int64 (`fedda.rng`); not secret.
+        new_key: makes a fresh secret, the same one on all ranks.
+    """
 
     task: str  # the name of the task, such as "local"
     size: int  # the number of clients in the cohort
@@ -50,19 +57,41 @@ class Wrapper(Protocol):
         return False
 
     def on_client(self, task: ClientTask) -> ClientTask:
-        """The client part: the task with its replies changed (`post_process`), or the task itself."""
+        """The client part: the task with its replies changed (`post_process`), or the task itself.
+
+        Args:
+            task: the task of the clients, with its name and mark.
+        """
         return task
 
     def combine(self, replies: list[Tensor], weights: Tensor, exchange: Exchange) -> tuple[list[Tensor], Tensor]:
-        """The server part: from replies [..., c, m] and weights [..., c, 1] to others of the same form, with c = 1 if
-        it reduces. A client that did not reply has the weight 0 and a reply of zeros."""
+        """The server part.
+
+        Args:
+            replies: each [..., c, m]; a client that did not reply has zeros.
+            weights: [..., c, 1]; 0 for a client that did not reply.
+            exchange: what else the server knows.
+
+        Returns:
+            Replies and weights of the same form, with c = 1 if it reduces.
+        """
         return replies, weights
 
     def fits(self, task: str, replies: int) -> None:
-        """Refuse (ValueError) a task with this number of replies, before the first round."""
+        """Refuse (ValueError) a task that it cannot take, before the first round.
+
+        Args:
+            task: the name of the task.
+            replies: how many replies it has.
+        """
 
     def remembers(self, task: str, replies: int) -> tuple[str, ...]:
-        """The names of the vectors that the client part keeps in `client.memory`, each as long as the model."""
+        """The names of the vectors that the client part keeps in `client.memory`, each as long as the model.
+
+        Args:
+            task: the name of the task.
+            replies: how many replies it has.
+        """
         return ()
 
 

@@ -1,32 +1,24 @@
-"""`fedda deploy`: a new federation over Flower, its keys, its doors, and a run of it in one process."""
+"""`fedda deploy`: a new federation over Flower, its keys, its doors, how a run stands, and a run in one process."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .app import app
+from .commands import FEDERATIONS, Commands
 
-deploy = typer.Typer(rich_markup_mode="rich")
-app.add_typer(deploy, name="deploy")
+deploy = Commands(rich_markup_mode="rich")
+app.add_typer(deploy, name="deploy", rich_help_panel=FEDERATIONS)
 
 
 @deploy.callback(invoke_without_command=True, epilog="Example: fedda deploy init hospitals --clients 4")
 def deploy_(context: typer.Context) -> None:
-    """Real federations over Flower: write an app, make its keys, check its doors, run it in one process."""
+    """Real federations over Flower: write an app, make keys, check doors, watch a run, run it in one process."""
     if context.invoked_subcommand is None:
         print(context.get_help())
-
-
-@contextmanager
-def installed() -> Iterator[None]:
-    """A missing package ends in one line."""
-    try:
-        yield
-    except ImportError as why:
-        raise ValueError(str(why)) from why
 
 
 @deploy.command(epilog="Example: fedda deploy init hospitals --clients 4")
@@ -36,10 +28,10 @@ def init(
 ) -> None:
     """Write a Flower app: a model, data to fill in, settings, start scripts, a README.
 
-    It runs unchanged on scikit-learn's digits.
+    It runs unchanged on fedda's digits.
     """
-    with installed():
-        from ..deploy.init import init as write
+    from ..deploy.init import init as write
+
     files = write(folder, clients)
     print(f"{len(files)} files in {folder}: fill in load_data of {files[4]}")
     print(f"in one process: fedda deploy simulate {folder}; as a federation on this machine: {folder}/try.sh")
@@ -60,8 +52,8 @@ def keys(
 
     Private files (no suffix, or .key) must stay secret; ca.crt and *.pub may be given away.
     """
-    with installed():
-        from ..deploy.keys import make_keys
+    from ..deploy.keys import make_keys
+
     if only is not None and nodes:
         raise ValueError("--nodes makes several keys and --only makes one: give one of them")
     if nodes < 0:
@@ -84,8 +76,8 @@ def simulate(
 
     The first error on a client ends the run, with the place of the error.
     """
-    with installed():
-        from ..deploy.simulate import simulate as run
+    from ..deploy.simulate import simulate as run
+
     print(f"results: {run(folder, run_config or [], out, overwrite)}")
 
 
@@ -95,19 +87,84 @@ def check(
     root_certificates: Annotated[
         Path | None, typer.Option("--root-certificates", help="ca.crt, to check the server's certificate.")
     ] = None,
+    clock: Annotated[
+        bool, typer.Option("--clock", help="Compare only the clocks of this machine and the server.")
+    ] = False,
 ) -> None:
-    """Try from outside which of Flower's calls are open: run it at a site, not on the server.
+    """Try from outside which of Flower's calls are open, and compare clocks: run it at a site, not on the server.
 
-    Only the nodes' calls should be. Exit status 1 means that something is not as it should be.
+    Only the nodes' calls should be open. Exit status 1 means that something is not as it should be.
     """
-    with installed():
-        from ..deploy.check import try_doors
+    from ..deploy.check import try_doors
+
     wrong = 0
-    for finding in try_doors(address, root_certificates):
+    for finding in try_doors(address, root_certificates, clock):
         print(finding.text, flush=True)
         wrong += finding.wrong
     if wrong:
         raise typer.Exit(1)
+
+
+@deploy.command(epilog="Example: fedda deploy status federation --serve")
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run's results.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Show a live page, on this machine alone.")] = False,
+    port: Annotated[int, typer.Option(help="Port of the page on 127.0.0.1; 0 takes a free one.")] = 9480,
+) -> None:
+    """Show how a run stands: sites, replies, faults, seconds, epsilon.
+
+    Exit status 1 means that the run has failed, or that its server has died.
+    """
+    from ..deploy.status import BAD, live_page, read_status
+
+    if serve:
+        if as_json:
+            raise ValueError("--json prints once and --serve shows a page: give one of them")
+        if not 0 <= port <= 65535:
+            raise ValueError(f"--port must be 0 to 65535, got {port}")
+        server = live_page(folder, port)
+        print(f"http://127.0.0.1:{server.server_port}/ shows {folder}; Ctrl-C ends it", flush=True)
+        with server, suppress(KeyboardInterrupt):
+            server.serve_forever()
+        return
+    status = read_status(folder)
+    if as_json:
+        print(json.dumps(status, indent=1))
+    else:
+        show_status(status)
+    if status["status"] in BAD:
+        raise typer.Exit(1)
+
+
+def show_status(status: dict[str, Any]) -> None:
+    """The status as tables in the terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..deploy import status as shown
+
+    console = Console(highlight=False)
+    console.print(Text(f"{status['folder']}: {shown.headline(status)}", style="bold"), soft_wrap=True)
+    console.print(Text("; ".join(f"{name}: {value}" for name, value in shown.facts(status))), soft_wrap=True)
+    for line in shown.notes(status):
+        console.print(Text(line), soft_wrap=True)
+    seconds = [(name, f"{last:.2f}", f"{total:.1f}") for name, last, total in shown.second_rows(status)]
+    tables = (
+        (shown.SITES, list(shown.site_rows(status)), (2, 3, 4)),
+        (shown.FAULTS, list(shown.fault_rows(status)), (2,)),
+        (shown.SECONDS, seconds, (1, 2)),
+    )
+    for names, rows, numbers in tables:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for i, name in enumerate(names):
+            table.add_column(name, justify="right" if i in numbers else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(value) for value in row))
+        if rows:
+            console.print(table)
 
 
 @deploy.command(epilog="Example: fedda deploy export federation --out model.safetensors")
@@ -119,9 +176,9 @@ def export(
 
     The folder itself holds a secret and data about single sites.
     """
-    with installed():
-        from ..deploy.checkpoint import STATE, read_state
-        from ..deploy.results import export as write
+    from ..deploy.checkpoint import STATE, read_state
+    from ..deploy.results import export as write
+
     names = write(folder, out)
     spent = read_state(folder / STATE)[1].get("privacy", {})
     epsilon = f"epsilon {spent['epsilon_outside']:.3g} against the outside" if "epsilon_outside" in spent else ""

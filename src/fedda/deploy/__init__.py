@@ -3,19 +3,24 @@
 Needs the extra `fedda[flower]`.
 """
 
-from importlib.util import find_spec
+from ..extras import needed_for
 
-if find_spec("flwr") is None:
-    raise ImportError("fedda.deploy needs Flower: pip install 'fedda[flower]'")
+with needed_for("fedda.deploy"):
+    import flwr  # noqa: F401
 
 from .client import Site, client_app, join
-from .federation import Federation, Rejections, TooFewReplies
-from .grid import InProcessGrid
+from .federation import TooFewReplies
+from .grid import InProcessGrid, SuperLinkGone
+from .relay import Relay
 from .results import export, trained
-from .server import Plan, server_app
+from .server import server_app
 from .strategy import Strategy
 
 __all__ = [
-    "Federation", "InProcessGrid", "Plan", "Rejections", "Site", "Strategy", "TooFewReplies", "client_app", "export",
-    "join", "server_app", "trained",
+    "InProcessGrid", "Relay", "Site", "Strategy", "SuperLinkGone", "TooFewReplies", "client_app", "export", "join",
+    "server_app", "trained",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

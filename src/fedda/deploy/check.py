@@ -1,4 +1,4 @@
-"""`fedda deploy check`: try the doors of a SuperLink from outside, as a stranger would.
+"""`fedda deploy check`: try the doors of a SuperLink from outside, as a stranger would, and compare the clocks.
 
 In Flower 1.41 and 1.42 one port serves all calls, as HTTP requests: those of nodes (/v1/fleet/), those of `flwr`
 (/v1/control/: submit code, register nodes) and those of the server's own processes (/v1/runtime/). Only the first are
@@ -8,8 +8,10 @@ for the network. The calls that are tried here only read, and carry no credentia
 import http.client
 import re
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 # The calls of a node that has a key. A node without one would also register itself: a proxy refuses that.
@@ -20,6 +22,7 @@ NODE_CALLS = (
 NOWHERE = "/fedda-deploy-check"  # no such path exists: the answer to it is that to a refused one
 TIMEOUT = 10.0  # seconds for an answer
 MOST = 4096  # bytes of an answer that are read
+AHEAD, BEHIND = 5, 305  # seconds by which the clock of a node may differ from the SuperLink's
 
 
 @dataclass(frozen=True)
@@ -48,18 +51,26 @@ class Finding:
     wrong: bool
 
 
-def try_doors(address: str, root_certificates: Path | None = None) -> Iterator[Finding]:
-    """Try every door with and without TLS. With the CA's certificate, the server's certificate is checked too."""
+def try_doors(address: str, root_certificates: Path | None = None, clock: bool = False) -> Iterator[Finding]:
+    """Try every door with and without TLS. With the CA's certificate, the server's certificate is checked too.
+
+    With `clock` only the clocks are compared.
+    """
     host, port = _split(address)
     trusted = None if root_certificates is None else _trusted(root_certificates)
     try:
-        yield from _certificate(host, port, trusted)
+        findings = list(_certificate(host, port, trusted))
         encrypted = True
+        yield from [] if clock else findings
     except ssl.SSLError as why:
-        yield Finding(f"TLS: none ({why.reason or 'no answer'}): messages can be read on their way", True)
         encrypted = False
+        if not clock:
+            yield Finding(f"TLS: none ({why.reason or 'no answer'}): messages can be read on their way", True)
     except OSError as why:
         raise ValueError(f"{address}: cannot be reached: {why.strerror or why}") from None
+    yield _clock(host, port, _unchecked() if encrypted else None)
+    if clock:
+        return
     if encrypted:
         yield from _doors("with TLS", host, port, _unchecked())
     yield from _doors("without TLS", host, port, None)
@@ -109,6 +120,27 @@ def _shake_hands(host: str, port: int, context: ssl.SSLContext) -> str:
         connection.close()
 
 
+def _clock(host: str, port: int, context: ssl.SSLContext | None) -> Finding:
+    """Compare this machine's clock with the time in the server's answer, which has whole seconds."""
+    before = time.time()
+    answer = _answer(host, port, context, "GET", NOWHERE)
+    after = time.time()
+    try:
+        server = parsedate_to_datetime(answer.headers["date"] if answer else "").timestamp() + 0.5
+    except (TypeError, ValueError):
+        return Finding("clock: UNKNOWN: the server does not say its time", False)
+    ahead = round((before + after) / 2 - server)
+    if abs(ahead) <= 1:
+        return Finding("clock: as the server's", False)
+    by = f"{ahead} s ahead of" if ahead > 0 else f"{-ahead} s behind"
+    allowed = f"Flower allows at most {AHEAD} s ahead and {BEHIND} s behind"
+    if -BEHIND < ahead < AHEAD:
+        return Finding(f"clock: {by} the server's; {allowed}", False)
+    return Finding(
+        f"clock: WRONG: {by} the server's; {allowed}, and refuses a node without a word: set the clock", True
+    )
+
+
 def _doors(how: str, host: str, port: int, context: ssl.SSLContext | None) -> Iterator[Finding]:
     refusals = {method: _status(host, port, context, method, NOWHERE) for method in ("GET", "POST")}
     if context is None and set(refusals.values()) <= {None, 400}:  # what a server says that expects TLS
@@ -130,7 +162,15 @@ def _doors(how: str, host: str, port: int, context: ssl.SSLContext | None) -> It
 
 
 def _status(host: str, port: int, context: ssl.SSLContext | None, method: str, path: str) -> int | None:
-    """The status of the answer, or None without one. An empty body is an empty protobuf message."""
+    """The status of the answer, or None without one."""
+    answer = _answer(host, port, context, method, path)
+    return None if answer is None else answer.status
+
+
+def _answer(
+    host: str, port: int, context: ssl.SSLContext | None, method: str, path: str
+) -> http.client.HTTPResponse | None:
+    """The answer, or None without one. An empty body is an empty protobuf message."""
     if context is None:
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
     else:
@@ -139,7 +179,7 @@ def _status(host: str, port: int, context: ssl.SSLContext | None, method: str, p
         connection.request(method, path, b"" if method == "POST" else None, {"content-type": "application/protobuf"})
         answer = connection.getresponse()
         answer.read(MOST)
-        return answer.status
+        return answer
     except (OSError, http.client.HTTPException):
         return None
     finally:

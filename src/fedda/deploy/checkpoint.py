@@ -13,6 +13,8 @@ Rows and reports reveal something about single sites, so all files have mode 060
 
 import json
 import os
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from torch import Tensor
 from ..files import PRIVATE, json_lines, try_lock, write_whole
 
 STATE, ROWS, LEDGER, SECRETS = "state.safetensors", "metrics.jsonl", "privacy.json", "server.secret"
-REPORT = "report.json"
+REPORT, PID = "report.json", "server.pid"
 FACTS = ("plan", "run", "names", "stamp", "rejected", "layout")  # in a checkpoint besides its tensors
 
 
@@ -71,9 +73,14 @@ class Checkpoint:
 
     def lock(self) -> None:
         """Allow one server at a time, until its process ends. The file holds its process id."""
-        self.held = open(self.folder / "server.pid", "a+")  # noqa: SIM115  held until the process ends
-        if not try_lock(self.held.fileno()):
-            raise ValueError(f"{self.folder}: another server is writing into it")
+        self.held = open(self.folder / PID, "a+")  # noqa: SIM115  held until the process ends
+        attempts = 5  # `fedda deploy status` takes the lock for a moment, to see whether it is free
+        while not try_lock(self.held.fileno()):
+            attempts -= 1
+            if not attempts:
+                self.held.close()
+                raise ValueError(f"{self.folder}: another server is writing into it")
+            time.sleep(0.1)
         self.held.truncate(0)
         self.held.write(f"{os.getpid()}\n")
         self.held.flush()
@@ -127,8 +134,8 @@ class Checkpoint:
         bases = {str(stamp): base.tolist() for stamp, base in self.bases.items()}
         write_whole(self.secrets, json.dumps({"secret": self.secret.hex(), "base": bases}).encode(), PRIVATE)
 
-    def load(self) -> tuple[dict[str, Tensor], Tensor, dict[str, Any]]:
-        """The last state, the last exchange used of each site, and facts. Later rows are dropped."""
+    def load(self, say: Callable[[str], None]) -> tuple[dict[str, Tensor], Tensor, dict[str, Any]]:
+        """The last state, the last exchange used of each site, and facts. Later rows are dropped, and this is said."""
         if not self.file.exists():
             raise ValueError(f"{self.folder}: holds no run to resume")
         self.lock()
@@ -143,20 +150,34 @@ class Checkpoint:
         except Exception as why:
             self.release()
             raise ValueError(f"{self.folder}: cannot be resumed: {why}") from None
-        self._cut_rows(int(tensors["round"]))
+        self._cut_rows(int(tensors["round"]), say)
         return tensors, base.clone(), facts
 
-    def _cut_rows(self, last: int) -> None:
-        """Drop the rows of later rounds, and an unfinished line."""
-        kept = [line for line in self._lines() if json.loads(line)["round"] <= last]
-        if self.rows.exists() and (content := b"".join(kept)) != self.rows.read_bytes():
-            write_whole(self.rows, content, PRIVATE)
-
-    def _lines(self) -> list[bytes]:
+    def _cut_rows(self, last: int, say: Callable[[str], None]) -> None:
+        """Drop the rows of later rounds, and lines that are damaged."""
         lines = self.rows.read_bytes().splitlines(keepends=True) if self.rows.exists() else []
-        return [line for line in lines if line.endswith(b"\n")]
+        rounds = [_round_of(line) for line in lines]
+        kept = [line for line, number in zip(lines, rounds, strict=True) if number is not None and number <= last]
+        if len(kept) == len(lines):
+            return
+        damaged = rounds.count(None)
+        dropped = [f"{damaged} damaged"] if damaged else []
+        dropped += (
+            [f"{later} after round {last}, the last checkpoint"] if (later := len(lines) - len(kept) - damaged) else []
+        )
+        say(f"{ROWS}: dropped rows: {' and '.join(dropped)}")
+        write_whole(self.rows, b"".join(kept), PRIVATE)
 
     def last_row(self) -> int:
         """The round of the last row, or -1."""
-        lines = self._lines()
-        return int(json.loads(lines[-1])["round"]) if lines else -1
+        lines = self.rows.read_bytes().splitlines(keepends=True) if self.rows.exists() else []
+        return max((number for line in lines if (number := _round_of(line)) is not None), default=-1)
+
+
+def _round_of(line: bytes) -> int | None:
+    """The round of a row, or None if the line is damaged."""
+    try:
+        number = json.loads(line)["round"] if line.endswith(b"\n") else None
+        return number if type(number) is int else None
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -10,20 +10,27 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from ..aggregation import Wrapper, client_side, residuals
-from ..aggregation import pack_reply as travels
+from ..aggregation import Wrapper
+from ..aggregation.cohort import client_side, residuals
+from ..aggregation.compression import compressions
+from ..aggregation.compression import pack_reply as travels
 from ..aggregation.dry_run import model_length
 from ..core import Algorithm, bind_to_problem, check_replies
-from ..engines import CountedClient, Counts, single_client
+from ..engines.counting import CountedClient, Counts
+from ..engines.sequential import single_client
 from ..problems import Neural, problem
 from ..problems.neural import Loss
+from .identity import signature
 from .memory import RUN, MemoryStore
+from .relay_socket import RelaySocket
+from .secure_client import REVEAL, Keyring, revealed, terms_of, uploaded
 from .traffic import DTYPES, algorithm, traffic, wrappers
 from .wire import Refused, fields_of, packed, tensors_of
 
 HELLO, EVALUATE = "hello", "evaluate"
+COUNTS = ("draws", "gradients", "full_gradients")  # that a client reports
 METRICS = ("train_loss", "train_accuracy")  # that a client may report
-REQUEST: dict[str, type] = dict.fromkeys(("task", "algorithm", "aggregation", "run", "dtype"), str)
+REQUEST: dict[str, type] = dict.fromkeys(("task", "algorithm", "aggregation", "run", "dtype", "secure"), str)
 REQUEST |= dict.fromkeys(("stamp", "base", "saved", "key", "drawn", "batch"), int)
 
 
@@ -35,16 +42,39 @@ class SiteError(RuntimeError):
 
 
 class Site:
-    """One client: a model, a loss and its samples. `allowed` names the algorithms that it runs; by default all."""
+    """One client: a model, a loss and its samples.
 
-    def __init__(self, model: nn.Module, loss: Loss, x: Any, y: Any, allowed: tuple[str, ...] | None = None):
-        self.model, self.loss, self.x, self.y, self.allowed = model, loss, x, y, allowed
+    Args:
+        model: the network; all sites have the same.
+        loss: a function of its output and the targets, a mean over the batch.
+        x: the samples of the site.
+        y: their targets.
+        allowed: the algorithms that it runs; all by default.
+        secure: take part in secure aggregation only, whatever the server asks for.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, x: Any, y: Any, allowed: tuple[str, ...] | None = None,
+        secure: bool = False,
+    ):  # fmt: skip
+        self.model, self.loss, self.x, self.y, self.allowed, self.secure = model, loss, x, y, allowed, secure
 
     def problem(self, batch: int, dtype: torch.dtype) -> Neural:
+        """The problem of this site alone.
+
+        Args:
+            batch: samples in a mini-batch.
+            dtype: the dtype of the model.
+        """
         return problem(self.model, self.loss, x=self.x, y=self.y, batch=batch).to(dtype=dtype)
 
     def answer(self, message: Message, context: Context) -> Message:
-        """The reply to a message of the server. If it is refused, the reply says why, and nothing is run."""
+        """The reply to a message of the server. If it is refused, the reply says why, and nothing is run.
+
+        Args:
+            message: what the server sent.
+            context: Flower's context of the node.
+        """
         try:
             content = self._answer(message.content, context)
         except Refused as why:
@@ -63,18 +93,32 @@ class Site:
             raise Refused("batch, stamp, drawn or base is out of range")
         if not re.fullmatch(RUN, fields["run"]):
             raise Refused("the name of the run must be 32 hexadecimal digits")
+        hidden = bool(fields["secure"])
+        if self.secure and not hidden:
+            raise Refused("this site takes part in secure aggregation only")
+        if fields["task"] == REVEAL:
+            return revealed(content, fields, context)
         dtype = DTYPES[fields["dtype"]]
         own = self.problem(fields["batch"], dtype)
         layout = tuple(own.layout)
         if fields["task"] == HELLO:
             tensors_of(content, ())
-            about = {"samples": len(self.y), "d": own.d, "layout": json.dumps(layout), "client": number(context)}
-            return packed((), about)
+            about = {"samples": 1 if hidden else len(self.y), "d": own.d, "layout": json.dumps(layout)}
+            public = Keyring(context).renew() if hidden else ""
+            signed = signature(context, fields["run"], number(context), public) if hidden else ""
+            return packed((), about | {"client": number(context), "public": public, "signature": signed})
+        terms = terms_of(fields) if hidden else None
         if fields["task"] == EVALUATE:
             (x,) = tensors_of(content, [((1, own.d), dtype)])
             every = own.evaluate(x[0], torch.ones(1, dtype=torch.float64))
             metrics = {name: every[name] for name in METRICS if name in every}  # a server takes no others
             values = tuple(v.view(1, 1) for v in metrics.values())
+            if terms is not None:  # the last number says whether none is missing
+                whole = [metrics.get(name, torch.zeros(())) for name in METRICS]
+                flat = torch.stack(
+                    [*(v.double() for v in whole), torch.tensor(float(len(metrics) == len(METRICS))).double()]
+                )
+                return uploaded(terms, context, len(self.y), (flat,), dict.fromkeys(COUNTS, 0))
             return packed(values, {"stamp": fields["stamp"], "names": list(metrics)})
         task = self.task(fields["algorithm"], fields["task"], own)
         exchange = traffic(fields["algorithm"], layout, dtype)[fields["task"]]
@@ -85,11 +129,21 @@ class Site:
             raise Refused(f"the aggregation is refused: {why}") from None
         except Exception as why:
             raise Refused(f"the aggregation is refused: {type(why).__name__}") from None
+        if terms is not None and compressions(around):
+            raise Refused("the aggregation is refused: compressed replies cannot be added")
         up, counts = run(task, around, own, down, fields, context)
+        if terms is not None:
+            return uploaded(terms, context, len(self.y), up, counts)
         return packed(up, {"stamp": fields["stamp"], **counts})
 
     def task(self, text: str, name: str, own: Neural) -> Any:
-        """A marked task of a known algorithm, and no other attribute of anything."""
+        """A marked task of a known algorithm, and no other attribute of anything.
+
+        Args:
+            text: the algorithm and its hyper-parameters, as the server sent them.
+            name: the name of the task.
+            own: the problem of the site.
+        """
         try:
             unbound = algorithm(text)  # checked; nothing is run
             if self.allowed is not None and json.loads(text)["name"] not in self.allowed:
@@ -135,11 +189,18 @@ def run(
 
 
 def join(app: ClientApp, load: Callable[[Context], Site]) -> ClientApp:
-    """Let a ClientApp take part in a run of ours; its own `train` and `evaluate` stay as they are."""
+    """Let a ClientApp take part in a run of ours; its own `train` and `evaluate` stay as they are.
+
+    Args:
+        app: your ClientApp.
+        load: a function of the node's context to its `Site`.
+    """
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
         try:
+            if isinstance(path := context.node_config.get("relay"), str):
+                return RelaySocket(path).answer(message, number(context))
             return load(context).answer(message, context)
         except Exception as why:
             raise SiteError(type(why).__name__) from why
@@ -148,5 +209,9 @@ def join(app: ClientApp, load: Callable[[Context], Site]) -> ClientApp:
 
 
 def client_app(load: Callable[[Context], Site]) -> ClientApp:
-    """The ClientApp of a site that `load` makes from the node's configuration."""
+    """The ClientApp of a site.
+
+    Args:
+        load: a function of the node's context to its `Site`.
+    """
     return join(ClientApp(), load)

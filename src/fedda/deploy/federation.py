@@ -6,46 +6,46 @@ import re
 import time
 import uuid
 import warnings
-from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from ..aggregation import unpack_reply
+from ..aggregation.compression import unpack_reply
+from ..aggregation.dry_run import Shapes
 from ..core import ClientTask
-from ..engines.simulated import Engine, SimulatedCohort
+from ..engines.simulated import Engine, Replies, SimulatedCohort
+from . import relayed
 from .client import EVALUATE, HELLO, METRICS
+from .participants import Participants
+from .report import REFUSED_NODES, Rejections, Stopwatch, printable
+from .sums import ExactSum
 from .traffic import traffic, travelling, wrappers
-from .wire import Refused, fields_of, packed, tensors_of
+from .wire import Refused, arrays_of, fields_of, forget, packed, tensors_of
+
+if TYPE_CHECKING:
+    from .secure import SecureSums
 
 POLL = 0.1  # seconds between two polls for replies; Flower's own loop waits three
+REFRESH = 5.0  # seconds between two reports while replies are awaited
 REPLY = {"stamp": int, "draws": int, "gradients": int, "full_gradients": int}
 MOST_SAMPLES = 2**31  # of one client
 FIND = 30.0  # seconds that new nodes have to answer
+ASK_AGAIN = 10.0  # seconds until a node that was refused is asked again who it is
+PULLED = 32e6  # bytes of replies that are pulled at a time
 MOST_GRADIENTS = 1_000_000  # of one client in one exchange
 LATE, GONE = (3, 4), (5,)  # Flower's codes: a message or its reply has expired; the node is not connected
 RAISED = re.compile(r"<class '[\w.]+\.SiteError'>:<'(\w{1,100})'>")  # as Flower reports an exception at a site
-GREETING = {"samples": int, "d": int, "layout": str, "client": int}
+GREETING = {"samples": int, "d": int, "layout": str, "client": int, "public": str, "signature": str}
 
 
 class TooFewReplies(RuntimeError):
     """Too few usable replies in a round, several times in a row."""
-
-
-@dataclass
-class Rejections:
-    """Replies that were not used: how many of each kind ("late", "malformed", ...), and the last message of each."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    messages: dict[str, str] = field(default_factory=dict)
-
-    def add(self, kind: str, client: int, message: str) -> None:
-        self.counts[kind] += 1
-        self.messages[kind] = f"client {client}: {' '.join(message.split())[:200]}"
 
 
 @dataclass
@@ -77,25 +77,51 @@ class Federation(Engine):
     longest: int = 0  # the longest tensor that was last sent down
     base: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # last exchange used of each client
     saved: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # the same, in the checkpoint
-    connected: set[int] = field(default_factory=set)  # nodes at the end of the last exchange that missed a reply
-    left_out: set[tuple[int, str]] = field(default_factory=set)  # nodes that were refused, and why
+    without: frozenset[int] = frozenset()  # numbers of sites that are left out
+    participants: Participants = field(default_factory=Participants)  # which key belongs to which site
+    connected: set[int] = field(default_factory=set)  # nodes, when this was last asked
+    keys: dict[int, str] = field(default_factory=dict)  # fingerprints by site, where the participants are known
+    arrived: dict[int, tuple[int, int]] = field(default_factory=dict)  # at the start: client: node and samples
+    waiting: set[int] = field(default_factory=set)  # nodes whose reply is awaited
+    refused_nodes: dict[tuple[int, str], str] = field(default_factory=dict)  # nodes that were not let in, and why
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    refresh: Callable[[], None] = lambda: None  # called now and then while replies are awaited
+    refreshed: float = field(default_factory=time.monotonic)
+    relays: set[int] = field(default_factory=set)  # nodes that stand for several clients
+    secure: "SecureSums | None" = None  # secure aggregation: the server sees sums instead of replies
 
     # -- the clients ----------------------------------------------------------------------------------------------
     def greet(self, clients: int, layout: list[tuple[str, tuple[int, ...]]]) -> Tensor:
         """Wait for this many clients (a resumed run waits for its own clients). Returns their numbers of samples."""
-        deadline, own = time.monotonic() + self.timeout, list(self.names)
-        known: dict[int, tuple[int, int]] = {}  # client: node and samples
+        with self.watch.part("nodes", whole=True):
+            return self._greet(clients, layout)
+
+    def _greet(self, clients: int, layout: list[tuple[str, tuple[int, ...]]]) -> Tensor:
+        deadline, own, known = time.monotonic() + self.timeout, list(self.names), self.arrived
         pending: dict[str, int] = {}  # message: node
+        again: dict[int, float] = {}  # node: when it may be asked again
         while not (set(own) <= set(known) if own else len(known) >= clients):
             if time.monotonic() > deadline:
                 wanted = f"clients {own}" if own else f"{clients} clients"
                 raise TooFewReplies(f"{wanted} are needed, {sorted(known)} arrived in {self.timeout:.0f} s")
             busy = {*pending.values(), *(node for node, _ in known.values())}
-            fresh = [node for node in self.grid.get_node_ids() if node not in busy]
-            pending |= self._post({node: self._request(HELLO, (), 0, -1, 0, 0) for node in fresh}, deadline)
-            for message_id, message in self._pulled(pending).items():
+            self.connected = set(self.grid.get_node_ids())
+            now = time.monotonic()
+            fresh = [node for node in sorted(self.connected) if node not in busy and now >= again.get(node, now)]
+            again |= dict.fromkeys(fresh, now + ASK_AGAIN)
+            pending |= self._post({node: self._request(HELLO, arrays_of(()), 0, -1, 0, 0) for node in fresh}, deadline)
+            pulled = self._pulled(pending)
+            for message_id, message in pulled.items():
                 self._register(pending.pop(message_id), message, layout, known)
-            time.sleep(POLL)
+            if time.monotonic() > self.refreshed + REFRESH:
+                self.refresh()
+                self.refreshed = time.monotonic()
+            if not pulled:
+                time.sleep(POLL)
+        if self.relays and (combining := [type(w).__name__ for w in wrappers(self.aggregation) if w.combines]):
+            raise ValueError(
+                f"deploy: {combining[0]} needs single replies, and relays send means: leave one of them out"
+            )
         self.names = own or sorted(known)
         self.nodes = [known[name][0] for name in self.names]
         self.samples = [known[name][1] for name in self.names]
@@ -104,7 +130,9 @@ class Federation(Engine):
         return torch.tensor(self.samples)
 
     def claims(self) -> dict[str, int]:
-        """The number of samples that each site claims, as JSON has it."""
+        """The number of samples that each site claims, as JSON has it; nothing if sizes are hidden."""
+        if self.secure is not None:
+            return {}
         return {str(name): samples for name, samples in zip(self.names, self.samples, strict=True)}
 
     def _register(
@@ -113,70 +141,186 @@ class Federation(Engine):
     ) -> None:  # fmt: skip
         """Add the client that a node reports. A node whose model or fields do not fit is left out and tried again."""
         try:
-            about = fields_of(_content(message), GREETING)
+            content = _content(message)
+            relay = "clients" in content.config_records.get("fields", {})
+            about = fields_of(content, relayed.GREETING if relay else GREETING)
             if about["layout"] != json.dumps(layout):
                 raise Refused("its model has different parameters from the server's")
+            if relay:
+                return self._register_relay(node, about, known)
             if not 1 <= about["samples"] <= MOST_SAMPLES:
                 raise Refused(f"its number of samples, {about['samples']}, is not possible")
             name = about["client"] if about["client"] >= 0 else node  # without a partition-id
+            self.keys[name] = self.participants.check(self._key_of(node), name)
+            if name in self.without:
+                raise Refused(f"the plan leaves out site {name}")
             if name in known:
                 raise Refused(f"client {name} exists already: two nodes have the same partition-id")
+            if self.secure is not None:
+                self.secure.admit(node, about["public"], about["signature"])
             known[name] = node, about["samples"]
         except Refused as why:
-            if (node, str(why)) not in self.left_out:
-                self.left_out.add((node, str(why)))
-                warnings.warn(f"a client is left out: {why}", stacklevel=3)
+            text = printable(str(why))
+            if (node, text) not in self.refused_nodes and len(self.refused_nodes) < REFUSED_NODES:
+                self.refused_nodes[node, text] = f"node {node}: {text}"
+                warnings.warn(f"a client is left out: {text}", stacklevel=3)
+
+    def _register_relay(self, node: int, about: dict[str, Any], known: dict[int, tuple[int, int]]) -> None:
+        """Add the clients behind a relay, whose numbers differ from all others."""
+        names, samples = about["clients"], about["samples"]
+        if not names or len(samples) != len(names) or len(set(names)) < len(names):
+            raise Refused("a relay must have a number of samples for each of its clients")
+        if not all(isinstance(n, int) and 1 <= n <= MOST_SAMPLES for n in samples):
+            raise Refused("a number of samples is not possible")
+        if taken := set(names) & set(known):
+            raise Refused(f"client {sorted(taken)[0]} exists already: it is behind two relays")
+        if self.secure is not None:
+            raise Refused("a relay cannot take part in secure aggregation")
+        key = self.participants.check(self._key_of(node), about["client"])
+        for name, size in zip(names, samples, strict=True):
+            if name not in self.without:
+                known[name], self.keys[name] = (node, size), key
+        self.relays.add(node)
+
+    def _key_of(self, node: int) -> bytes:
+        """The public key with which Flower has authenticated a node, if participants are listed."""
+        if not self.participants.listed:
+            return b""
+        return next((bytes(info.public_key) for info in self.grid.get_nodes() if info.node_id == node), b"")
+
+    def greet_again(self, nodes: Iterable[int]) -> None:
+        """Ask known nodes for new public keys."""
+        requests = {node: self._request(HELLO, arrays_of(()), 0, -1, 0, 0) for node in nodes}
+        for node, message in self._exchange(requests, time.monotonic() + min(FIND, self.timeout)):
+            assert self.secure is not None
+            with suppress(Refused):  # it stays without a key
+                about = fields_of(_content(message), GREETING)
+                self.secure.admit(node, about["public"], about["signature"])
 
     # -- the engine -----------------------------------------------------------------------------------------------
-    def replies(
-        self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]
-    ) -> tuple[list[Tensor], Tensor]:
-        layout = tuple(cohort.simulation.problem.layout)
-        shapes = traffic(self.algorithm, layout, self.dtype)[task.__name__].up
-        self.longest = max(v.shape[-1] for v in down)
-        stamp, self.stamp = self.stamp, self.stamp + 1
-        ids, keys = cohort.ids.tolist(), cohort.key.tolist()
-        received: dict[int, tuple[Tensor, ...]] = {}
-        for _ in range(self.repeats + 1):
-            self._find(cohort)
-            wanted = [i for i, finite in enumerate(cohort.finite.tolist()) if finite and i not in received]
-            received |= self._round(cohort, wanted, ids, keys, task.__name__, down, stamp, shapes)
-            if len(received) >= self.min_replies:
-                break
-        else:
-            usable = f"{len(received)} of {len(ids)} replies could be used, {self.min_replies} are needed"
-            raise TooFewReplies(f"{usable} ({self.repeats + 1} attempts); rejected: {dict(self.rejections.counts)}")
-        for i, k in enumerate(ids):
-            if i in received:
-                self.base[k] = stamp
-            else:
-                cohort.finite[i] = False
-        zeros = tuple(torch.zeros(shape, dtype=self.dtype) for shape in shapes)
-        rows = [torch.cat(column) for column in zip(*(received.get(i, zeros) for i in range(len(ids))), strict=True)]
+    remote = True
+
+    def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The means of the replies. Each reply is added to the sums when it arrives, and then forgotten."""
+        if self.secure is not None:
+            return self.secure.average(self, cohort, task, down)
+        return tuple(mean.to(self.dtype) for mean in self.means(cohort, task.__name__, down))
+
+    def means(self, cohort: SimulatedCohort, task: str, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The means of the replies to a task, in float64."""
+        weights = cohort.simulation.weights[cohort.ids]
+        largest = self.limit * float(weights.sum() if self.relays else weights.max())
+        shapes = self._shapes(cohort, task)
+        sums = [ExactSum(shape[-1], largest, len(weights)) for shape in shapes]
+
+        def use(members: list[int], up: tuple[Tensor, ...]) -> None:
+            for total, reply in zip(sums, up, strict=True):
+                total.add(reply, relayed.total_weight(weights, members))
+
+        self._collect(cohort, task, down, shapes, use)
+        weight = (weights * cohort.finite).sum()
+        return tuple(total.value() / weight for total in sums)
+
+    def replies(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> Replies:
+        """All replies, for wrappers that need them one by one: a median, clipping on the server."""
+        shapes = self._shapes(cohort, task.__name__)
+        rows = [torch.zeros(cohort.size, shape[-1], dtype=self.dtype) for shape in shapes]
+
+        def use(members: list[int], up: tuple[Tensor, ...]) -> None:
+            for row, reply in zip(rows, up, strict=True):
+                row[members[0]] = reply[0]
+
+        self._collect(cohort, task.__name__, down, shapes, use)
         return rows, (cohort.simulation.weights[cohort.ids] * cohort.finite)[..., None]
 
+    def _shapes(self, cohort: SimulatedCohort, task: str) -> Shapes:
+        """The shapes of a task's replies."""
+        layout = tuple(cohort.simulation.problem.layout)
+        return traffic(self.algorithm, layout, self.dtype)[task].up
+
+    def _collect(
+        self, cohort: SimulatedCohort, task: str, down: tuple[Tensor, ...], shapes: Shapes,
+        use: Callable[[list[int], tuple[Tensor, ...]], None],
+    ) -> None:  # fmt: skip
+        """One exchange: `use([i], replies)` is called once for each member of the cohort whose replies are usable, in
+        the order of their arrival; for a relay `use(members, means)`, with the members whose replies it has used."""
+        self.longest = max(v.shape[-1] for v in down)
+        stamp, self.stamp = self.stamp, self.stamp + 1
+        ids, used = cohort.ids.tolist(), set[int]()
+        for _ in range(self.repeats + 1):
+            self._find(cohort)
+            wanted = [i for i, finite in enumerate(cohort.finite.tolist()) if finite and i not in used]
+            for members, up in self._round(cohort, wanted, task, down, stamp, shapes):
+                use(members, up)
+                used.update(members)
+            if len(used) >= self.min_replies:
+                break
+        else:
+            usable = f"{len(used)} of {len(ids)} replies could be used, {self.min_replies} are needed"
+            raise TooFewReplies(f"{usable} ({self.repeats + 1} attempts); rejected: {dict(self.rejections.counts)}")
+        for i, k in enumerate(ids):
+            if i in used:
+                self.base[k] = stamp
+                self.rejections.site(self.names[k]).replies += 1
+            else:
+                cohort.finite[i] = False
+
     def _round(
-        self, cohort: SimulatedCohort, wanted: list[int], ids: list[int], keys: list[int], task: str,
-        down: tuple[Tensor, ...], stamp: int, shapes: tuple[tuple[int, ...], ...],
-    ) -> dict[int, tuple[Tensor, ...]]:  # fmt: skip
-        """Ask these members of the cohort once. Returns the usable replies."""
-        requests = {
-            self.nodes[ids[i]]: self._request(task, down, stamp, ids[i], keys[i], cohort.drawn_before) for i in wanted
-        }
-        answers = self._exchange(requests, time.monotonic() + self.timeout)
-        usable = {}
+        self, cohort: SimulatedCohort, wanted: list[int], task: str, down: tuple[Tensor, ...], stamp: int,
+        shapes: Shapes,
+    ) -> Iterator[tuple[list[int], tuple[Tensor, ...]]]:  # fmt: skip
+        """Ask these members of the cohort once. Returns the usable replies as they arrive, each with its members."""
+        ids, keys, weights = cohort.ids.tolist(), cohort.key.tolist(), cohort.simulation.weights.tolist()
+        asked: dict[int, list[int]] = {}  # node: members
         for i in wanted:
-            checked = self._checked(answers.get(self.nodes[ids[i]]), ids[i], stamp, shapes)
-            if checked is not None:
-                usable[i], draws = checked
+            asked.setdefault(self.nodes[ids[i]], []).append(i)
+        with self.watch.part("sending"):
+            arrays, requests = arrays_of(down), {}
+            for node, members in asked.items():
+                clients, own_keys = [ids[i] for i in members], [keys[i] for i in members]
+                if node in self.relays:
+                    requests[node] = relayed.request(
+                        self, task, arrays, stamp, clients, own_keys, [weights[k] for k in clients],
+                        cohort.drawn_before,
+                    )  # fmt: skip
+                else:
+                    requests[node] = self._request(task, arrays, stamp, clients[0], own_keys[0], cohort.drawn_before)
+        size = self.dtype.itemsize * sum(shape[-1] for shape in shapes)
+        for node, message in self._exchange(requests, time.monotonic() + self.timeout, max(1, int(PULLED / size))):
+            members = asked.pop(node)
+            used, up, draws = self._used(message, node, [ids[i] for i in members], stamp, shapes)
+            if message.has_content():
+                forget(message.content)
+            if used:
                 cohort.drawn_so_far = max(cohort.drawn_so_far, draws)
-        return usable
+                yield [i for i in members if ids[i] in used], up
+        for i in (i for members in asked.values() for i in members):
+            self._reject(*self._fault(None, ids[i]))
+
+    def _used(
+        self, message: Message, node: int, clients: list[int], stamp: int, shapes: Shapes
+    ) -> tuple[list[int], tuple[Tensor, ...], int]:
+        """Which of a node's clients can be used, their reply or the mean of their replies, and the draws."""
+        if node not in self.relays:
+            checked = self._checked(message, clients[0], stamp, shapes)
+            return ([], (), 0) if checked is None else (clients, *checked)
+        if message.has_error():
+            for client in clients:
+                self._reject(*self._fault(message, client))
+            return [], (), 0
+        try:
+            return relayed.read_reply(self, message, clients, stamp, shapes, MOST_GRADIENTS)
+        except Refused as why:
+            kind, text = _refusal(message, str(why))
+            for client in clients:
+                self._reject(kind, client, f"its relay: {text}")
+            return [], (), 0
 
     def _checked(
-        self, message: Message | None, client: int, stamp: int, shapes: tuple[tuple[int, ...], ...]
+        self, message: Message, client: int, stamp: int, shapes: Shapes
     ) -> tuple[tuple[Tensor, ...], int] | None:
-        reject = self.rejections.add
-        if message is None or message.has_error():
+        reject = self._reject
+        if message.has_error():
             return reject(*self._fault(message, client))
         try:
             content = _content(message)
@@ -185,20 +329,21 @@ class Federation(Engine):
                 return reject("stale", client, f"a reply to exchange {fields['stamp']} in exchange {stamp}")
             up = self._unpacked(content, shapes)
         except Refused as why:
-            refusal = message.content.config_records.get("refused") if message.has_content() else None
-            if refusal is None:
-                return reject("malformed", client, str(why))
-            return reject("refused", client, str(refusal.get("why", "")))
-        if not all(bool(v.isfinite().all()) for v in up):
+            kind, text = _refusal(message, str(why))
+            return reject(kind, client, text)
+        sizes = [float(v.abs().max()) for v in up]  # NaN if any value is NaN
+        if not all(map(math.isfinite, sizes)):
             return reject("not finite", client, "a value is not finite")
-        most = max(float(v.abs().max()) for v in up)
-        if most > self.limit:
+        if (most := max(sizes)) > self.limit:
             return reject("too large", client, f"a value of size {most:.3g}; the limit is {self.limit:.3g}")
         if not all(0 <= fields[name] <= MOST_GRADIENTS for name in ("draws", "gradients", "full_gradients")):
             return reject("malformed", client, "a count is out of range")
         self.gradients += fields["gradients"]
         self.full_gradients += fields["full_gradients"]
         return up, fields["draws"]
+
+    def _reject(self, kind: str, client: int, message: str) -> None:
+        self.rejections.add(kind, self.names[client] if self.names else client, message)
 
     def _fault(self, message: Message | None, client: int) -> tuple[str, int, str]:
         """What has happened if there is no reply: the kind, the client, and what is known."""
@@ -211,7 +356,7 @@ class Federation(Engine):
             reason = f"its code raised {raised[1]}; the text is in the site's own log"
         return "late" if code in LATE else "gone" if code in GONE else "failed", client, reason
 
-    def _unpacked(self, content: RecordDict, shapes: tuple[tuple[int, ...], ...]) -> tuple[Tensor, ...]:
+    def _unpacked(self, content: RecordDict, shapes: Shapes) -> tuple[Tensor, ...]:
         """The replies, unpacked from the tensors in which they travelled."""
         around = wrappers(self.aggregation)
         expected = travelling(around, shapes, self.dtype, self.longest)
@@ -224,33 +369,53 @@ class Federation(Engine):
         except ValueError as why:
             raise Refused(str(why)) from None
 
-    def evaluate(self, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """The metrics of a model on the clients' own samples: {name: (values, clients)}."""
-        requests = {node: self._request(EVALUATE, (x.view(1, -1),), self.stamp, -1, 0, 0) for node in self.nodes}
-        answers = self._exchange(requests, time.monotonic() + self.timeout)
-        metrics: dict[str, dict[int, float]] = {}
-        for client, node in enumerate(self.nodes):
-            message = answers.get(node)
+    def evaluate(
+        self, x: Tensor, weights: Tensor, clients: Sequence[int] | None = None
+    ) -> dict[str, tuple[float, float]]:
+        """The metrics of a model on the clients' own samples: {name: (weighted mean, weight)}."""
+        if self.secure is not None:  # one value, the mean over all clients
+            return {name: (mean, 1.0) for name, mean in self.secure.evaluate(self, EVALUATE, x, METRICS).items()}
+        arrays, asked = arrays_of((x.view(1, -1),)), dict[int, list[int]]()  # node: clients
+        for client in range(len(self.nodes)) if clients is None else clients:
+            asked.setdefault(self.nodes[client], []).append(client)
+        requests = {
+            node: relayed.request(self, EVALUATE, arrays, self.stamp, own, [0] * len(own), weights[own].tolist())
+            if node in self.relays
+            else self._request(EVALUATE, arrays, self.stamp, -1, 0, 0)
+            for node, own in asked.items()
+        }
+        answers = dict(self._exchange(requests, time.monotonic() + self.timeout))
+        metrics: dict[str, list[tuple[float, float]]] = {}
+        for node, own in asked.items():
+            message, weight = answers.get(node), float(weights[own].sum())
             if message is None or message.has_error():
-                self.rejections.add(*self._fault(message, client))
+                for client in own:
+                    self._reject(*self._fault(message, client))
                 continue
             try:
-                content = _content(message)
-                names = fields_of(content, {"stamp": int, "names": list})["names"]
-                if tuple(names) not in (METRICS, METRICS[:1]):
-                    raise Refused("the metrics must be a loss and an accuracy")
-                values = tensors_of(content, [((1, 1), torch.float64)] * len(names))
-                for name, value in zip(names, values, strict=True):
-                    self._check_metric(name, float(value))
+                if node in self.relays:
+                    values = relayed.read_metrics(self, message, own, METRICS, weight)
+                else:
+                    values = {name: (value, weight) for name, value in self._metrics(message).items()}
             except Refused as why:
-                self.rejections.add("malformed", client, f"its metrics: {why}")
+                for client in own:
+                    self._reject("malformed", client, f"its metrics: {why}")
                 continue
-            for name, value in zip(names, values, strict=True):
-                metrics.setdefault(name, {})[client] = float(value)
-        return {
-            name: (torch.tensor(list(values.values()), dtype=torch.float64), torch.tensor(list(values)))
-            for name, values in metrics.items()
-        }
+            for name, pair in values.items():
+                metrics.setdefault(name, []).append(pair)
+        table = {name: torch.tensor(pairs, dtype=torch.float64).unbind(-1) for name, pairs in metrics.items()}
+        return {n: (float((value * w).sum() / w.sum()), float(w.sum())) for n, (value, w) in table.items()}
+
+    def _metrics(self, message: Message) -> dict[str, float]:
+        """The metrics of one client."""
+        content = _content(message)
+        names = fields_of(content, {"stamp": int, "names": list})["names"]
+        if tuple(names) not in (METRICS, METRICS[:1]):
+            raise Refused("the metrics must be a loss and an accuracy")
+        values = [float(v) for v in tensors_of(content, [((1, 1), torch.float64)] * len(names))]
+        for name, value in zip(names, values, strict=True):
+            self._check_metric(name, value)
+        return dict(zip(names, values, strict=True))
 
     def _check_metric(self, name: str, value: float) -> None:
         if not math.isfinite(value):
@@ -261,11 +426,16 @@ class Federation(Engine):
             raise Refused(f"{name} is {value:.3g}; the limit is {self.limit:.3g}")
 
     # -- messages -------------------------------------------------------------------------------------------------
-    def _request(self, task: str, down: tuple[Tensor, ...], stamp: int, client: int, key: int, drawn: int) -> Any:
+    def _request(
+        self, task: str, arrays: ArrayRecord, stamp: int, client: int, key: int, drawn: int, secure: str = ""
+    ) -> Any:
+        if self.secure is not None and task == HELLO:
+            secure = self.secure.greeting
         base, saved = (int(self.base[client]), int(self.saved[client])) if client >= 0 else (-1, -1)
         fields = {"task": task, "algorithm": self.algorithm, "aggregation": self.aggregation, "run": self.run}
+        fields["secure"] = secure
         numbers = {"stamp": stamp, "base": base, "saved": saved, "key": key, "drawn": drawn, "batch": self.batch}
-        return packed(down, fields | {"dtype": str(self.dtype).removeprefix("torch.")} | numbers)
+        return packed(arrays, fields | {"dtype": str(self.dtype).removeprefix("torch.")} | numbers)
 
     def _post(self, contents: dict[int, Any], deadline: float) -> dict[str, int]:
         """Send to nodes. Returns the ids of the messages, with their nodes."""
@@ -276,35 +446,83 @@ class Federation(Engine):
         sent = zip(self.grid.push_messages(messages), contents, strict=True)
         return {message_id: node for message_id, node in sent if message_id}
 
-    def _pulled(self, pending: dict[str, int]) -> dict[str, Message]:
+    def _pulled(self, pending: Collection[str]) -> dict[str, Message]:
         """The replies that have arrived, by the message they answer: an error comes from another source."""
-        pulled = self.grid.pull_messages(sorted(pending)) if pending else ()
+        pulled = self.grid.pull_messages(list(pending)) if pending else ()
         return {m.metadata.reply_to_message_id: m for m in pulled if m.metadata.reply_to_message_id in pending}
 
-    def _exchange(self, contents: dict[int, Any], deadline: float) -> dict[int, Message]:
-        """Send to nodes, and wait for their replies until the deadline."""
-        pending, answers = self._post(contents, deadline), {}
+    def _exchange(
+        self, contents: dict[int, Any], deadline: float, at_a_time: int = 1000
+    ) -> Iterator[tuple[int, Message]]:
+        """Send to nodes. Returns the nodes and their replies, as they arrive until the deadline; replies that are not
+        yet asked for wait in the SuperLink."""
+        with self.watch.part("sending"):
+            pending = self._post(contents, deadline)
+        missing = set(contents)
         while pending and time.monotonic() < deadline:
-            for message_id, message in self._pulled(pending).items():
-                answers[pending.pop(message_id)] = message
-            if pending:
-                time.sleep(POLL)
-        if len(answers) < len(contents):
+            ids = list(pending)
+            for first in range(0, len(ids), at_a_time):
+                with self.watch.part("replies"):
+                    pulled = self._pulled(ids[first : first + at_a_time])
+                for message_id, message in pulled.items():
+                    missing.remove(node := pending.pop(message_id))
+                    yield node, message
+                if not pulled:
+                    with self.watch.part("replies"):
+                        self._wait(pending)
+        self.waiting = set(pending.values())
+        if missing:
             self.connected = set(self.grid.get_node_ids())
-        return answers
+
+    def _wait(self, pending: dict[str, int]) -> None:
+        """Wait for more replies, and let the operator know now and then."""
+        self.waiting = set(pending.values())
+        if pending:
+            time.sleep(POLL)
+            if time.monotonic() > self.refreshed + REFRESH:
+                self.connected = set(self.grid.get_node_ids())
+                self.refresh()
+                self.refreshed = time.monotonic()
 
     def _find(self, cohort: SimulatedCohort) -> None:
         """A restarted node has a new number: if a client of the cohort is missing, ask the new nodes who they are."""
-        there = set(self.grid.get_node_ids())
+        with self.watch.part("nodes", whole=True):
+            self._find_missing(cohort)
+
+    def _find_missing(self, cohort: SimulatedCohort) -> None:
+        there = self.connected = set(self.grid.get_node_ids())
         missing = {self.names[k]: k for k in cohort.ids.tolist() if self.nodes[k] not in there}
         strangers = [node for node in there if node not in self.nodes] if missing else []
         known: dict[int, tuple[int, int]] = {}
-        requests = {node: self._request(HELLO, (), 0, -1, 0, 0) for node in strangers}
-        for node, message in self._exchange(requests, time.monotonic() + min(FIND, self.timeout)).items():
+        requests = {node: self._request(HELLO, arrays_of(()), 0, -1, 0, 0) for node in strangers}
+        for node, message in self._exchange(requests, time.monotonic() + min(FIND, self.timeout)):
             self._register(node, message, cohort.simulation.problem.layout, known)
         for name, (node, _) in known.items():
             if name in missing:  # a client that is present is not replaced
                 self.nodes[missing[name]] = node
+
+    def about_sites(self) -> dict[str, Any]:
+        """What is known about the sites now: for report.json."""
+        state = self.rejections.state()
+        nodes = {name: node for name, (node, _) in self.arrived.items()} | dict(
+            zip(self.names, self.nodes, strict=False)
+        )
+        sizes = self.claims() | {str(name): size for name, (_, size) in self.arrived.items() if self.secure is None}
+        for name in sorted({*self.names, *nodes}):
+            record = state["sites"].setdefault(str(name), {"replies": 0, "rejected": {}, "last": {}})
+            record |= {"connected": nodes.get(name) in self.connected, "samples": sizes.get(str(name))}
+            record |= {"key": self.keys[name]} if self.keys.get(name) else {}
+        state["sites"] = {name: state["sites"][name] for name in sorted(state["sites"], key=int)}
+        return state | {
+            "waiting": sorted(name for name, node in nodes.items() if node in self.waiting),
+            "refused_nodes": list(self.refused_nodes.values()),
+        }
+
+
+def _refusal(message: Message, why: str) -> tuple[str, str]:
+    """Whether a message without a usable reply is a client's own refusal, and what it says."""
+    refusal = message.content.config_records.get("refused") if message.has_content() else None
+    return ("malformed", why) if refusal is None else ("refused", str(refusal.get("why", "")))
 
 
 def _content(message: Message | None) -> Any:

@@ -23,7 +23,9 @@ TEMPLATES = (
     "Caddyfile",
     *SCRIPTS,
 )
-FIRST: dict[str, Any] = {"algorithm": "fedda-mvr", "params": '{"lr": 0.08, "w": 1000.0, "steps": 5}', "rounds": 30}
+FIRST: dict[str, Any] = {
+    "algorithm": "fedda-mvr", "params": '{"lr": 0.08, "w": 1000.0, "steps": 5}', "rounds": 30, "participants": "keys",
+}  # fmt: skip
 
 
 def init(place: Path, clients: int = 3) -> list[Path]:

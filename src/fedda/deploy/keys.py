@@ -3,19 +3,17 @@
 import ipaddress
 import re
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from pathlib import Path
 
-if find_spec("cryptography") is None:
-    raise ImportError("keys need the cryptography package: pip install 'fedda[flower]'")
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives import serialization as written
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
+from ..extras import needed_for
 from ..files import PRIVATE, write_whole
+
+with needed_for("fedda deploy keys", "flower"):
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import serialization as written
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 ALWAYS = ("127.0.0.1", "localhost")  # where the SuperLink's own processes reach it
 CA_DAYS = 3650

@@ -16,15 +16,26 @@ from .checkpoint import STATE, read_state
 
 
 def trained(out: str | Path, model: nn.Module) -> nn.Module:
-    """A copy of the model with the parameters of the last checkpoint in a run's folder. The run may be going on."""
+    """A copy of a model with the parameters of the last checkpoint of a run. The run may still be running.
+
+    Args:
+        out: the folder of the run.
+        model: the network.
+    """
     return with_parameters(model, read_state(Path(out) / STATE)[0]["server.x"])
 
 
 def export(out: str | Path, file: str | Path) -> list[str]:
-    """Write the model of the last checkpoint into a file that can be published. Returns the names of its parameters.
+    """Write the model of the last checkpoint into a file that can be published. The run's folder holds more: which site
+    took part when, and the sites' losses.
 
-    The suffix decides the format: .safetensors, whose metadata include the epsilon against the outside, or .pt for a
-    state_dict that `torch.load` reads. The run's folder holds more: which site took part when, and the sites' losses.
+    Args:
+        out: the folder of the run.
+        file: the file: .safetensors, whose metadata include the epsilon against the outside, or .pt for a state_dict
+            that `torch.load` reads.
+
+    Returns:
+        The names of its parameters.
     """
     file = Path(file)
     if file.suffix not in (".safetensors", ".pt"):

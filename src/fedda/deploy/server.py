@@ -1,12 +1,12 @@
-"""The server's app: rounds over the federation, a checkpoint after each round, and a report of rejected replies."""
+"""The server's app: rounds over the federation, a checkpoint after each round, and a report for the operator."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from .. import checks, rng
 from ..aggregation import Budget, Noise
 from ..aggregation.accounting import REPRODUCIBLE
-from ..core import Layout, Problem
+from ..core import Layout, Problem, bind_to_problem
 from ..problems import problem as make_problem
 from ..problems.batchnorm import tracking_layers
 from ..problems.neural import Loss, flatten, trainable
@@ -27,13 +27,19 @@ from ..registry import rates_of_unknown_length
 from ..run import Run
 from .checkpoint import Checkpoint, Ledger
 from .federation import Federation
+from .grid import give_up_after, link_errors
+from .participants import Participants
+from .relay import Relay
+from .report import Rejections, difference, now, rounded
 from .secret import SecretDraws
+from .secure import SecureSums, refuse_algorithm, refuse_settings, terms_for
+from .status import ADVERSARIES
 from .traffic import DTYPES, algorithm, parsed, with_numbers_of_the_run, wrappers
 
 Model = Callable[[], nn.Module]
 GRADIENTS = ("gradients", "full_gradients")
+LINK_TIMEOUT = 120.0  # seconds; a server whose SuperLink has not answered for so long ends
 SHOWN = 20  # sites whose sizes the log shows; report.json has all
-ADVERSARIES = {"outside": "the outside", "site": "a site"}
 
 
 def setting(default: Any, meaning: str) -> Any:
@@ -61,7 +67,12 @@ class Plan:
     repeats: int = setting(2, "at most this often; then the run stops with its state saved")
     limit: float = setting(1e6, "a reply with a larger value is rejected")
     aggregation: str = setting("[]", "clipping, medians, noise, compression: a JSON list of tables")
+    participants: str = setting("", "folder with the sites' public keys nodeNUMBER.pub; empty: numbers are not checked")
+    without: str = setting("", 'numbers of sites that are left out, such as "3" or "3,5"')
     budget: str = setting("{}", 'privacy budget, with noise: {"epsilon": 8, "delta": 1e-5}')
+    secure_aggregation: bool = setting(False, "true: the server sees sums over the sites, and no single reply")
+    secure_bits: int = setting(64, "bits of a number in such a sum: 64, or 32 with a small `limit`")
+    relay: str = setting("", "a path: this server is a relay, and an upper federation reaches it by this socket")
     out: str = setting("federation", "folder of the results, where the SuperLink runs")
     resume: bool = setting(False, "true: resume from the checkpoint in `out`")
 
@@ -74,15 +85,19 @@ class Plan:
         for name in ("repeats", "every", "min_replies", "max_samples"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
                 raise ValueError(f"Plan: {name} must be a whole number >= 0, got {getattr(self, name)!r}")
-        asked = self.cohort or self.clients
+        asked = self.asked
+        if asked < 1:
+            raise ValueError(f"Plan: without leaves out {self.without}, and {self.clients} sites are all there are")
         if not self.min_replies and asked == 1:
             raise ValueError(
                 "Plan: a round with one site is refused: a mean of one reply is that reply; min_replies=1 allows it"
             )
         if self.needed_replies > asked:
             raise ValueError(f"Plan: min_replies must be at most the cohort, {asked}, got {self.min_replies}")
-        if not self.timeout > 0 or not self.limit > 0:
-            raise ValueError("Plan: timeout and limit must be > 0")
+        if not self.timeout > 0:
+            raise ValueError(f"Plan: timeout must be > 0, got {self.timeout:g}")
+        if not 0 < self.limit <= 1e100:
+            raise ValueError(f"Plan: limit must be > 0 and <= 1e100, got {self.limit:g}")
         known = algorithm(self.table)
         if not self.max_samples and (self.weights == "samples" or known.epochs is not None or known.proportional):
             word = "weights='samples'" if self.weights == "samples" else "epochs or steps='proportional'"
@@ -94,11 +109,34 @@ class Plan:
             raise ValueError(f"Plan: aggregation: {REPRODUCIBLE}: the noise of a federation has no seed")
         if self.privacy_budget is not None and not self.noisy:
             raise ValueError("Plan: a privacy budget needs noise in aggregation")
+        if self.secure_aggregation:
+            refuse_settings(self.secure_bits, self.asked, self.largest_weight, self.limit, known, around)
+
+    @property
+    def left_out(self) -> frozenset[int]:
+        """The numbers of the sites that are left out."""
+        if not re.fullmatch(r"\s*|\s*\d+\s*(,\s*\d+\s*)*", self.without):
+            raise ValueError(f"Plan: without must be numbers of sites, such as '3' or '3,5', got {self.without[:40]!r}")
+        return frozenset(int(number) for number in self.without.split(",") if number.strip())
+
+    @property
+    def sites(self) -> int:
+        """Number of sites that take part."""
+        return self.clients - len(self.left_out)
+
+    @property
+    def asked(self) -> int:
+        """Sites per round."""
+        return min(self.cohort or self.sites, self.sites)
 
     @property
     def needed_replies(self) -> int:
         """By default half of the sites per round, and at least 2: a mean of one reply is that reply."""
-        return self.min_replies or max(2, math.ceil((self.cohort or self.clients) / 2))
+        return self.min_replies or max(2, math.ceil(self.asked / 2))
+
+    @property
+    def largest_weight(self) -> int:
+        return self.max_samples if self.weights == "samples" else 1
 
     @property
     def noisy(self) -> bool:
@@ -178,7 +216,7 @@ class Remote(Problem):
 
     def joined(self, federation: Federation) -> Remote:
         self.federation = federation
-        self.sizes = federation.greet(self.plan.clients, self.layout)
+        self.sizes = federation.greet(self.plan.sites, self.layout)
         if self.plan.max_samples:
             self.sizes = self.sizes.clamp(max=self.plan.max_samples)
         self.clients = len(self.sizes)
@@ -189,6 +227,11 @@ class Remote(Problem):
             torch.manual_seed(int(rng.key(seed, rng.MODEL)))
             return self.model()
 
+    @property
+    def form(self) -> tuple[Tensor, Layout]:
+        """A vector like the model's, and the layout of its parameters."""
+        return torch.zeros(self.d, dtype=self.dtype), self.layout
+
     def start(self, seed: int) -> Tensor:
         return flatten(self._new_model(seed)).to(self.dtype)
 
@@ -196,8 +239,8 @@ class Remote(Problem):
         """On the clients' samples, as they report it, and on the server's test set, if it has one."""
         assert self.federation is not None
         metrics = {"train_loss": torch.tensor(torch.nan, dtype=torch.float64)}  # if no client answers
-        for name, (values, clients) in self.federation.evaluate(x).items():
-            metrics[name] = (values * weights[clients]).sum() / weights[clients].sum()
+        for name, (mean, _) in self.federation.evaluate(x, weights).items():
+            metrics[name] = torch.tensor(mean, dtype=torch.float64)
         if self.judge is not None:
             own = self.judge.evaluate(x, torch.ones(1, dtype=torch.float64))
             metrics |= {name.replace("train_", "test_"): value for name, value in own.items()}
@@ -212,68 +255,93 @@ def serve(
 
     `secret` (32 bytes) decides cohorts and batches of a new run; by default the operating system draws one.
     """
+    participants = Participants(Path(plan.participants) if plan.participants else None)
     remote = Remote(model, loss, plan, test)  # first: a refused model leaves no files
+    if plan.secure_aggregation:
+        refuse_algorithm(bind_to_problem(algorithm(plan.table), *remote.form), remote.form[0][None], plan.weights)
     checkpoint, draws, ledger = Checkpoint(Path(plan.out)), SecretDraws(secret), Ledger()
-    federation = Federation(
-        grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.needed_replies, plan.repeats, plan.limit,
-        aggregation=plan.aggregation,
-    )  # fmt: skip
-    state = None
+    state: dict[str, Tensor] | None = None
+    facts: dict[str, Any] = {}
+    before: dict[str, Any] = {}
     if plan.resume:
-        state, federation.base, facts = checkpoint.load()
-        draws.key = checkpoint.secret
-        begun = {"params" if key == "words" else key: value for key, value in facts["plan"].items()}  # its old name
-        if differing := [key for key, value in _fixed(plan).items() if begun.get(key) != value]:
+        state, base, facts = checkpoint.load(say)
+        before = checkpoint.last_report()
+        try:
+            plan = remote.plan = _resumed(plan, facts, say)
+        except ValueError:
             checkpoint.release()
-            was = ", ".join(f"{key} was {begun.get(key)!r}" for key in differing)
-            raise ValueError(f"{plan.out}: was begun with another plan: {was}")
-        federation.run, federation.stamp, federation.names = facts["run"], facts["stamp"], facts["names"]
-        federation.saved = federation.base.clone()
-        federation.rejections.counts.update(facts["rejected"])
-        federation.gradients, federation.full_gradients = (int(state[f"counts.{k}"]) for k in GRADIENTS)
+            raise
     else:
         checkpoint.begin(draws.key)
-    before = {} if state is None else checkpoint.last_report()
-    federation.rejections.messages.update(before.get("last", {}))
-    report = before | {"status": "running", "round": 0 if state is None else int(state["round"]), "rounds": plan.rounds}
+    federation = Federation(
+        grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.needed_replies, plan.repeats, plan.limit,
+        aggregation=plan.aggregation, without=plan.left_out, participants=participants,
+        secure=SecureSums(plan.secure_bits, plan.largest_weight) if plan.secure_aggregation else None,
+    )  # fmt: skip
+    if state is not None:
+        draws.key = checkpoint.secret
+        kept = [k for k, name in enumerate(facts["names"]) if name not in plan.left_out]
+        state = {k: v[..., kept, :] if k.startswith("memory.") else v for k, v in state.items()}
+        federation.run, federation.stamp = facts["run"], facts["stamp"]
+        federation.names = [facts["names"][k] for k in kept]
+        federation.samples = [facts.get("samples", {}).get(str(name), 0) for name in federation.names]
+        federation.base, federation.saved = base[kept], base[kept]
+        federation.rejections = Rejections.of(before if "sites" in before else facts)
+        federation.gradients, federation.full_gradients = (int(state[f"counts.{k}"]) for k in GRADIENTS)
+    report = {"started": now()} | before
+    report |= {"status": "running", "round": 0 if state is None else int(state["round"]), "rounds": plan.rounds}
+    report |= {"algorithm": plan.algorithm, "out": str(Path(plan.out).resolve())}
+    report["left_out"] = sorted(plan.left_out)
     report.pop("why", None)
+    earlier = before.get("seconds", {})  # of the servers before this one
 
     def write_report() -> None:
-        rejections = federation.rejections
-        checkpoint.write_report(report | {"rejected": dict(rejections.counts), "last": rejections.messages})
+        seconds = {k: v + earlier.get(k, 0.0) for k, v in federation.watch.total().items()}
+        report["seconds"] = rounded(earlier | seconds)
+        checkpoint.write_report(report | federation.about_sites() | {"updated": now()})
 
+    federation.refresh = write_report
+    give_up_after(grid, LINK_TIMEOUT)
+    watch = federation.watch
     try:
-        write_report()
-        remote.joined(federation)
-        _say_sizes(federation, plan, {} if state is None else facts.get("samples", {}), report, say)
-        known = algorithm(plan.table).with_steps_of(remote)
-        federation.algorithm = with_numbers_of_the_run(plan.table, known, plan.rounds)
-        charged = (0, 0)
-        if plan.noisy:
-            done = (0, 0) if state is None else (1, int(state["round"]))
-            ledger = checkpoint.ledger(*done)
-            charged = ledger.starts - done[0], ledger.rounds - done[1]
-            draws.attempts = partial(checkpoint.charge, ledger)
-        run = Run(
-            algorithm(federation.algorithm), remote, plan.cohort or None, plan.seed, engine=federation,
-            weights=plan.weights, state=state, aggregation=wrappers(plan.aggregation),
-            budget=plan.privacy_budget, draws=draws, charged=charged,
-        )  # fmt: skip
-        if state is None:
-            _save(checkpoint, run, federation, plan)
-        if checkpoint.last_row() < run.round:  # a server may have died before it wrote the row
-            _evaluate(checkpoint, run, plan, 0.0)
-        last = run.last_round(plan.rounds)
-        while run.round < last:
-            began = time.monotonic()
-            run.advance()
-            _save(checkpoint, run, federation, plan)  # before the evaluation sends the new model to the sites
-            report["round"] = run.round
+        with link_errors(LINK_TIMEOUT):
             write_report()
-            _evaluate(checkpoint, run, plan, time.monotonic() - began)
-            say(f"round {run.round} of {plan.rounds}: {_line(run, federation)}")
-            if after_round:
-                after_round(run)
+            remote.joined(federation)
+            _say_sizes(federation, plan, facts.get("samples", {}), report, say)
+            known = algorithm(plan.table).with_steps_of(remote)
+            federation.algorithm = with_numbers_of_the_run(plan.table, known, plan.rounds)
+            charged = (0, 0)
+            if plan.noisy:
+                done = (0, 0) if state is None else (1, int(state["round"]))
+                ledger = checkpoint.ledger(*done)
+                charged = ledger.starts - done[0], ledger.rounds - done[1]
+                draws.attempts = partial(checkpoint.charge, ledger)
+            with watch.part("averaging"):
+                run = Run(
+                    algorithm(federation.algorithm), remote, plan.asked, plan.seed,
+                    engine=federation, weights="uniform" if plan.secure_aggregation else plan.weights, state=state,
+                    aggregation=wrappers(plan.aggregation), budget=plan.privacy_budget, draws=draws, charged=charged,
+                )  # fmt: skip
+            if state is None or facts.get("names") != federation.names:
+                _save(checkpoint, run, federation, plan)
+            if checkpoint.last_row() < run.round:  # a server may have died before it wrote the row
+                _evaluate(checkpoint, run, federation, plan, 0.0)
+            last = run.last_round(plan.rounds)
+            while run.round < last:
+                began = watch.total()
+                with watch.part("averaging"):
+                    run.advance()
+                _save(checkpoint, run, federation, plan)  # before the evaluation sends the new model to the sites
+                report["round"] = run.round
+                if run.privacy is not None:
+                    report["privacy"] = run.privacy.row(run.round)
+                write_report()
+                _evaluate(checkpoint, run, federation, plan, sum(difference(watch.total(), began).values()))
+                report["last_round"] = rounded(difference(watch.total(), began))
+                write_report()
+                say(f"round {run.round} of {plan.rounds}: {_line(run, federation)}")
+                if after_round:
+                    after_round(run)
         report["status"] = "finished"
         if why := run.stop_reason(run.round, plan.rounds):
             report |= {"status": "stopped", "why": why}
@@ -283,16 +351,38 @@ def serve(
         report |= {"status": "failed", "why": f"{type(error).__name__}: {checks.one_line(error)}"}
         raise
     finally:
+        federation.waiting = set()
         try:
             write_report()
         finally:
             checkpoint.release()
 
 
+def _resumed(plan: Plan, facts: dict[str, Any], say: Callable[[str], None]) -> Plan:
+    """The plan of a resumed run. It leaves out the sites that an earlier server of the run has left out, too."""
+    begun = {f.name: f.default for f in fields(Plan)}  # of a run that is older than a setting
+    begun |= {"params" if key == "words" else key: value for key, value in facts["plan"].items()}  # its old name
+    differing = [(key, begun.get(key), value) for key, value in _fixed(plan).items() if begun.get(key) != value]
+    if differing:
+        changed = ", ".join(f"{key.replace('_', '-')} was {old!r} and is {new!r}" for key, old, new in differing)
+        raise ValueError(f"{plan.out}: a resumed run cannot change these settings: {changed}")
+    earlier = set(facts.get("left_out", []))
+    if unknown := sorted(plan.left_out - {*facts["names"], *earlier}):
+        raise ValueError(f"{plan.out}: without names site {unknown[0]}, but the run has the sites {facts['names']}")
+    if gone := sorted(plan.left_out - earlier):
+        say(f"from now on the run leaves out: {', '.join(f'site {name}' for name in gone)}")
+    return replace(plan, without=",".join(str(name) for name in sorted(plan.left_out | earlier)))
+
+
 def _say_sizes(
     federation: Federation, plan: Plan, before: dict[str, int], report: dict[str, Any], say: Callable[[str], None]
 ) -> None:
     """Say the sizes that the sites claim, and a line for each that differs from its claim before the resume."""
+    if plan.secure_aggregation:
+        error = terms_for(plan.sites, plan.secure_bits, plan.limit, plan.largest_weight).error
+        say(f"secure aggregation: sizes and replies are hidden; a mean of values is off by at most {error:.2g}")
+        report["secure_aggregation"] = {"bits": plan.secure_bits, "limit": plan.limit, "largest_error": error}
+        return
     claims = federation.claims()
     known = ", ".join(f"{site}: {size}" for site, size in list(claims.items())[:SHOWN])
     more = f", and {len(claims) - SHOWN} more" if len(claims) > SHOWN else ""
@@ -301,31 +391,36 @@ def _say_sizes(
     changed = {site: [before[site], size] for site, size in claims.items() if before.get(site, size) != size}
     for site, (old, new) in changed.items():
         say(f"WARNING: site {site} claims {new} samples; before the resume it claimed {old}")
-    report["samples"] = claims
     if changed:
-        report["changed samples"] = report.get("changed samples", {}) | changed
+        report["changed_samples"] = report.get("changed_samples", {}) | changed
 
 
 def _save(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan) -> None:
-    run.set_gradients(federation.gradients, federation.full_gradients)
-    facts = {"plan": _fixed(plan), "run": federation.run, "stamp": federation.stamp, "names": federation.names}
-    facts |= {"rejected": dict(federation.rejections.counts), "layout": run.problem.layout}
-    facts["samples"] = federation.claims()
-    if run.privacy is not None:
-        facts["privacy"] = run.privacy.row(run.round)
-    checkpoint.save(run.state(), federation.base, facts)
-    federation.saved = federation.base.clone()
+    with federation.watch.part("checkpoint", whole=True):
+        run.set_gradients(federation.gradients, federation.full_gradients)
+        if federation.secure is not None:
+            run.add_bytes(*federation.secure.take_bytes())
+        facts = {"plan": _fixed(plan), "run": federation.run, "stamp": federation.stamp, "names": federation.names}
+        facts |= {"rejected": dict(federation.rejections.counts), "layout": run.problem.layout}
+        facts["left_out"] = sorted(plan.left_out)
+        facts["samples"] = federation.claims()
+        if run.privacy is not None:
+            facts["privacy"] = run.privacy.row(run.round)
+        checkpoint.save(run.state(), federation.base, facts)
+        federation.saved = federation.base.clone()
 
 
-def _evaluate(checkpoint: Checkpoint, run: Run, plan: Plan, seconds: float) -> None:
+def _evaluate(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan, seconds: float) -> None:
     """A row for this round, if one is due."""
     if plan.every and (run.round % plan.every == 0 or run.round == plan.rounds):
-        checkpoint.append([row | {"seconds": round(seconds, 3)} for row in run.evaluate()])
+        with federation.watch.part("evaluation", whole=True):
+            checkpoint.append([row | {"seconds": round(seconds, 3)} for row in run.evaluate()])
 
 
 def _fixed(plan: Plan) -> dict[str, Any]:
     """The settings that a resumed run must share with the run that was begun."""
-    free = {"rounds", "resume", "out", "timeout", "min_replies", "repeats", "budget"}
+    free = {"rounds", "resume", "out", "timeout", "min_replies", "repeats", "budget", "every", "limit"}
+    free |= {"participants", "without", "relay"}
     if rates_of_unknown_length(json.loads(plan.table)):
         free.remove("rounds")
     return {key: value for key, value in asdict(plan).items() if key not in free}
@@ -340,12 +435,31 @@ def _line(run: Run, federation: Federation) -> str:
     return f"{int(run.dropped)} replies lost so far" + (f" ({lost})" if lost else "") + privacy
 
 
+def relay(grid: Grid, plan: Plan, model: Model) -> None:
+    """Be a relay for the sites of this federation, until the run is stopped or the SuperLink is gone."""
+    give_up_after(grid, LINK_TIMEOUT)
+    with link_errors(LINK_TIMEOUT):
+        Relay(
+            grid, model(), plan.clients, plan.timeout, plan.min_replies or 2, plan.repeats, plan.limit
+        ).listen(Path(plan.relay))  # fmt: skip
+
+
 def server_app(model: Model, loss: Loss, test: Callable[[], tuple[Any, Any]] | None = None) -> ServerApp:
-    """The ServerApp for a model; `test` loads the server's own test set, if it has one."""
+    """The ServerApp for a model.
+
+    Args:
+        model: the network, or a function that makes it.
+        loss: a function of its output and the targets.
+        test: a function that loads the server's own test set (x, y), if it has one.
+    """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, Plan.of(dict(context.run_config)), model, loss, test() if test else None)
+        plan = Plan.of(dict(context.run_config))
+        if plan.relay:
+            relay(grid, plan, model)
+        else:
+            serve(grid, plan, model, loss, test() if test else None)
 
     return app

@@ -42,6 +42,7 @@ def simulate(place: Path, overrides: list[str], out: Path | None = None, overwri
     """Run the app of a folder to its end. Returns the folder of the results."""
     config, changed, components = configuration(place, overrides)
     config["out"] = str(out or (config["out"] if "out" in changed else "simulation"))
+    config["participants"] = ""  # nodes in this process have no keys
     if "timeout" not in changed:
         config["timeout"] = 5.0  # clients in this process answer at once
     plan = Plan.of(config)

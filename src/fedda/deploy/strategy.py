@@ -30,6 +30,14 @@ class Strategy(Base):
     `start` has the arguments and the result of Flower's strategies. An algorithm may exchange more than models, and
     more than once per round, so the rounds are those of `serve`, with its checks, checkpoint and report in `out`. The
     hooks that Flower would call once per round are not used.
+
+    Args:
+        model: the network.
+        loss: a function of its output and the targets, a mean over the batch.
+        algorithm: its name (`fedda list algorithms`).
+        params: its hyper-parameters.
+        test: the server's own test set (x, y).
+        plan: the settings of a run, as in an app's pyproject.toml: clients, cohort, batch, out, ...
     """
 
     def __init__(
@@ -42,6 +50,7 @@ class Strategy(Base):
         self.plan = Plan(algorithm=algorithm, params=json.dumps(dict(params or {})), **plan)
 
     def summary(self) -> None:
+        """Print what will be run."""
         print(f"fedda: {self.plan.table}, {self.plan.clients} clients, results in {self.plan.out}")
 
     def start(
@@ -49,7 +58,17 @@ class Strategy(Base):
         train_config: ConfigRecord | None = None, evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:  # fmt: skip
-        """All rounds, starting from these arrays (a state_dict)."""
+        """Run all rounds.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            initial_arrays: the first model, a state_dict.
+            num_rounds: how many.
+            timeout: seconds to wait for the replies of a round.
+            train_config: not used.
+            evaluate_config: not used.
+            evaluate_fn: a function of the round and the model to metrics, called after evaluations.
+        """
         if train_config or evaluate_config:
             warnings.warn("Strategy: no config is sent; give hyper-parameters as params", stacklevel=2)
         plan = replace(self.plan, rounds=num_rounds, timeout=float(timeout))
@@ -86,6 +105,7 @@ class Strategy(Base):
         return model
 
     def _unused(self, *_: Any, **__: Any) -> NoReturn:
+        """Not used: an algorithm may exchange more than one message per round. Call `start`."""
         raise NotImplementedError("fedda exchanges more than one message per round: call start")
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _unused

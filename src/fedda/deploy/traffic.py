@@ -8,6 +8,7 @@ import torch
 
 from .. import aggregation
 from ..aggregation import Wrapper
+from ..aggregation.cohort import check_wrappers
 from ..aggregation.compression import compressions, forms
 from ..aggregation.dry_run import Shapes, TaskShapes, dry_run
 from ..core import Algorithm, bind_to_problem
@@ -51,7 +52,7 @@ def wrappers(text: str) -> tuple[Wrapper, ...]:
     tables = parsed(text)
     if not isinstance(tables, list) or not all(isinstance(t, dict) and isinstance(t.get("name"), str) for t in tables):
         raise ValueError("aggregation must be a JSON list of tables with a name")
-    return aggregation.check_wrappers([aggregation.make(**table) for table in tables], "deploy")
+    return check_wrappers([aggregation.make(**table) for table in tables], "deploy")
 
 
 def travelling(

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-PROTOCOL = 2  # messages of another version are refused
+PROTOCOL = 3  # messages of another version are refused
 NUMPY = "numpy.ndarray"  # Flower's name for arrays as np.save writes them
 
 
@@ -18,10 +18,23 @@ class Refused(ValueError):
     """A message that is not what it should be."""
 
 
-def packed(tensors: tuple[Tensor, ...], fields: dict[str, Any]) -> RecordDict:
-    """A message: tensors named by their position, and fields."""
-    arrays = ArrayRecord({str(i): Array(v.detach().cpu().contiguous().numpy()) for i, v in enumerate(tensors)})
+def arrays_of(tensors: tuple[Tensor, ...]) -> ArrayRecord:
+    """Tensors as Flower sends them, named by their position."""
+    return ArrayRecord({str(i): Array(v.detach().cpu().contiguous().numpy()) for i, v in enumerate(tensors)})
+
+
+def packed(tensors: tuple[Tensor, ...] | ArrayRecord, fields: dict[str, Any]) -> RecordDict:
+    """A message: tensors and fields. Several messages may share one record of tensors, which then travels once."""
+    arrays = tensors if isinstance(tensors, ArrayRecord) else arrays_of(tensors)
     return RecordDict({"tensors": arrays, "fields": ConfigRecord({"protocol": PROTOCOL, **fields})})
+
+
+def forget(content: RecordDict) -> None:
+    """Free the bytes of a message's tensors now. Flower's records refer to each other, so that otherwise they stay
+    until the garbage collector comes."""
+    for record in content.array_records.values():
+        for array in record.values():
+            array.data = b""
 
 
 def fields_of(content: RecordDict, expected: Mapping[str, type]) -> dict[str, Any]:
