@@ -1,7 +1,9 @@
 """The report: aggregation, errors, the page in a real browser."""
 
+import base64
 import csv
 import doctest
+import gzip
 import importlib
 import io
 import itertools
@@ -12,9 +14,12 @@ import re
 import statistics
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -24,8 +29,11 @@ from browser import Browser, needs_browser
 from commands import inside
 from fedda import report
 from fedda.report import export, pages, plots, style
+from fedda.report.limits import band, limits
+from fedda.report.live import LivePage
 from fedda.report.pages import Report, differences
 from fedda.report.picture import picture
+from fedda.report.ranking import difference, sentences
 from fedda.report.sweep import grid
 from fedda.runs.curves import Curve
 from fedda.runs.metrics import metric as describe_metric
@@ -71,9 +79,7 @@ def folder(
     config += '[problem]\ndata = "digits"\nclients = 10\npartition = "dominant_class"\nrho = 0.8\n'
     for label in labels:
         config += f"[algorithms.{json.dumps(label)}]\n"
-        config += "".join(
-            f"{k} = {json.dumps(v)}\n" for k, v in (tables or {}).get(label, {"name": "fedda-mvr", "lr": 0.02}).items()
-        )
+        config += "".join(f"{k} = {json.dumps(v)}\n" for k, v in (tables or {}).get(label, {"lr": 0.02}).items())
         config += 'prox = {kind = "l1", gamma = 0.001}\n'
     clock = [{"algorithm": lb, "round": r, "seconds": r / 40} for lb in labels for r in range(0, 101, 5)]
     (path / "config.toml").write_text(config)
@@ -209,7 +215,15 @@ def test_the_page_is_self_contained_and_escapes(tmp_path):
     assert EVIL not in page and '<b id="evil">' not in page
     assert "&lt;/script&gt;&lt;script&gt;" in page
     assert page.count("<script") == page.count("</script>") == 2
-    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "") and "https://" not in page
+    loads = re.findall(
+        r"(?:src|href)=\"([^\"]*)\"|url\(([^)]*)\)|@import", re.sub(r"<script.*?</script>", "", page, flags=re.S)
+    )
+    assert {a or b for a, b in loads} <= {
+        "data:,",
+        *(f"curves-{axis}.png" for axis in ("rounds", "gradients", "bytes")),
+    }
+    assert "The MIT License" in page and "Leon Sorokin" in page  # uPlot's licence goes with it
+    assert len(page) < 300_000
     assert "digits · 10 clients · cohort of 4 · 100 rounds · 2 seeds (0, 1)" in page
 
 
@@ -235,11 +249,16 @@ def test_strange_runs_are_drawn_without_a_warning(tmp_path, name):
     assert report.write(folder(tmp_path / "run", STRANGE[name])).exists()
 
 
+def data_of(page: str) -> dict[str, Any]:
+    """What the page's script unpacks."""
+    return json.loads(gzip.decompress(base64.b64decode(page.split('id="data">')[1].split("</script>")[0])))
+
+
 def test_a_long_curve_is_thinned_on_the_page_with_both_ends_kept(tmp_path):
     rows = [{"algorithm": "a", "seed": 0, "round": r, "train_loss": 1 / (r + 1)} for r in range(3000)]
     page = report.write(folder(tmp_path / "run", rows)).read_text()
-    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
-    rounds = data["series"][0]["curves"][0]["round"]
+    data = data_of(page)
+    rounds = data["series"][0]["x"][0]["round"]
     assert len(rounds) <= 500 and (rounds[0], rounds[-1]) == (0, 2999)
     assert len(read_run(tmp_path / "run").curves["a"]["train_loss"].mean) == 3000
 
@@ -268,8 +287,11 @@ def test_a_run_is_read_judged_and_drawn_once(tmp_path, capsys, monkeypatch):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         counts.clear()
-        code, _, stderr = inside(capsys, monkeypatch, "run", *run, "--out", folder)
-        assert code == 0, stderr
+        code, stdout, stderr = inside(capsys, monkeypatch, "run", *run, "--out", folder, "--serve", "--port", "0")
+        assert code == 0 and "page: http://127.0.0.1:" in stdout, stderr
+        recorded = json.loads((folder / "environment.json").read_text())
+        assert sum(int(n) for line in recorded["partition"] for n in line.split()) == recorded["samples"]
+        assert "algorithms.stem.lr" in recorded["changed"] and "algorithms.stem.steps" not in recorded["changed"]
         assert counts == {"read_rows": 1, "aggregate": 1, "judge_one_run": 1, "picture": 1, "table": 1}
     counts.clear()
     code, _, stderr = inside(
@@ -298,7 +320,7 @@ def test_groups_are_rows_and_a_method_keeps_its_pen(tmp_path):
     shown = picture([read_run(grouped(tmp_path / "run"))])
     assert shown.rows == ["I = 5", "I = 10", "I = 20"] and shown.lines == [shown.metrics]
     pens = {(s.label.split(" (")[0], s.colour, s.dash) for s in shown.series}
-    assert len(pens) == 8 and len({colour for _, colour, _ in pens}) == 8
+    assert len(pens) == 8 and len({(colour, dash) for _, colour, dash in pens}) == 8
     assert [entry.text for entry in shown.entries] == [s.label.split(" (")[0] for s in shown.series[:8]]
 
     tables = {
@@ -309,8 +331,8 @@ def test_groups_are_rows_and_a_method_keeps_its_pen(tmp_path):
     }
     shown = picture([read_run(folder(tmp_path / "mixed", synthetic(list(tables), [0]), tables))])
     assert shown.rows == ["", "G", "H"] and [s.row for s in shown.series] == [0, 1, 1, 2]
-    colours = [s.colour for s in shown.series]
-    assert colours[1] == colours[3] and len(set(colours)) == 3  # the same method twice in a row needs two pens
+    pens = [(s.colour, s.dash) for s in shown.series]
+    assert pens[1] == pens[3] and len(set(pens)) == 3  # the same method twice in a row needs two pens
 
 
 @pytest.mark.parametrize(("groups", "rows"), [(1, 1), (3, 3)])
@@ -325,11 +347,11 @@ def test_the_figure_is_in_the_layout_of_the_paper(tmp_path, groups, rows):
     shown = picture([read_run(run)])
     pixels = image.imread(io.BytesIO(plots.draw(shown, shown.axes[0])))[..., :3]
     height, width = pixels.shape[:2]
-    assert width == 4 * 3.2 * 160 and height > rows * 2.4 * 160
-    inked = int(rows * 2.3 * 160)  # the legend is below
+    assert width == 4 * 3.2 * 300 and height > rows * 2.4 * 300  # 300 dots per inch
+    inked = int(rows * 2.3 * 300)  # the legend is below
     for row, column in itertools.product(range(rows), range(4)):
         cell = pixels[row * inked // rows : (row + 1) * inked // rows, column * width // 4 : (column + 1) * width // 4]
-        for colour in style.COLOURS:
+        for colour in {series.colour for series in shown.series if series.curves}:
             assert painted(cell, colour) > 20, (row, column, colour)
 
 
@@ -357,21 +379,128 @@ def test_further_metrics_come_in_a_line_of_their_own(tmp_path):
     ]
 
 
-def test_an_accuracy_s_axis_begins_where_curves_have_risen_to():
+def curve(mean: Any, std: Any = 0.0) -> Curve:
+    mean = np.asarray(mean, dtype=float)
+    x = np.arange(float(mean.size))
+    return Curve(x, x, x, x, mean=mean, std=std + 0 * x, seeds=x)
+
+
+def test_neither_the_start_nor_a_collapsed_method_sets_an_axis():
     x = np.arange(41.0)
+    accuracy, loss = describe_metric("test_accuracy"), describe_metric("train_loss")
 
     def rising(top):
-        return Curve(x, x, x, x, mean=top - (top - 0.1) * 0.5**x, std=0 * x, seeds=x)
+        return curve(top - (top - 0.1) * 0.5**x)
 
-    low, high, _ = plots.limits([rising(0.7), rising(0.75)], describe_metric("test_accuracy"))
-    assert 0.6 < low < 0.7 and 0.75 < high < 0.8
-    low, _, _ = plots.limits([rising(0.7), rising(0.1)], describe_metric("test_accuracy"))  # one that stays is seen
-    assert low < 0.1
-    over = replace(rising(0.7), mean=np.where(x < 2, 0.3, np.nan))  # so is one that ends before
-    assert plots.limits([over, rising(0.7)], describe_metric("test_accuracy"))[0] < 0.3
-    assert (
-        plots.limits([rising(0.7)], describe_metric("density"))[0] < 0.1
-    )  # what is to be low may begin high, and is shown whole
+    found = limits([rising(0.7), rising(0.75)], accuracy)
+    assert 0.6 < found.linear[0] < 0.7 and 0.75 < found.linear[1] < 0.8 and found.log is None
+    assert limits([rising(0.7), rising(0.1)], accuracy).linear[0] < 0.1  # of two it is not known which is wrong
+    found = limits([rising(0.95), rising(0.93), rising(0.94), curve(0.1 + 0 * x)], accuracy)
+    assert found.linear[0] > 0.8 and found.outside == (3,)
+    over = curve(np.where(x < 2, 0.3, np.nan))  # one that ends before is seen
+    assert limits([over, rising(0.7)], accuracy).linear[0] < 0.3
+
+    falling = [curve(2.3 * 0.5**x + end) for end in (0.10, 0.11, 0.12)]
+    found = limits([*falling, curve(2.3 + x**3)], loss)
+    assert 0.25 > found.linear[1] > 0.12 and found.outside == (3,) and not found.prefer_log
+    assert limits([curve(10.0 ** (-x / 8))], loss).prefer_log  # five decades
+    wide = limits([curve(2.3 * 0.5**x + 0.1, std=50.0)], loss)  # a band wider than the curve may leave the panel
+    assert wide.linear[0] > -0.1 and wide.linear[1] < 1
+    assert limits([curve([math.nan])], loss).linear == (0, 1)
+
+
+def test_a_band_does_not_fall_off_a_log_axis():
+    mean, std = np.array([1.0, 0.1]), np.array([5.0, 0.05])
+    bottom, top = band(mean, std, log=True)
+    assert (bottom > 0).all() and top == pytest.approx(mean + std) and np.sqrt(bottom * top) == pytest.approx(mean)
+    assert band(mean, std, log=False)[0] == pytest.approx(mean - std)
+
+
+def final_rows(values: dict[str, list[float]], **more: Any) -> list[dict[str, Any]]:
+    """One row per algorithm and seed with its final test accuracy."""
+    return [
+        {"algorithm": label, "seed": seed, "round": r, "test_accuracy": value if r else 0.1} | more
+        for label, own in values.items()
+        for seed, value in enumerate(own)
+        for r in (0, 100)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "marks", "words"),
+    [
+        # paired differences of 0.010 +- 0.001: t(0.95, 2) * 0.001 / sqrt(3) = 0.0025
+        (
+            {"a": [0.91, 0.92, 0.93], "b": [0.90, 0.909, 0.921]},
+            ["best", ""],
+            "a leads at round 100 with a test accuracy of",
+        ),
+        # the same means, yet differences of 0.03, -0.01 and 0.01
+        ({"a": [0.91, 0.92, 0.93], "b": [0.88, 0.93, 0.92]}, ["tie", "tie"], "cannot be told apart from b"),
+        ({"a": [0.95, 0.95], "b": [0.90, 0.93]}, ["tie", "tie"], "cannot be told apart from b"),  # two seeds
+        ({"a": [0.9], "b": [0.8]}, ["", ""], "with one seed this may be chance"),
+        ({"a": [0.9, 0.8]}, [""], "a reaches a test accuracy of 85.0 ± 7.1 %"),
+        ({"a": [0.9, 0.9], "b": [math.nan, 0.9]}, ["", ""], "1 of 2 methods diverged"),
+        ({"a": [0.9, 0.9, 0.9], "b": [0.9, 0.9, 0.9]}, ["tie", "tie"], "cannot be told apart from b"),
+    ],
+)
+def test_the_best_is_marked_only_if_chance_does_not_explain_it(tmp_path, values, marks, words):
+    rows = [
+        row | ({"test_accuracy": None} if row["test_accuracy"] != row["test_accuracy"] else {})
+        for row in final_rows(values)
+    ]
+    shown = Report.of([folder(tmp_path / "run", rows)])
+    assert [line.cells[0].mark for line in shown.table.groups[0][1]] == marks
+    ((_, text),) = sentences(shown.picture, shown.runs)
+    assert words in text
+    assert words.replace("±", "±") in shown.page()
+
+
+def test_differences_are_paired_and_student_s():
+    a, b = {0: 0.5, 1: 0.6, 2: 0.9, 7: 9.0}, {0: 0.4, 1: 0.55, 2: 0.7}
+    found, pairs = difference(a, b), [0.1, 0.05, 0.2]
+    assert (found.seeds, found.mean) == (3, pytest.approx(statistics.fmean(pairs)))
+    assert found.half == pytest.approx(4.302653 * statistics.stdev(pairs) / math.sqrt(3), rel=1e-6)
+
+
+def test_values_are_compared_only_on_one_problem(tmp_path):
+    """Another data set has its own panels and scales; another penalty or split its own group of the table."""
+    first = folder(tmp_path / "first", synthetic(["fedavg", "stem"], [0, 1]))
+    other = folder(
+        tmp_path / "other",
+        [row | {"train_loss": row["train_loss"] / 50} for row in synthetic(["fedavg", "stem"], [0, 1])],
+    )
+    (other / "config.toml").write_text(
+        (other / "config.toml").read_text().replace('data = "digits"', 'data = "cancer"')
+    )
+    found = Report.of([first, other])
+    assert found.picture.rows == ["digits", "cancer"] and [title for title, _ in found.table.groups] == [
+        "digits",
+        "cancer",
+    ]
+    colours = {s.label: s.colour for s in found.picture.series}
+    assert colours["fedavg · first"] == colours["fedavg · other"] == style.pen_of("fedavg")[0]
+    assert [entry.text for entry in found.picture.entries] == [
+        "fedavg",
+        "stem",
+    ]  # never in one panel: no dashes for runs
+    ends = [found.picture.limits(data, "train_loss").linear for data in (0, 1)]
+    assert ends[0][1] > 20 * ends[1][1]
+    for _, lines in found.table.groups:
+        assert sum(line.cells[0].mark in ("best", "tie") for line in lines) >= 1
+    assert [title for title, _ in sentences(found.picture, found.runs)] == ["digits", "cancer"]
+
+    config = (first / "config.toml").read_text()
+    cut = config.index(
+        "prox =", config.index('[algorithms."stem"]') if '[algorithms."stem"]' in config else config.index("stem")
+    )
+    (first / "config.toml").write_text(config[:cut])  # the second algorithm solves the problem without the penalty
+    found = Report.of([first])
+    assert found.picture.rows == [""] and [title for title, _ in found.table.groups] == [
+        "prox.gamma = 0.001, prox.kind = l1",
+        "no prox",
+    ]
+    assert all(cell.mark == "" for _, lines in found.table.groups for line in lines for cell in line.cells)
 
 
 def test_rows_of_one_method_each_have_a_pen_for_each_number_of_local_steps(tmp_path):
@@ -412,6 +541,38 @@ def test_a_curve_that_ends_in_a_divergence_has_a_cross(tmp_path):
     assert [plots.lost(series.curves["train_loss"]) for series in shown.series] == [10]  # round 50
 
 
+def test_colours_can_be_seen_on_light_and_on_dark_and_methods_keep_them(tmp_path):
+    """A contrast of 3:1 or more (WCAG 2.1, graphical objects) on the page's backgrounds, as its style sheet has them."""
+
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    css = (SOURCE / "web" / "page.css").read_text()
+    papers = {f"#{h * 2 if len(h) == 3 else h}" for h in re.findall(r"--(?:page|panel): #(\w+)", css)}
+    assert "#ffffff" in papers and len(papers) >= 3
+    for colour, paper in itertools.product(style.COLOURS, papers):
+        dark, light = sorted((luminance(colour), luminance(paper)))
+        assert (light + 0.05) / (dark + 0.05) >= 3, (colour, paper)
+    assert len({style.pen_of(method) for method in style.METHODS}) == len(style.METHODS)
+    from fedda import registry
+
+    assert {entry.name for entry in registry.algorithms} <= {*style.METHODS, *style.SAME}
+    alone, among = (
+        picture([read_run(folder(tmp_path / name, synthetic(labels, [0])))])
+        for name, labels in (("alone", ["fedavg"]), ("among", ["stem", "fedcm", "fedavg"]))
+    )
+    assert alone.series[0].colour == among.series[2].colour == style.pen_of("fedavg")[0]
+
+
+def test_mathematics_in_a_legend(tmp_path):
+    labels = [r"FedDA, $\beta_2 = 0.9$", "5 $ and 6 $_{"]
+    shown = picture([read_run(folder(tmp_path / "run", synthetic(labels, [0])))])
+    svg = plots.draw(shown, shown.axes[0], "svg").decode()
+    assert "β" in svg and r"\beta" not in re.sub("<!--.*?-->", "", svg, flags=re.S) and "5 $ and 6 $_{" in svg
+
+
 def test_csv_holds_every_point(tmp_path):
     label = 'a, "b"\n=1+1'
     rows = synthetic(["fedavg", label], [0, 1, 2])
@@ -435,9 +596,13 @@ def test_latex_escapes_and_the_best_is_bold(tmp_path):
     name = line.split(" & ", 1)[0] + " & " + line.split(" & ")[1]
     assert name.startswith(r"a\_b \& 50\% \#1 \{x\} \textbackslash{}cmd \textasciitilde{} \textasciicircum{}2 \$5 ")
     assert len(re.findall(r"(?<!\\)&", line)) == 5  # four metrics and the best test accuracy
-    assert text.count(r"\textbf{") == 5 and r"\toprule" in text and r"\bottomrule" in text
+    assert (
+        text.count(r"\textbf{") + text.count(r"\underline{") // 2 == 5
+        and r"\toprule" in text
+        and r"\bottomrule" in text
+    )
     best = report.summary(tmp_path / "run")[0]
-    assert rf"\textbf{{{100 * best['test_accuracy']:.1f} $\pm$ " in text
+    assert rf"{{{100 * best['test_accuracy']:.1f} $\pm$ " in text
     for unescaped in ("%", "&", "#", "_", "$"):
         assert export.escape(unescaped) == "\\" + unescaped
     assert r"\multicolumn{6}{l}{\emph{I = 10}}" in report.latex([grouped(tmp_path / "groups")])
@@ -454,7 +619,7 @@ def two_settings(place: Path) -> tuple[Path, Path]:
 def test_a_comparison_tells_methods_by_colour_and_runs_by_dashes(tmp_path):
     first, second = two_settings(tmp_path)
     assert report.compare([first, second, first]) == tmp_path / "comparison.html"
-    assert image.imread(tmp_path / "comparison.png").shape[1] == 2048
+    assert image.imread(tmp_path / "comparison.png").shape[1] == 3840
     shown = picture([read_run(first), read_run(second)], ["first", "second"])
     pens = {s.label: (s.colour, s.dash) for s in shown.series}
     assert list(pens) == ["fedavg · first", "fedavg · second", "stem · first", "stem · second", "only here"]
@@ -489,7 +654,13 @@ def test_the_command_line_exports_and_compares(tmp_path, capsys, monkeypatch):
     assert "only here" in stdout and "lr = 0.01, c = 100" in stdout
     assert (tmp_path / "c.csv").read_text() == report.csv([first, second])
     assert r"fedavg $\cdot$ second" in (tmp_path / "t.tex").read_text()
+    code, _, stderr = inside(capsys, monkeypatch, "report", first, "--figures", "svg,pdf")
+    assert code == 0 and (first / "curves-bytes.pdf").read_bytes().startswith(b"%PDF"), stderr
+    assert ElementTree.parse(first / "curves-rounds.svg").getroot().tag.endswith("svg")
     for words, line in (
+        ([first, "--figures", "gif"], "--figures: give png, svg or pdf, separated by commas, got 'gif'"),
+        ([first, second, "--serve"], "--serve shows the page of one run folder"),
+        ([first, "--port", "0"], "--port is for --serve: give both"),
         ([first, "--out", out], "--out is the folder of a comparison"),
         ([sweep, "--csv", "x.csv"], "--csv and --latex need a run folder"),
         ([first, tmp_path / "none"], "none: no such folder"),
@@ -660,146 +831,267 @@ def page_of(run: Path) -> str:
     return (run / "report.html").as_uri()
 
 
-PATHS = "return [...document.querySelectorAll('path.curve, path.band')].map(p => p.getAttribute('d'))"
-CURVES = "return document.querySelectorAll('path.curve[data-series=\"1\"]').length"
-LABELS = "return [...document.querySelectorAll('text.label')].map(t => t.textContent)"
-TICKS = "return [...document.querySelectorAll('figure')].map(f => [...f.querySelectorAll(`text.${arguments[0]}tick`)].map(t => t.textContent))"
+CHARTS = "return [...document.querySelectorAll('figure')].length"
 TEXT = "return document.querySelector(arguments[0]).innerText"
 COUNT = "return document.querySelectorAll(arguments[0]).length"
-
-
-@pytest.mark.browser
-@needs_browser
-def test_the_page_works_in_a_browser(tmp_path, browser):
-    rows = synthetic(["fedavg", EVIL, "fedda-mvr"], [0, 1, 2])
-    browser.open(report.write(folder(tmp_path / "run", rows)).as_uri())
-    paths = browser.script(PATHS)
-    assert len(paths) == 4 * 3 * 2  # panels x algorithms x (line, band)
-    assert all(d and "NaN" not in d and "Infinity" not in d and "undefined" not in d for d in paths)
-    assert browser.script("return document.title") == "Heterogeneous digits"
-    assert browser.script("return document.getElementById('evil')") is None
-    assert browser.script("return document.querySelectorAll('#legend button')[1].textContent") == EVIL
-
-    assert browser.script(LABELS) == ["round"] * 4
-    browser.click("button[data-axis=gradients]")
-    assert browser.script(LABELS) == ["gradient evaluations (thousands)"] * 4
-    assert browser.script(PATHS) != paths
-    browser.click("button[data-axis=bytes]")
-    assert browser.script(LABELS) == ["sent up and down (MB)"] * 4
-    browser.click("button[data-axis=seconds]")
-    assert browser.script(LABELS) == ["time (seconds)"] * 4
-    browser.click("button[data-axis=round]")
-    assert browser.script(PATHS) == paths
-
-    browser.click("button[data-smooth=yes]")
-    assert len(browser.script(PATHS)) == len(paths) and browser.script(PATHS) != paths
-    assert "exponential mean" in browser.script(TEXT, ".note")
-    browser.click("button[data-smooth='']")
-    assert browser.script(PATHS) == paths
-
-    assert browser.script(CURVES) == 4
-    browser.click("#legend button:nth-child(2)")
-    assert browser.script(CURVES) == 0
-    browser.press("#legend button:nth-child(2)", " ")  # the keyboard does the same
-    assert browser.script(CURVES) == 4
-
-    browser.point("figure svg")
-    readout = browser.script(TEXT, ".readout")
-    width = browser.script("return document.querySelector('figure svg').clientWidth")
-    nearest = 5 * round(20 * (width / 2 - 50) / (width - 62))  # 50 pixels left and 12 right of the plot
-    loss = statistics.fmean(r["train_loss"] for r in rows if (r["algorithm"], r["round"]) == ("fedavg", nearest))
-    assert f"round: {nearest}" in readout and f"{loss:.4g} ± " in readout
-    for width in (360, 800, 1440):
-        browser.size(width, 900)
-        browser.point("figure:last-child svg")
-        assert browser.script(COUNT, ".readout:not([hidden])") == 1
-        assert browser.script("return document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.browser
-@needs_browser
-def test_zoom(tmp_path, browser):
-    browser.open(page_of(folder(tmp_path / "run", synthetic(["fedavg", "stem"], [0, 1]))))
-    whole, high, paths = browser.script(TICKS, "x"), browser.script(TICKS, "y"), browser.script(PATHS)
-    window = "return ['from', 'to'].map(id => document.getElementById(id).valueAsNumber)"
-    idle = "return document.getElementById('reset').disabled"
-    assert browser.script(window) == [0, 100] and browser.script(idle)
-
-    browser.drag("figure svg", 20, 80)
-    width = browser.script("return document.querySelector('figure svg').clientWidth")
-    middle, scale = width / 2 - 50, 100 / (width - 62)
-    assert browser.script(window) == pytest.approx([(middle + 20) * scale, (middle + 80) * scale], abs=1)
-    near = browser.script(TICKS, "x")
-    assert near[0] == near[1] == near[2] == near[3] != whole[0]  # the same in every panel
-    assert all((middle + 20) * scale - 1 <= float(text) <= (middle + 80) * scale + 1 for text in near[0])
-    assert max(map(float, browser.script(TICKS, "y")[0])) < max(map(float, high[0]))  # y follows what is to be seen
-    assert not [d for d in browser.script(PATHS) if "NaN" in d or "Infinity" in d]
-
-    for undo in (
-        lambda: browser.double_click("figure svg"),
-        lambda: browser.click("#reset"),
-        lambda: browser.press("#to", "\ue00c"),  # Escape
-        lambda: (browser.click("button[data-axis=bytes]"), browser.click("button[data-axis=round]")),
-    ):
-        undo()
-        assert browser.script(TICKS, "x") == whole and browser.script(PATHS) == paths and browser.script(idle)
-        browser.press("#from", "\ue009a\ue00950\ue007")  # Control-a, 50, Enter: zoom by keyboard alone
-        assert browser.script(window) == [50, 100] and browser.script(TICKS, "x")[3][0] == "50"
-    browser.press("#from", "\ue009a\ue009900\ue007")  # beyond the end: taken back
-    assert browser.script(window) == [50, 100]
-    browser.click("#reset")
-    browser.drag("figure svg", 3, 6)  # a click that shook
-    browser.drag("figure svg", -60, 40, "touch")  # a finger reads values and scrolls
-    assert browser.script(TICKS, "x") == whole
-    assert (
-        browser.script("return getComputedStyle(document.querySelector('figure svg')).touchAction")
-        == "pan-y pinch-zoom"
-    )
-
-
-SAVE = """
-const blobs = [], make = URL.createObjectURL;
-URL.createObjectURL = (blob) => (blobs.push(blob), make(blob));
-let name = null;
+HASH = "return location.hash"
+COLUMN = "return [...document.querySelectorAll(`#${arguments[0]} tbody tr:not(.group)`)].map(r => r.cells[arguments[1]].textContent.trim())"
+# Saves what a button makes, without a download: its name, its type, and its content as base64.
+SAVED = """
+const make = URL.createObjectURL; let blob = null, name = null;
+URL.createObjectURL = (given) => (blob = given, make(given));
 HTMLAnchorElement.prototype.click = function () { name = this.download; };
-document.querySelector(`[data-file=${arguments[0]}]`).click();
+arguments[0] instanceof Element ? arguments[0].click() : document.querySelector(arguments[0]).click();
 return new Promise((done) => {
-  const wait = () => (name ? blobs[0].text().then((text) => done([name, text])) : setTimeout(wait, 20));
+  const wait = async () => {
+    if (!name) return setTimeout(wait, 20);
+    const bytes = new Uint8Array(await blob.arrayBuffer());
+    delete HTMLAnchorElement.prototype.click; URL.createObjectURL = make;
+    done([name, blob.type, btoa(bytes.reduce((s, b) => s + String.fromCharCode(b), ""))]);
+  };
   wait();
 });
 """
 
 
+def saved(browser: Browser, selector: str) -> tuple[str, bytes]:
+    name, _, content = browser.script(SAVED, selector)
+    return name, base64.b64decode(content)
+
+
+def tool(panel: str, kind: str) -> str:
+    return f"figure[data-panel='{panel}'] .tools button:nth-child({('png', 'svg', 'csv', 'large').index(kind) + 1})"
+
+
+def drawn(browser: Browser, panel: str = "train_loss") -> str:
+    """The panel as the page saves it: what is drawn, as text."""
+    return saved(browser, tool(panel, "svg"))[1].decode()
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    """Three methods, one of them with a label that would break a page that does not escape it."""
+    rows = synthetic(["fedavg", EVIL, "fedda-mvr"], [0, 1, 2])
+    return rows, report.write(folder(tmp_path_factory.mktemp("usual") / "run one", rows))
+
+
 @pytest.mark.browser
 @needs_browser
-def test_the_buttons_save_what_the_command_line_writes(tmp_path, browser):
-    run = folder(tmp_path / "run one", synthetic(["fedavg", EVIL, "é ü"], [0, 1]))
-    browser.open(page_of(run))
-    assert browser.script(SAVE, "csv") == ["run-one.csv", report.csv([run])]
-    assert browser.script(SAVE, "tex") == ["run-one.tex", report.latex([run])]
+def test_the_controls_of_the_page(usual, browser):
+    _, page = usual
+    browser.open(page.as_uri())
+    assert browser.script("return document.title") == "Heterogeneous digits"
+    assert browser.script("return document.getElementById('evil')") is None
+    assert browser.script("return document.querySelectorAll('#legend button')[1].textContent") == EVIL
+    assert browser.script(CHARTS) == 4 and browser.script(COUNT, "figure canvas") == 4
+    assert "fedavg leads at round 100" in browser.script(TEXT, ".lead")
+    first = drawn(browser)
+    assert first.count('class="curve"') == 3 and not [bad for bad in ("NaN", "Infinity", "undefined") if bad in first]
+
+    for axis, label in (
+        ("gradients", "gradient evaluations (thousands)"), ("bytes", "sent up and down (MB)"),
+        ("seconds", "time (seconds)"), ("round", "round"),
+    ):  # fmt: skip
+        browser.click(f"button[data-axis={axis}]")
+        assert f">{label}</text>" in drawn(browser)
+        assert browser.script(HASH) == ("" if axis == "round" else f"#x={axis}")
+    assert drawn(browser) == first
+
+    browser.script("smooth.value = 0.8; smooth.dispatchEvent(new Event('input'))")
+    assert drawn(browser) != first and browser.script(TEXT, "#smooth-value") == "0.80"
+    browser.script("smooth.value = 0; smooth.dispatchEvent(new Event('input'))")
+    assert drawn(browser) == first
+
+    browser.click("#seeds")  # three lines for each method, and no band
+    every = drawn(browser)
+    assert (
+        every.count('stroke-opacity="0.45"') == 9 and "fill-opacity" not in every and first.count("fill-opacity") == 3
+    )
+    browser.click("#seeds")
+
+    browser.click("#legend button:nth-child(2)")
+    assert drawn(browser).count('class="curve"') == 2
+    browser.press("#legend button:nth-child(2)", " ")  # the keyboard does the same
+    assert drawn(browser) == first
+
+
+@pytest.mark.browser
+@needs_browser
+def test_hover_shows_full_names_and_a_cross_hair_in_all_panels(usual, browser):
+    rows, page = usual
+    browser.open(page.as_uri())
+    browser.point("figure:nth-of-type(2) .u-over")
+    width = browser.script("return document.querySelector('.u-over').clientWidth")
+    at = browser.script("return document.querySelectorAll('.u-cursor-x').length")
+    assert at == 4
+    places = browser.script(
+        "return [...document.querySelectorAll('.u-cursor-x')].map(c => new DOMMatrix(getComputedStyle(c).transform).e)"
+    )
+    assert len(places) == 4 and all(abs(place - width / 2) < 12 for place in places)
+    readout = browser.script(TEXT, ".readout:not([hidden])")
+    accuracy = [r["train_accuracy"] for r in rows if (r["algorithm"], r["round"]) == ("fedavg", 50)]
+    assert "round: 50" in readout and f"{100 * statistics.fmean(accuracy):.1f} ± " in readout and EVIL in readout
+    assert browser.script(COUNT, ".readout:not([hidden])") == 1
+    for width in (360, 800, 1440):
+        browser.size(width, 900)
+        browser.point("figure:last-of-type .u-over")
+        assert browser.script(COUNT, ".readout:not([hidden])") == 1
+        assert browser.script("return document.documentElement.scrollWidth") <= width
+
+
+def ticks(svg: str, side: str) -> list[float]:
+    """The numbers on an axis of a saved panel."""
+    anchor = {"x": 'text-anchor="middle"', "y": 'text-anchor="end"'}[side]
+    texts = re.findall(rf'<text x="[^"]*" y="[^"]*" fill="#5b636d" {anchor}>([^<]*)</text>', svg)
+    return [float(text.removesuffix(" %")) for text in texts if re.fullmatch(r"[-+0-9.e]+( %)?", text)]
+
+
+@pytest.mark.browser
+@needs_browser
+def test_zoom_and_enlarging(usual, browser):
+    _, page = usual
+    browser.open(page.as_uri())
+    whole = {panel: drawn(browser, panel) for panel in ("train_loss", "test_accuracy")}
+    window = "return ['from', 'to'].map(id => document.getElementById(id).valueAsNumber)"
+    assert browser.script(window) == [0, 100] and browser.script("return reset.disabled")
+    browser.drag("figure .u-over", 20, 120)
+    wide = browser.script("return document.querySelector('.u-over').clientWidth")
+    low, high = ((wide / 2 + d) * 100 / wide for d in (20, 120))
+    assert browser.script(window) == pytest.approx([low, high], abs=1)
+    for panel in whole:  # all panels
+        shown = ticks(drawn(browser, panel), "x")
+        assert min(shown) >= low - 1 and max(shown) <= high + 1 and len(shown) > 1
+    assert browser.script(HASH).startswith("#zoom=")
+    for undo in (
+        lambda: browser.double_click("figure .u-over"),
+        lambda: browser.click("#reset"),
+        lambda: browser.press("#to", "\ue00c"),  # Escape
+        lambda: (browser.click("button[data-axis=bytes]"), browser.click("button[data-axis=round]")),
+    ):
+        undo()
+        assert browser.script("return document.querySelector('figure.large')") is None
+        assert {panel: drawn(browser, panel) for panel in whole} == whole and browser.script("return reset.disabled")
+        browser.press("#from", "\ue009a\ue00950\ue007")  # Control-a, 50, Enter: zoom by keyboard alone
+        assert browser.script(window) == [50, 100] and min(ticks(drawn(browser), "x")) >= 50
+    browser.press("#from", "\ue009a\ue009900\ue007")  # beyond the end: taken back
+    assert browser.script(window) == [50, 100]
+    browser.click("#reset")
+
+    browser.click("figure[data-panel=test_loss] .u-over")  # a click enlarges
+    browser.script("return new Promise((done) => setTimeout(done, 400))")  # after the time of a double click
+    size = "const b = document.querySelector('figure[data-panel=test_loss] canvas').getBoundingClientRect(); return [b.width, b.height]"
+    assert browser.script(size)[0] > 1200 and browser.script(size)[1] > 600
+    assert browser.script(HASH) == "#panel=test_loss"
+    browser.press("body", "\ue00c")
+    assert browser.script(size)[0] < 900 and browser.script(HASH) == ""
+
+
+@pytest.mark.browser
+@needs_browser
+def test_log_and_linear_and_the_state_in_the_url(usual, browser):
+    _, page = usual
+    browser.open(page.as_uri())
+    browser.click("button[data-scale=linear]")
+    steps = np.diff(ticks(drawn(browser), "y"))
+    assert len(steps) > 1 and steps == pytest.approx(steps[0])
+    browser.click("button[data-scale=log]")
+    log = ticks(drawn(browser), "y")
+    assert len(log) > 1 and np.ptp(np.diff(log)) > 1e-6 and min(log) > 0
+    assert "NaN" not in drawn(browser)
+    assert "NaN" not in drawn(browser, "test_accuracy")  # an accuracy stays linear
+    browser.click("button[data-axis=bytes]")
+    browser.click("#legend button:nth-child(1)")
+    browser.press("#from", "\ue009a\ue0094\ue007")
+    link, shown = browser.script("return location.href"), drawn(browser)
+    assert {"x=bytes", "y=log", "hide=fedavg"} < set(browser.script(HASH)[1:].split("&"))
+    browser.open("about:blank")
+    browser.open(link)  # somebody else follows the link
+    assert drawn(browser) == shown
+    assert browser.script("return [...document.querySelectorAll('[aria-pressed=true]')].map(b => b.textContent)")[
+        :2
+    ] == ["Bytes", "Log"]
+    browser.script("location.hash = '#x=nonsense&zoom=9,1&target=x&goal=77&smooth=7&sort=a'")  # nothing breaks
+    assert browser.script(COUNT, "figure canvas") == 4
+
+
+@pytest.mark.browser
+@needs_browser
+def test_tables_sort_and_a_target_moves(usual, browser):
+    rows, page = usual
+    browser.open(page.as_uri())
+    order = browser.script(COLUMN, "values", 0)
+    browser.click("#values th:nth-child(4) button")  # train loss, upwards
+    losses = [float(text.split()[0]) for text in browser.script(COLUMN, "values", 3)]
+    assert (
+        losses == sorted(losses)
+        and browser.script("return document.querySelector('#values [aria-sort=ascending]').cellIndex") == 3
+    )
+    browser.click("#values th:nth-child(4) button")
+    assert [float(text.split()[0]) for text in browser.script(COLUMN, "values", 3)] == losses[::-1]
+    assert "sort=values%3A3%3Adown" in browser.script(HASH)
+    browser.script("location.reload()")
+    assert [float(text.split()[0]) for text in browser.script(COLUMN, "values", 3)] == losses[::-1]
+    browser.click("#values th:first-child button")
+    assert (
+        sorted(browser.script(COLUMN, "values", 0), key=str.lower) == browser.script(COLUMN, "values", 0)
+        and len(order) == 3
+    )
+
+    def expected(target):
+        found = []
+        for label in ("fedavg", EVIL, "fedda-mvr"):
+            means = {
+                r: statistics.fmean(x["test_accuracy"] for x in rows if (x["algorithm"], x["round"]) == (label, r))
+                for r in range(0, 101, 5)
+            }
+            found.append(next((f"{r}" for r, mean in means.items() if mean >= target), "not reached"))
+        return sorted(found, key=lambda text: int(text) if text.isdecimal() else math.inf)
+
+    for percent in (80, 93.5):
+        browser.script(
+            "const n = document.getElementById('target-number'); n.value = arguments[0]; n.dispatchEvent(new Event('input'))",
+            percent,
+        )
+        assert browser.script(COLUMN, "targets", 1) == expected(percent / 100)
+    assert "target=0.935" in browser.script(HASH) and "not reached" in browser.script(TEXT, "#targets")
+    browser.script("goal.selectedIndex = 1; goal.dispatchEvent(new Event('change'))")
+    assert "at most" in browser.script(TEXT, "#targets th")
+
+
+@pytest.mark.browser
+@needs_browser
+def test_downloads(usual, browser):
+    rows, page = usual
+    browser.open(page.as_uri())
+    assert saved(browser, "[data-file=csv]") == ("run-one.csv", report.csv([page.parent]).encode())
+    assert saved(browser, "[data-file=tex]") == ("run-one.tex", report.latex([page.parent]).encode())
+    name, png = saved(browser, tool("test_loss", "png"))
+    pixels = image.imread(io.BytesIO(png))[..., :3]
+    width = browser.script("return document.querySelector('figure canvas').clientWidth")
+    assert name == "run-one-test_loss.png" and abs(pixels.shape[1] - 3 * width) <= 3
+    assert painted(pixels, style.pen_of("fedavg")[0]) > 100 and pixels[0, 0].min() == 1.0
+    name, text = saved(browser, tool("test_loss", "csv"))
+    points = list(csv.DictReader(io.StringIO(text.decode())))
+    assert name == "run-one-test_loss.csv" and len(points) == 3 * 21
+    last = next(p for p in points if (p["algorithm"], p["round"]) == (EVIL, "100"))
+    own = [r["test_loss"] for r in rows if (r["algorithm"], r["round"]) == (EVIL, 100)]
+    assert float(last["mean"]) == pytest.approx(statistics.fmean(own), rel=1e-5)
+    assert [float(v) for v in last["by_seed"].split()] == pytest.approx(own, rel=1e-3)
+    ElementTree.fromstring(drawn(browser))  # a whole XML document, with a label that needs escapes
 
 
 @pytest.mark.browser
 @needs_browser
 def test_groups_in_a_browser(tmp_path, browser):
     browser.open(page_of(grouped(tmp_path / "run")))
-    rows = "return [...document.querySelectorAll('#panels section')].map(s => [s.querySelector('h3').textContent, s.querySelectorAll('figure').length, s.querySelectorAll('path.curve').length])"
-    assert browser.script(rows) == [[f"I = {i}", 4, 32] for i in (5, 10, 20)]
-    ticks = browser.script(TICKS, "y")
-    assert ticks[:4] == ticks[4:8] == ticks[8:] and ticks[0] != ticks[1]  # a column has one scale
+    rows = "return [...document.querySelectorAll('#panels section')].map(s => [s.querySelector('h3').textContent, s.querySelectorAll('figure').length])"
+    assert browser.script(rows) == [[f"I = {i}", 4] for i in (5, 10, 20)]
+    assert ticks(drawn(browser, "train_loss-1"), "y") == ticks(drawn(browser, "train_loss-3"), "y")  # one scale
     assert browser.script(COUNT, "#legend button") == 8
     browser.click("#legend button:nth-child(5)")  # a method leaves every row
-    assert browser.script(rows) == [[f"I = {i}", 4, 28] for i in (5, 10, 20)]
-    for axis in ("gradients", "bytes", "seconds", "round"):
-        browser.click(f"button[data-axis={axis}]")
-        assert len(set(browser.script(LABELS))) == 1 and len(browser.script(LABELS)) == 12
-        assert browser.script(rows)[2][2] == 28
-    browser.drag("figure svg", -40, 40)
-    near = browser.script(TICKS, "x")
-    assert len({tuple(own) for own in near}) == 1
-    assert browser.script(
-        "return [...document.querySelectorAll('#final + .scroll .group')].map(r => r.textContent.trim())"
-    ) == ["I = 5", "I = 10", "I = 20"]
+    assert [drawn(browser, f"test_loss-{i}").count('class="curve"') for i in (1, 2, 3)] == [7, 7, 7]
+    groups = "return [...document.querySelectorAll('#values .group')].map(r => r.textContent.trim())"
+    assert browser.script(groups) == ["I = 5", "I = 10", "I = 20"]
 
 
 @pytest.mark.browser
@@ -808,25 +1100,77 @@ def test_a_comparison_in_a_browser(tmp_path, browser):
     first, second = two_settings(tmp_path)
     report.write(first)
     browser.open(report.compare([first, second]).as_uri())
-    shown = "return [...document.querySelectorAll('#panels figure:first-child path.curve')].length"
-    assert browser.script(shown) == 5 and browser.script("return document.title") == "Comparison of first, second"
-    assert browser.script("return [...document.querySelectorAll('#legend button')].map(b => b.textContent)") == [
-        "fedavg",
-        "stem",
-        "only here",
-        "first",
-        "second",
-    ]
+    assert browser.script("return document.title") == "Comparison of first, second"
+    names = ["fedavg", "stem", "only here", "first", "second"]
+    assert browser.script("return [...document.querySelectorAll('#legend button')].map(b => b.textContent)") == names
+    assert drawn(browser).count('class="curve"') == 5
     browser.click("#legend button:last-child")  # the second run
-    assert browser.script(shown) == 2
     browser.click("#legend button:first-child")  # fedavg, of both
-    assert browser.script(shown) == 1
+    assert drawn(browser).count('class="curve"') == 1
     table = browser.script(TEXT, ".differences")
     assert "problem.rho\t0.8\t0.2" in table and "algorithms.only here\t–\tyes" in table and "cohort" not in table
-    assert browser.script(SAVE, "csv") == ["comparison.csv", report.csv([first, second])]
-    browser.script("delete HTMLAnchorElement.prototype.click")
+    assert saved(browser, "[data-file=csv]") == ("comparison.csv", report.csv([first, second]).encode())
     browser.click(".runs a")
     assert browser.script("return document.title") == "Heterogeneous digits"  # the run's own page
+
+
+def test_a_live_page_is_for_this_machine_alone(tmp_path):
+    run = folder(tmp_path / "run", synthetic(["fedavg"], [0]))
+    with LivePage(run, port=0) as live:
+        assert live.server.server_address[0] == "127.0.0.1"
+
+        def ask(path, **heads):
+            return urllib.request.urlopen(urllib.request.Request(f"{live.url}{path}", headers=heads), timeout=20)
+
+        with ask("") as page, ask("version") as news:
+            assert page.read().decode() == Report.of([run]).page(figures=False, live=live.version())
+            assert json.load(news) == {"version": live.version(), "state": "finished"}
+        for path, heads, code in (
+            ("../config.toml", {}, 404),
+            ("config.toml", {}, 404),
+            ("", {"Host": "evil.example"}, 403),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as error:
+                ask(path, **heads)
+            assert error.value.code == code
+        live._asked = -math.inf  # no page is open any more
+        with pytest.raises(ValueError, match=f"--port {live.port}: Address already in use"):
+            LivePage(run, live.port)
+
+
+@pytest.mark.browser
+@needs_browser
+def test_a_live_page_follows_its_run_and_outlives_it(tmp_path, browser):
+    rows = synthetic(["fedavg", "stem"], [0, 1])
+    run = folder(tmp_path / "run", rows)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").unlink()
+    wait = "const [test, end] = [new Function('return ' + arguments[0]), Date.now() + 20000]; return new Promise((done) => { const ask = () => test() || Date.now() > end ? done(test()) : setTimeout(ask, 50); ask(); })"
+    with LivePage(run, port=0) as live:
+        browser.open(live.url)
+        assert "Waiting" in browser.script(TEXT, "body")
+        (run / "metrics.jsonl").write_text("".join(lines[:30]))
+        assert browser.script(
+            wait, "document.title === 'Heterogeneous digits' && document.querySelectorAll('canvas').length === 4"
+        )
+        browser.click("button[data-axis=gradients]")
+        assert browser.script(wait, "document.getElementById('live').textContent.includes('round ')")
+        assert browser.script(COLUMN, "values", 2) == ["1 of 2", "0 of 2"]
+        (run / "metrics.jsonl").write_text("".join(lines))
+        assert browser.script(
+            wait, "document.querySelector('#values tbody tr:last-child').cells[2].textContent === '2'"
+        )
+        assert browser.script(TEXT, "#live") == "finished"
+        assert browser.script(HASH) == "#x=gradients" and "gradient evaluations" in drawn(
+            browser
+        )  # the reader's choice stays
+        port = live.port
+    assert browser.script(wait, "document.getElementById('live').className === 'live off'")
+    browser.errors()  # the browser reports that nobody answers
+    with LivePage(run, port=port):  # the run is started again, and the open page finds it
+        assert browser.script(wait, "document.getElementById('live').className === 'live on'")
+        browser.open("about:blank")
+    browser.errors()
 
 
 def test_the_comparisons_of_a_claim_are_in_the_page(tmp_path):
@@ -886,18 +1230,19 @@ def test_a_sweep_in_a_browser(tmp_path, browser):
     assert (
         browser.script(COUNT, "section.swept") == 7 and browser.script("return document.getElementById('evil')") is None
     )
-    section = "section.swept:nth-of-type({})"  # the first section is the table of the best
-    count = lambda i, what: browser.script(COUNT, f"{section.format(i + 2)} {what}")  # noqa: E731
-    assert all(count(i, "svg.sweep") == 1 for i in range(7))
+    section = "section.swept:nth-of-type({})"  # before it: the table of the best, and the overview
+    browser.script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    count = lambda i, what: browser.script(COUNT, f"{section.format(i + 3)} {what}")  # noqa: E731
+    assert all(count(i, "svg.drawing") == 1 for i in range(7))
     marks = [(count(i, "g.point"), count(i, "g.lost"), count(i, "g.cell"), count(i, "g.chosen")) for i in range(6)]
     assert marks[0] == (3, 1, 0, 0) and count(0, ".edge") == 0
-    assert count(1, ".edge") == 1 and "widen the grid" in browser.script(TEXT, section.format(3))
+    assert count(1, ".edge") == 1 and "widen the grid" in browser.script(TEXT, section.format(4))
     assert marks[2] == (0, 0, 8, 1)  # one heat map; hatched cells have no value to point at
     assert marks[3] == (3 * 18, 3 * 6, 3 * 3 + 3 * 2 + 2 * 3 - 3, 3)  # three charts and three heat maps
     assert marks[4][0] + marks[4][1] == 2 * 20 and marks[4][2:] == (0, 0)
-    chosen = f"return document.querySelector('{section.format(4)} g.chosen title').textContent"
+    chosen = f"return document.querySelector('{section.format(5)} g.chosen title').textContent"
     assert browser.script(chosen) == "lr = 0.01, c = 100: 95.0 ± 1.0 %"
-    assert "★ 95.0" in browser.script("return document.querySelector(arguments[0]).textContent", section.format(4))
+    assert "★ 95.0" in browser.script("return document.querySelector(arguments[0]).textContent", section.format(5))
     assert "no point has a value" in browser.script(TEXT, "section table")
 
 
@@ -906,11 +1251,17 @@ def test_a_sweep_in_a_browser(tmp_path, browser):
 def test_strange_runs_work_in_a_browser(tmp_path, browser):
     for name, rows in STRANGE.items():
         browser.open(page_of(folder(tmp_path / name, rows)))
-        marks = browser.script(COUNT, "path.curve, circle.dot")
+        panel = "gap" if name == "other metrics" else "train_loss"
+        if browser.script(COUNT, f"figure[data-panel={panel}]") == 0:
+            assert name == "all null"
+            continue
+        for scale in ("auto", "linear", "log"):
+            browser.script("document.querySelector(`[data-scale=${arguments[0]}]`).click()", scale)
+            svg = drawn(browser, panel)
+            assert not [bad for bad in ("NaN", "Infinity", "undefined") if bad in svg], (name, scale)
+            assert re.search(r'class="curve" d="M', svg) or name == "beyond" or scale == "log", name
         browser.press("#from", "\ue009a\ue0090.5\ue007")
-        drawn = browser.script("return document.getElementById('panels').innerHTML")
-        assert not [bad for bad in ("NaN", "Infinity", "undefined") if bad in drawn], name
-        assert marks > 0 or name in ("all null", "beyond"), name
+        assert "NaN" not in drawn(browser, panel), name
         assert browser.errors() == [], name
 
 
@@ -919,9 +1270,8 @@ def test_strange_runs_work_in_a_browser(tmp_path, browser):
 def test_hundreds_of_labels(tmp_path, browser):
     run = folder(tmp_path / "run", synthetic([f"algorithm {i}" for i in range(200)], [0], every=50))
     browser.open(report.write(run).as_uri())
-    assert browser.script(COUNT, "path.curve") == 800
-    browser.point("figure svg")
-    assert "and 186 more" in browser.script(TEXT, ".readout")
+    browser.point("figure .u-over")
+    assert "and 184 more" in browser.script(TEXT, ".readout:not([hidden])")
 
 
 @pytest.mark.browser
@@ -932,11 +1282,11 @@ def test_screenshots_in_both_themes(tmp_path, browser, kind):
     if kind == "groups":
         run = grouped(tmp_path / "run")
         (run / "claims.json").write_text(claims_of())
-        page, pens = page_of(run), list(style.COLOURS)
+        page, pens = page_of(run), [style.pen_of(m)[0] for m in ("fedda-1-1", "fedavg", "fedcm", "stem")]
     elif kind == "comparison":
-        page, pens = report.compare(two_settings(tmp_path)).as_uri(), list(style.COLOURS[:3])
+        page, pens = report.compare(two_settings(tmp_path)).as_uri(), [style.pen_of(m)[0] for m in ("fedavg", "stem")]
     else:
-        page, pens = report.write(swept(tmp_path / "sweep")).as_uri(), [style.COLOURS[0], style.COLOURS[1]]
+        page, pens = report.write(swept(tmp_path / "sweep")).as_uri(), [style.pen_of("fedavg")[0]]
     papers = {}
     for scheme, width in itertools.product(("light", "dark"), (1280, 390)):
         browser.colours(scheme)
@@ -965,5 +1315,6 @@ def test_the_report_of_a_real_run_opens(tmp_path, browser):
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     browser.open((place / "report.html").as_uri())
-    paths = browser.script("return [...document.querySelectorAll('svg path')].map(p => p.getAttribute('d'))")
-    assert sum(bool(d) for d in paths) >= 3 * 5 and not any("NaN" in (d or "") for d in paths)
+    assert drawn(browser, "objective").count('class="curve"') >= 1 and "NaN" not in drawn(browser, "density")
+    assert "clients with" in browser.script(TEXT, "#clients ~ .note")  # the split is in the folder
+    assert browser.script(TEXT, "#repeat").startswith("fedda run ")

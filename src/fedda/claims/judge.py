@@ -29,6 +29,7 @@ class Verdict:
     way: str = ""  # the one that decides
     sources: Sequence[Source] = ()  # the runs it was judged from
     remarks: Sequence[str] = ()  # qualifications, a part of the reason
+    notes: Sequence[str] = ()  # what the rule adds to the counts, such as a rank
     missing: Sequence[str] = ()  # why figures of the claim could not be judged
     apart: Sequence[tuple[Source, str]] = ()  # runs that could not be compared, and why
 
@@ -99,7 +100,8 @@ def judge(claim: Claim, runs: Sequence[Source], theory: Theory, alone: bool = Fa
     apart = [pair for case in cases for pair in case.choice.apart]
     whole = [d for by_case in details.values() for own in by_case for d in own]
     said = [text for text in (*remarks, *beside) if text]
-    return Verdict(claim, verdict, reason, stand_in, whole, way, looked, said, whys, apart)
+    prefixed = [case.prefix + note for case, note in zip(cases, remarks_of_rule, strict=True) if note and tested]
+    return Verdict(claim, verdict, reason, stand_in, whole, way, looked, said, prefixed, whys, apart)
 
 
 def make_case(claim: Claim, figures: Sequence[str], skipped: bool, runs: Sequence[Source]) -> Case:

@@ -13,7 +13,7 @@ from ..runs.curves import Row, number
 from ..runs.final_values import mean, tail
 from ..runs.metrics import is_better, validation_metric
 from ..runs.metrics import metric as metric_of
-from .student import quantile, two_sided_p
+from ..runs.student import quantile, two_sided_p
 
 METRICS = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "density", "nonzero")
 # Per seed: both halves of a gap come from the same model.

@@ -12,12 +12,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..extras import needed_for
 from ..files import write_whole
 from ..runs import final_values
 from ..runs.reading import RecordedRun, from_histories
 from ..runs.sweeps import is_sweep
-from .pages import Place, Report, as_run
-from .sweep import write_sweep
+
+with needed_for("a report"):
+    from .pages import Place, Report, as_run
+    from .sweep import write_sweep
 
 __all__ = [
     "RecordedRun",
@@ -34,34 +37,61 @@ __all__ = [
 
 
 def write(run: Place) -> Path:
-    """Write `report.html` and its figures into the folder of a run or of a sweep, and return the path of the page."""
+    """Write `report.html` and its figures into the folder of a run or of a sweep, and return the path of the page.
+
+    Args:
+        run: the path of a folder that `fedda run` or `fedda sweep` wrote, or a run that was read already.
+    """
     if not isinstance(run, RecordedRun) and is_sweep(run):
         return write_sweep(run)
     return Report.of([run]).write()
 
 
 def compare(runs: Sequence[Place], out: str | Path | None = None) -> Path:
-    """Write `comparison.html` and `comparison.png` into `out`, by default the common parent of the folders."""
+    """Write `comparison.html` and `comparison.png`, and return the path of the page.
+
+    Args:
+        runs: paths of run folders, or runs that were read already.
+        out: the folder of the page; by default the common parent of the folders.
+    """
     return Report.of(runs).write_comparison(out)
 
 
 def csv(runs: Sequence[Place]) -> str:
-    """Every point of every curve of these runs as CSV, labelled as on the page."""
+    """Every point of every curve of these runs as CSV, labelled as on the page.
+
+    Args:
+        runs: paths of run folders, or runs that were read already.
+    """
     return Report.of(runs).csv
 
 
 def latex(runs: Sequence[Place]) -> str:
-    """The final values of these runs as a LaTeX table, labelled as on the page."""
+    """The final values of these runs as a LaTeX table, labelled as on the page.
+
+    Args:
+        runs: paths of run folders, or runs that were read already.
+    """
     return Report.of(runs).latex
 
 
 def summary(run: Place) -> list[dict[str, Any]]:
-    """One dict per algorithm with its final values, as `runs.final_values.summary` makes it."""
+    """One dict per algorithm with its final values, as `runs.final_values.summary` makes it.
+
+    Args:
+        run: the path of a run folder, or a run that was read already.
+    """
     return final_values.summary(as_run(run))
 
 
 def write_results(results: Mapping[str, Any], out: str | Path = "report.html", title: str = "") -> Path:
-    """Write the report of results of `fedda.train`, by label, as one page without other files; return its path."""
+    """Write the report of results of `fedda.train`, by label, as one page without other files; return its path.
+
+    Args:
+        results: results of `fedda.train` by label.
+        out: the file of the page.
+        title: its title; by default the name of the file.
+    """
     if not isinstance(results, Mapping) or not results:
         raise ValueError(f"report: give results by name, such as {{'FedDA': result}}, got {type(results).__name__}")
     for label, result in results.items():
@@ -76,17 +106,28 @@ def write_results(results: Mapping[str, Any], out: str | Path = "report.html", t
     clients = {label: list(result.clients) for label, result in results.items()}
     directions = {name: better for result in results.values() for name, better in result.run.problem.directions.items()}
     params = {
-        label: {k: v for k, v in vars(result.run.algorithm).items() if isinstance(v, int | float | str)}
+        label: {k: v if isinstance(v, int | float | str) else str(v) for k, v in vars(result.run.algorithm).items()
+                if isinstance(v, int | float | str) or (k == "prox" and v is not None)}
+        | {"problem": _describe(result.run.problem)}
         for label, result in results.items()
-    }
+    }  # fmt: skip
     config = {"name": title or path.stem, "algorithms": params}
     run = from_histories(histories, clients, directions, config, path.parent)
     return write_whole(path, Report([run]).page(figures=False))
 
 
+def _describe(problem: Any) -> str:
+    """The data of a problem: results on other data are not drawn into one panel."""
+    sizes = getattr(problem, "sizes", None)
+    samples = "" if sizes is None else f", {int(sizes.sum()):,} samples"
+    return f"{problem.clients} clients{samples}"
+
+
 class _Callable(ModuleType):
-    def __call__(self, results: Mapping[str, Any], out: str | Path = "report.html", title: str = "") -> Path:
-        return write_results(results, out, title)
+    __call__ = staticmethod(write_results)
+
+    def __dir__(self) -> list[str]:
+        return sorted(__all__)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -1,30 +1,118 @@
 """How the values of a metric are spread over the clients: a histogram with one line for each algorithm, and a table."""
 
-import io
 import math
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ..runs.final_values import client_lines, client_metrics, client_values
+from ..runs import formats
+from ..runs.curves import number
+from ..runs.final_values import client_metrics, client_values, spread_over_clients, summary
 from ..runs.reading import RecordedRun
 from .picture import Picture
-from .plots import RC, literal
+from .plots import THEMED, literal, themed_svg
+from .tables import Cell
 
+Counts = np.ndarray[Any, Any]
+VIRIDIS = colormaps["viridis"]
+MANY = 60  # clients: then they are sorted by size
 BINS = 20
 
 
 def client_section(run: RecordedRun, shown: Picture) -> dict[str, Any] | None:
-    """The histogram and the lines of the table for the page; None if the run has no rows of clients."""
-    lines = client_lines(run)
-    if not lines:
+    """The split of the samples, the histogram and the lines of the table; None if the run has none of them."""
+    counts, keys = class_counts(run), client_metrics(run)
+    dropped = {final["label"]: final["dropped"] for final in summary(run)}
+    lines = []
+    for key in keys:
+        metric = shown.metric(key)
+        for label in run.labels:
+            over = spread_over_clients(run, label, key)
+            if over is not None:
+                cells = [Cell(formats.spread(v, None, metric.percent), v) for v in over.values()]
+                lines.append((label, metric.name, [*cells, Cell(formats.count(dropped[label]), dropped[label])]))
+    if not lines and counts is None:
         return None
-    keys = client_metrics(run)
-    return {"figure": histogram(run, shown, keys), "lines": lines, "tuned": len(keys) > 1}
+    return {
+        "figure": histogram(run, shown, keys) if lines else "",
+        "lines": lines,
+        "tuned": len(keys) > 1,
+        "worst": worst_clients(run, keys[0], shown) if lines else "",
+        "partition": partition(counts) if counts is not None else "",
+        "split": describe_split(counts) if counts is not None else "",
+    }
+
+
+def class_counts(run: RecordedRun) -> Counts | None:
+    """How many samples of each class each client has, [clients, classes], as the run recorded it."""
+    table = run.environment.get("partition")
+    if not isinstance(table, list) or not table:
+        return None
+    rows = [[int(word) for word in str(row).split() if word.isdecimal()] for row in table]
+    return np.array(rows) if len({len(row) for row in rows}) == 1 and rows[0] else None
+
+
+def describe_split(counts: Counts) -> str:
+    """The split in one sentence.
+
+    >>> describe_split(np.array([[3, 1], [0, 4]]))
+    '2 clients with 4 samples each of 2 classes; the largest class of a client is 88 % of its samples on average.'
+    """
+    sizes = counts.sum(axis=1)
+    each = f"{sizes.min():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
+    share = (counts.max(axis=1) / np.maximum(sizes, 1)).mean()
+    return (
+        f"{len(counts):,} clients with {each} samples each of {counts.shape[1]} classes; the largest class of a client "
+        f"is {100 * share:.0f} % of its samples on average."
+    )
+
+
+def partition(counts: Counts) -> Markup:
+    """The samples of each client, one bar each, in the shades of their classes."""
+    clients, classes = counts.shape
+    order = np.argsort(-counts.sum(axis=1), kind="stable") if clients > MANY else np.arange(clients)
+    with rc_context(THEMED):
+        figure = Figure(figsize=(9.2, 2.5), layout="constrained")
+        panel = figure.subplots()
+        bottom = np.zeros(clients)
+        for c in range(classes):
+            shade = VIRIDIS(c / max(1, classes - 1))
+            panel.bar(
+                range(clients), counts[order, c], 1.0 if clients > MANY else 0.82, bottom, color=shade, linewidth=0
+            )
+            bottom += counts[order, c]
+        panel.set_xlabel("clients, the largest first" if clients > MANY else "client")
+        panel.set_ylabel("samples")
+        panel.grid(axis="x", visible=False)
+        panel.set_xlim(-0.6, clients - 0.4)
+        if clients <= 30:
+            panel.set_xticks(range(clients))
+        scale = figure.colorbar(ScalarMappable(Normalize(-0.5, classes - 0.5), VIRIDIS.resampled(classes)), ax=panel)
+        scale.set_label("class")
+        scale.set_ticks(range(0, classes, max(1, math.ceil(classes / 10))))
+        return themed_svg(figure, "Samples of each client by class", 520)
+
+
+def worst_clients(run: RecordedRun, key: str, shown: Picture) -> str:
+    """For each algorithm the three clients with the worst mean over seeds."""
+    lower, texts = shown.metric(key).better == "lower", []
+    for label in run.labels:
+        values: dict[Any, list[float]] = {}
+        for row in run.clients:
+            if row["algorithm"] == label and number(row.get(key)) == number(row.get(key)):
+                values.setdefault(row.get("client"), []).append(number(row[key]))
+        means = {client: sum(own) / len(own) for client, own in values.items()}
+        worst = sorted(means, key=lambda client: -means[client] if lower else means[client])[:3]
+        shares = [f"{client} ({formats.spread(means[client], None, shown.metric(key).percent)})" for client in worst]
+        if len(means) > 3:
+            texts.append(f"{label}: {', '.join(shares)}")
+    return "; ".join(texts)
 
 
 def span(shares: np.ndarray[Any, Any]) -> tuple[float, float]:
@@ -43,7 +131,7 @@ def span(shares: np.ndarray[Any, Any]) -> tuple[float, float]:
 
 def histogram(run: RecordedRun, shown: Picture, keys: list[str]) -> Markup:
     """One panel for each metric, as SVG; clients of all seeds are counted together."""
-    with rc_context(RC):
+    with rc_context(THEMED):
         figure = Figure(figsize=(4.6 * len(keys), 2.9), layout="constrained")
         for panel, key in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
             what = shown.metric(key)
@@ -61,11 +149,7 @@ def histogram(run: RecordedRun, shown: Picture, keys: list[str]) -> Markup:
             literal(panel.set_title(""), what.name)
             panel.set_xlabel(what.name.lower())
             panel.set_ylabel("clients of all seeds")
+            panel.yaxis.set_major_locator(MaxNLocator(integer=True))
             if what.percent:
                 panel.xaxis.set_major_formatter(PercentFormatter(1.0))
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    drawing = file.getvalue()
-    width = 320 * len(keys)
-    head = f'<svg class="sweep" role="img" aria-label="Histogram over clients" style="min-width:{width}px" '
-    return Markup(head + drawing[drawing.index("<svg ") + 5 :])
+        return themed_svg(figure, "Histogram over clients", 320 * len(keys))

@@ -8,7 +8,7 @@ import math
 import re
 
 from .picture import Picture
-from .tables import Table
+from .tables import Cell, Table
 
 HEADS = ("algorithm", "metric", "round", "gradients", "bytes", "seconds", "mean", "std", "seeds")
 _LATEX = {
@@ -46,7 +46,7 @@ def csv_text(shown: Picture) -> str:
 
 
 def latex_text(table: Table) -> str:
-    """The final values as a booktabs table, the best of each column bold."""
+    """The final values as a booktabs table: a clear best of a column is bold, tied ones are underlined."""
     columns = len(table.heads)
     lines = [r"% needs \usepackage{booktabs} and \usepackage[T1]{fontenc}", rf"\begin{{tabular}}{{l{'r' * columns}}}"]
     lines += [r"\toprule", " & ".join(escape(head) for head in ("Algorithm", *table.heads)) + r" \\"]
@@ -55,7 +55,7 @@ def latex_text(table: Table) -> str:
         if title:
             lines.append(rf"\multicolumn{{{1 + columns}}}{{l}}{{\emph{{{escape(title)}}}}} \\")
         for line in group:
-            cells = [rf"\textbf{{{_cell(text)}}}" if best else _cell(text) for text, best in line.cells]
+            cells = [_marked(cell) for cell in line.cells]
             lines.append(" & ".join([escape(line.series.label), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
@@ -71,6 +71,11 @@ def packed(text: str) -> str:
     'a,b'
     """
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _marked(cell: Cell) -> str:
+    command = {"best": "textbf", "tie": "underline"}.get(cell.mark)
+    return rf"\{command}{{{_cell(cell.text)}}}" if command else _cell(cell.text)
 
 
 def _cell(text: str) -> str:

@@ -3,21 +3,22 @@
 import io
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import astuple
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup, escape
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from ..runs.curves import Curve
 from ..runs.formats import plain
 from ..runs.metrics import ShownMetric
+from . import limits
 from .picture import Picture
 from .style import Axis
 
@@ -38,8 +39,14 @@ RC: dict[Any, Any] = {
 }
 
 
-def draw(shown: Picture, axis: Axis, kind: str = "png", dpi: int = 160) -> bytes:
-    """Draw the panels of `shown` against `axis` as PNG or SVG; the same numbers give the same bytes."""
+INK, LINE = "#1c1f23", "#e4e4e4"  # on a page these follow its theme
+THEMED = RC | {"text.parse_math": False, "grid.color": LINE}
+THEMED |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
+
+
+def draw(shown: Picture, axis: Axis, kind: str = "png", dpi: int = 300) -> bytes:
+    """Draw the panels of `shown` against `axis` as PNG, SVG or PDF; the same numbers give the same bytes."""
     rows = shown.rows[:ROWS]
     # All groups of one line of metrics are adjacent, so that a column compares them.
     lines = [(i, title, metrics) for metrics in shown.lines for i, title in enumerate(rows)]
@@ -66,10 +73,22 @@ def draw(shown: Picture, axis: Axis, kind: str = "png", dpi: int = 160) -> bytes
                 name = grid[at, 0].set_ylabel("", fontsize=11, fontweight="bold")
                 literal(name, title)
         file = io.BytesIO()
-        figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+        figure.savefig(file, format=kind, metadata=NO_DATE[kind])
     if kind == "svg":  # hundredths of a point halve the length of a path and look the same
         return re.sub(rb' d="[^"]*"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]), file.getvalue())
     return file.getvalue()
+
+
+def themed_svg(figure: Figure, label: str, width: int) -> Markup:
+    """A figure, drawn in the style `THEMED`, as an SVG element for a page: its ink follows the page's theme."""
+    file = io.StringIO()
+    with rc_context(THEMED):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    drawing = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", file.getvalue(), flags=re.DOTALL)
+    drawing = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), drawing)
+    drawing = drawing.replace(INK, "var(--ink)").replace(LINE, "var(--line)")
+    head = f'<svg class="drawing" role="img" aria-label="{escape(label)}" style="min-width:{width}px" '
+    return Markup(head + drawing[drawing.index("<svg ") + 5 :])
 
 
 def band(shown: Picture) -> str:
@@ -87,51 +106,15 @@ def lost(curve: Curve) -> int | None:
     return int(finite[-1]) if finite.size and finite[-1] < curve.mean.size - 1 else None
 
 
-def limits(curves: Sequence[Curve], shown: ShownMetric) -> tuple[float, float, bool]:
-    """Bottom and top of the y axis, and whether it is logarithmic (for a loss over more than two decades).
-
-    The axis ends at ten times the highest start: a curve that diverges leaves the panel and does not flatten the
-    others. For an accuracy the first tenth of the points is ignored: all curves rise from chance, and their differences
-    need the room.
-    """
-    if shown.percent and shown.better == "higher":
-        curves = [after(curve, 0.1) for curve in curves]
-    means = [curve.mean[np.isfinite(curve.mean)] for curve in curves]
-    means = [mean for mean in means if mean.size]
-    if not means:
-        return 0.0, 1.0, False
-    low, high = float(min(m.min() for m in means)), float(max(m.max() for m in means))
-    start = float(max(m[0] for m in means))
-    cap = 10 * start if shown.better == "lower" and start > 0 else math.inf
-    if shown.better == "lower" and low > 0 and min(high, cap) > 100 * low:
-        margin = (min(high, cap) / low) ** 0.04
-        return low / margin, min(high, cap) * margin, True
-    for curve in curves:
-        std = np.nan_to_num(curve.std)
-        low = float(np.nanmin([low, *(curve.mean - std)]))
-        high = float(np.nanmax([high, *(curve.mean + std)]))
-    high = min(high, cap)
-    low = max(low, -cap)
-    margin = 0.04 * (high - low) or 0.1 * abs(high) or 1.0
-    low, high = low - margin, high + margin
-    return (max(low, -0.02), min(high, 1.02), False) if shown.percent else (low, high, False)
-
-
-def after(curve: Curve, share: float) -> Curve:
-    """The curve without this share of its beginning; unchanged if nothing finite would be left."""
-    first = int(share * curve.mean.size)
-    cut = Curve(*(value[first:] for value in astuple(curve)))
-    return cut if np.isfinite(cut.mean).any() else curve
-
-
 def _parts(metrics: list[str], most: int) -> list[list[str]]:
     return [metrics[i : i + most] for i in range(0, len(metrics), most)] or [[]]
 
 
 def _panel(panel: Axes, shown: Picture, row: int, what: ShownMetric, axis: Axis) -> None:
-    drawn = [(series, series.curves[what.key]) for series in shown.series if what.key in series.curves]
-    # Limits over all rows, so that a column has one scale.
-    low, high, log = limits([curve for _, curve in drawn], what)
+    data = shown.data[row]  # all rows of a data set have one scale
+    drawn = [(s, s.curves[what.key]) for s in shown.series if what.key in s.curves and shown.data[s.row] == data]
+    ends = shown.limits(data, what.key)
+    (low, high), log = ends.shown, ends.prefer_log
     end = max((float(np.nanmax(getattr(curve, axis.key), initial=0)) for _, curve in drawn), default=0) / axis.scale
     # Far outside the panel, but not too far for the renderer's integer arithmetic.
     outside = (low / 1e6, high * 1e6) if log else (low - 50 * (high - low), high + 50 * (high - low))
@@ -150,8 +133,10 @@ def _panel(panel: Axes, shown: Picture, row: int, what: ShownMetric, axis: Axis)
             at = np.clip(curve.mean[last], low, high)
             panel.plot(x[last], at, color=series.colour, marker="x", markersize=7, markeredgewidth=2, clip_on=False)
         if np.isfinite(curve.std).any():
-            bottom, top = np.clip(curve.mean - curve.std, *outside), np.clip(curve.mean + curve.std, *outside)
-            panel.fill_between(x, bottom, top, color=series.colour, alpha=0.16, linewidth=0)
+            bottom, top = limits.band(curve.mean, curve.std, log)
+            panel.fill_between(
+                x, np.clip(bottom, *outside), np.clip(top, *outside), color=series.colour, alpha=0.16, linewidth=0
+            )
     panel.set(yscale="log" if log else "linear", ylim=(low, high))
     panel.set_xlim(-0.03 * (end or 1), 1.03 * (end or 1))
     panel.xaxis.set_major_locator(MaxNLocator(5))
@@ -194,6 +179,21 @@ def _legend(figure: Figure, shown: Picture, columns: int) -> int:
 
 
 def literal(text: Text, content: str) -> None:
-    """Set a text in which `$` is a dollar sign."""
-    text.set_parse_math(False)
+    """Set a text. `$...$` in it is mathematics if matplotlib can read it, otherwise `$` is a dollar sign."""
+    text.set_parse_math(is_math(content))
     text.set_text(content)
+
+
+def is_math(content: str) -> bool:
+    r"""Whether a text has mathematics that matplotlib can read.
+
+    >>> is_math(r"FedDA, $\beta = 0.9$"), is_math("5 $"), is_math("$x_{$")
+    (True, False, False)
+    """
+    if content.count("$") < 2 or content.count("$") % 2:
+        return False
+    try:
+        MathTextParser("path").parse(content)
+    except (ValueError, RuntimeError):
+        return False
+    return True

@@ -1,14 +1,14 @@
-"""The tables under the curves: final values, with the best marked, and costs."""
+"""The tables under the curves: final values, with the best or a tie marked, and costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..runs import formats
-from ..runs.final_values import summary
-from ..runs.metrics import Better
+from ..runs.final_values import best_by_seed, summary
 from ..runs.reading import RecordedRun
 from .picture import Picture, Series
+from .ranking import final_by_seed, marks, problem_groups
 
 COSTS = (
     ("Gradients", "gradients", formats.count),
@@ -17,65 +17,79 @@ COSTS = (
     ("Dropped", "dropped", formats.count),
     ("Time", "seconds", formats.duration),
 )
+BEST = "best_test_accuracy"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, the number by which a column is sorted, and a mark: "best", "tie" or ""."""
+
+    text: str
+    value: float | None
+    mark: str = ""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One algorithm; `cells` are pairs (text, whether it is the best)."""
+    """One algorithm."""
 
     series: Series
     rounds: str
     seeds: str
     note: str
-    cells: list[tuple[str, bool]]
-    costs: list[str]
+    cells: list[Cell]
+    costs: list[Cell]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Lines grouped by row of panels; in a comparison each line shows the name of its run."""
+    """Lines grouped by row of panels and problem: values are compared, and marked, only within a group."""
 
     heads: list[str]
     groups: list[tuple[str, list[Line]]]
-    runs: list[str]
+    seeds: int  # the largest number of seeds
 
 
-def table(shown: Picture, runs: Sequence[RecordedRun], names: Sequence[str] = ("",)) -> Table:
-    """The final values of every algorithm of `shown`; the best of each group is marked."""
+def table(shown: Picture, runs: Sequence[RecordedRun]) -> Table:
+    """The final values of every algorithm of `shown`."""
     finals = [{final["label"]: final for final in summary(run)} for run in runs]
-    keys = [*shown.metrics, *(["best_test_accuracy"] if "test_accuracy" in shown.metrics else [])]
+    keys = [*shown.metrics, *([BEST] if "test_accuracy" in shown.metrics else [])]
     groups = []
-    for row, title in enumerate(shown.rows):
-        group = [(series, finals[series.run][series.own]) for series in shown.series if series.row == row]
-        best = {key: _best(shown.metric(key).better, [final.get(key) for _, final in group]) for key in keys}
-        lines = [_line(series, final, runs[series.run].config, best, shown) for series, final in group]
+    for title, series in problem_groups(shown):
+        rows = [runs[s.run].rows_of(s.own) for s in series]
+        own = [finals[s.run][s.own] for s in series]
+        equally_long = len({final["rounds"] for final in own if final["rounds"] is not None}) == 1
+        found: dict[str, list[str]] = {}
+        for key in keys:
+            values: list[dict[int, float]] = [
+                best_by_seed(r, "test_accuracy") if key == BEST else final_by_seed(r, key) if key in s.curves else {}
+                for s, r in zip(series, rows, strict=True)
+            ]
+            found[key] = marks(values, shown.metric(key)) if equally_long else [""] * len(series)
+        lines = [
+            _line(s, final, runs[s.run].config, {key: found[key][i] for key in keys}, shown)
+            for i, (s, final) in enumerate(zip(series, own, strict=True))
+        ]
         groups.append((title, lines))
-    return Table([shown.metric(key).name for key in keys], groups, list(names))
-
-
-def _best(better: Better, finals: list[float | None]) -> float | None:
-    values = [value for value in finals if value is not None]
-    if not better or len(values) < 2:  # a single algorithm is not marked as best
-        return None
-    return min(values) if better == "lower" else max(values)
+    seeds = max((final["seeds"] for own in finals for final in own.values()), default=0)
+    return Table([shown.metric(key).name for key in keys], groups, seeds)
 
 
 def _line(
-    series: Series, final: dict[str, Any], config: dict[str, Any], best: dict[str, float | None], shown: Picture
+    series: Series, final: dict[str, Any], config: dict[str, Any], mark: dict[str, str], shown: Picture
 ) -> Line:  # fmt: skip
     planned, seeds = config.get("rounds"), config.get("seeds")
     done, n, lost = final["rounds"], final["seeds"], final["diverged"]
     notes = ["failed" if final["failure"] else f"{lost} of {n} seeds diverged" if lost else "", final["privacy"] or ""]
     cells = []
-    for key, top in best.items():
-        value = final.get(key)
-        text = formats.spread(value, final.get(f"{key}_std"), shown.metric(key).percent)
-        cells.append((text, top is not None and value == top))
+    for key, own in mark.items():
+        text = formats.spread(final.get(key), final.get(f"{key}_std"), shown.metric(key).percent)
+        cells.append(Cell(text, final.get(key), own))
     return Line(
         series=series,
         rounds="–" if done is None else f"{done} of {planned}" if planned not in (None, done) else f"{done}",
         seeds=f"{n} of {len(seeds)}" if isinstance(seeds, list) and len(seeds) != n else f"{n}",
         note="; ".join(filter(None, notes)),
         cells=cells,
-        costs=[write(final[key]) for _, key, write in COSTS],
+        costs=[Cell(write(final[key]), final[key]) for _, key, write in COSTS],
     )

@@ -56,7 +56,7 @@ def _final(run: RecordedRun, label: str) -> dict[str, Any]:
         final[metric] = None if curve is None else _finite(curve.mean[-1])
         final[f"{metric}_std"] = None if curve is None else _finite(curve.std[-1])
     if "test_accuracy" in run.metrics:
-        best = _best(rows, "test_accuracy")
+        best = list(best_by_seed(rows, "test_accuracy").values())
         final["best_test_accuracy"] = statistics.fmean(best) if best else None
         final["best_test_accuracy_std"] = statistics.stdev(best) if len(best) > 1 else None
     for key in ("gradients", "bytes_up", "bytes_down", "dropped"):
@@ -75,8 +75,8 @@ def client_metrics(run: RecordedRun) -> list[str]:
     if each client has some; and the same after local steps, if the run has it."""
     known = {key for row in run.clients for key in row}
     names = [f"{part}_{name}" for name in ("accuracy", "loss") for part in ("validation", "test", "train")]
-    found = [next((key for key in keys if key in known), None) for keys in (names, [f"tuned_{key}" for key in names])]
-    return [key for key in found if key is not None]
+    first = [next((key for key in keys if key in known), None) for keys in (names, [f"tuned_{key}" for key in names])]
+    return [key for key in first if key is not None]
 
 
 def client_values(run: RecordedRun, label: str, key: str) -> dict[int, list[float]]:
@@ -92,8 +92,8 @@ def spread_over_clients(run: RecordedRun, label: str, key: str) -> dict[str, flo
     """The mean over clients, the mean of the worst tenth of them, and the standard deviation; means over seeds.
 
     >>> rows = [{"algorithm": "a", "seed": 0, "client": k, "train_accuracy": k / 10} for k in range(11)]
-    >>> found = spread_over_clients(RecordedRun(clients=rows), "a", "train_accuracy")
-    >>> {name: round(value, 3) for name, value in found.items()}
+    >>> spread = spread_over_clients(RecordedRun(clients=rows), "a", "train_accuracy")
+    >>> {name: round(value, 3) for name, value in spread.items()}
     {'mean': 0.5, 'worst': 0.05, 'spread': 0.332}
     """
     by_seed = [sorted(values) for values in client_values(run, label, key).values()]
@@ -120,14 +120,14 @@ def client_lines(run: RecordedRun) -> list[tuple[str, str, list[str]]]:
     return lines
 
 
-def _best(rows: list[Row], metric: str) -> list[float]:
-    # Each seed has its own best round: the highest point of the mean curve would be lower.
+def best_by_seed(rows: list[Row], metric: str) -> dict[int, float]:
+    """The highest value of each seed, which has its own best round: the highest point of the mean curve is lower."""
     best: dict[int, float] = {}
     for row in rows:
         value = number(row.get(metric))
         if not math.isnan(value):
             best[row["seed"]] = max(value, best.get(row["seed"], -math.inf))
-    return list(best.values())
+    return best
 
 
 def _finite(value: float) -> float | None:

@@ -34,13 +34,13 @@ def metric(key: str, directions: Mapping[str, Any] | None = None) -> ShownMetric
     >>> metric("validation_cost", {"cost": "lower"}).better
     'lower'
     """
-    words = key.replace("-", "_").split("_")
+    parts = key.replace("-", "_").split("_")
     own = (directions or {}).get(own_name(key))
-    better: Better = DIRECTIONS.get(own_name(key), DIRECTIONS.get(words[-1], ""))
-    better = "lower" if "loss" in words else better
+    better: Better = DIRECTIONS.get(own_name(key), DIRECTIONS.get(parts[-1], ""))
+    better = "lower" if "loss" in parts else better
     if own == "higher" or own == "lower":
         better = own
-    return ShownMetric(key, " ".join(words).capitalize(), words[-1] in PERCENT, better)
+    return ShownMetric(key, " ".join(parts).capitalize(), parts[-1] in PERCENT, better)
 
 
 def own_name(key: str) -> str:

@@ -19,7 +19,14 @@ BEST = "best.toml"  # the best points of a sweep, as a preset file
 
 ROWS = (METRICS, TIMINGS)
 FILES = (CONFIG, ENVIRONMENT, CLIENTS, FAILURES, CLAIMS, REPORT, SWEEP_CONFIG, SWEEP, BEST, *ROWS, STATE)
-PATTERNS = ("curves-*.png", "sweep-*.png", "tensorboard/*/events.out.tfevents.*", f"{CHECKPOINTS}/*.safetensors")
+PATTERNS = (
+    "curves-*.png",
+    "curves-*.svg",
+    "curves-*.pdf",
+    "sweep-*.png",
+    "tensorboard/*/events.out.tfevents.*",
+    f"{CHECKPOINTS}/*.safetensors",
+)
 
 OUT_OF_MEMORY = "out of memory"  # a failure that begins so is the machine's: `--resume` tries the algorithm again
 

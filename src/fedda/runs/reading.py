@@ -22,6 +22,18 @@ ORDER = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "objectiv
 class RecordedRun:
     """A run folder in memory, with `curves[label][metric]` aggregated over seeds.
 
+    Args:
+        folder: where it is.
+        config: the content of config.toml.
+        environment: the content of environment.json.
+        failures: why algorithms failed, by label.
+        rows: the rows of metrics.jsonl.
+        timings: cumulative seconds by label and round.
+        labels: the algorithms, in order.
+        metrics: the names of the metrics.
+        curves: curves over seeds, by label and metric.
+        clients: one row per algorithm, seed and client, of the final model.
+
     >>> RecordedRun(config={"algorithms": {"fedavg": {"lr": 0.1}}}).params("fedavg")
     {'lr': 0.1}
     """
@@ -43,16 +55,30 @@ class RecordedRun:
         return _dict(self.environment.get("metrics"))
 
     @property
+    def changed(self) -> set[str]:
+        """The keys of the configuration, dotted, whose values differ from the defaults."""
+        keys = self.environment.get("changed")
+        return {str(key) for key in keys} if isinstance(keys, list) else set()
+
+    @property
     def title(self) -> str:
         """The title of the experiment, else its name, else the name of the folder."""
         return str(self.config.get("title") or self.config.get("name") or self.folder.name)
 
     def table(self, name: str) -> dict[str, Any]:
-        """A table of the configuration; empty if it is missing."""
+        """A table of the configuration; empty if it is missing.
+
+        Args:
+            name: a table of the configuration, such as "problem".
+        """
         return _dict(self.config.get(name))
 
     def params(self, label: str) -> dict[str, Any]:
-        """The table of an algorithm in the configuration; empty if it is missing."""
+        """The table of an algorithm in the configuration; empty if it is missing.
+
+        Args:
+            label: the algorithm.
+        """
         return _dict(self.table("algorithms").get(label))
 
     @cached_property
@@ -63,11 +89,19 @@ class RecordedRun:
         return rows
 
     def rows_of(self, label: str) -> list[Row]:
+        """The rows of an algorithm.
+
+        Args:
+            label: the algorithm.
+        """
         return self._rows.get(label, [])
 
 
 def read_run(folder: str | Path) -> RecordedRun:
     r"""Read the run in `folder`; if it does not hold one, a ValueError says what is missing.
+
+    Args:
+        folder: a run folder, as `fedda run` writes it.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

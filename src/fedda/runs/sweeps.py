@@ -71,6 +71,9 @@ class SweepResults:
 def is_sweep(folder: str | Path) -> bool:
     """Whether a folder holds a sweep, not a run.
 
+    Args:
+        folder: any folder.
+
     >>> is_sweep("nowhere")
     False
     """

@@ -17,15 +17,13 @@ from matplotlib.ticker import MaxNLocator
 from ...runs.formats import plain, spread
 from ...runs.metrics import metric
 from ...runs.sweeps import Better, Point, Swept
-from ..plots import RC
-from ..style import COLOURS
+from ..plots import INK, THEMED, themed_svg
+from ..style import COLOURS, pen_of
 from .grid import Map, SweepScale, charted, key, maps, scale, text
 
 COLUMNS = 3
+LOST = COLOURS[1]
 VIRIDIS = colormaps["viridis"]  # equal steps of brightness, so it is readable without colours
-INK, LINE = "#1c1f23", "#e4e4e4"  # on the page these follow its theme
-STYLE = RC | {"text.parse_math": False, "grid.color": LINE}
-STYLE |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
 
 
 @dataclass(frozen=True)
@@ -104,14 +102,14 @@ class SweepFigure:
     """
 
     def __init__(self, swept: Swept, name: str):
-        self.swept, self.name = swept, name
+        self.swept, self.name, self.colour = swept, name, pen_of(swept.label)[0]
         self.hints: list[str] = []  # texts that the page shows for a marked element
         params, heat = charted(swept), maps(swept)
         count = max(1, len(params) + len(heat))
         self.columns = min(COLUMNS, count)
         rows = math.ceil(count / self.columns)
-        with rc_context(STYLE):
-            self.figure = Figure(figsize=(4.4 * self.columns, 3.4 * rows + 0.3), dpi=160, layout="constrained")
+        with rc_context(THEMED):
+            self.figure = Figure(figsize=(4.4 * self.columns, 3.4 * rows + 0.3), dpi=300, layout="constrained")
             self.figure.suptitle(swept.label, fontsize=11, fontweight="bold")
             panels = self.figure.subplots(rows, self.columns, squeeze=False).ravel().tolist()
             for panel in panels[len(params) + len(heat) :]:
@@ -124,27 +122,19 @@ class SweepFigure:
 
     def png(self) -> bytes:
         file = io.BytesIO()
-        with rc_context(STYLE):
+        with rc_context(THEMED):
             self.figure.savefig(file, format="png", metadata={"Software": None})
         return file.getvalue()
 
     def svg(self) -> Markup:
         """An SVG element for the page: its ink follows the theme, and a marked element shows its hint."""
-        file = io.StringIO()
-        with rc_context(STYLE):
-            self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-        drawing = file.getvalue()
-        drawing = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", drawing, flags=re.DOTALL)
-        drawing = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), drawing)
+        label = f"{self.swept.label}: {metric(self.name).name} by hyper-parameter"
         drawing = re.sub(
             r'<g id="mark-(\w+)-(\d+)">',
             lambda mark: f'<g class="{mark[1]}"><title>{escape(self.hints[int(mark[2])])}</title>',
-            drawing,
+            themed_svg(self.figure, label, 300 * self.columns),
         )
-        drawing = re.sub(r'<g id="[^"]*"', "<g", drawing).replace(INK, "var(--ink)").replace(LINE, "var(--line)")
-        label = escape(f"{self.swept.label}: {metric(self.name).name} by hyper-parameter")
-        head = f'<svg class="sweep" role="img" aria-label="{label}" style="min-width:{300 * self.columns}px" '
-        return Markup(head + drawing[drawing.index("<svg ") + 5 :])
+        return Markup(re.sub(r'<g id="[^"]*"', "<g", drawing))
 
     def _mark(self, kind: str, point: Point) -> str:
         self.hints.append(f"{values_of(point)}: {reached(point, self.name)}")
@@ -160,9 +150,9 @@ class SweepFigure:
             errors = [0 if math.isnan(p.std) else p.std for _, p in ok]
             line = "-" if axis.kind != "ordinal" else ""
             x, y = [at for at, _ in ok], [p.value for _, p in ok]
-            panel.errorbar(x, y, errors, color=COLOURS[0], linestyle=line, capsize=2, linewidth=1.4)
+            panel.errorbar(x, y, errors, color=self.colour, linestyle=line, capsize=2, linewidth=1.4)
         for at, point in ok:
-            panel.plot([at], [point.value], "o", color=COLOURS[0], markersize=4, gid=self._mark("point", point))
+            panel.plot([at], [point.value], "o", color=self.colour, markersize=4, gid=self._mark("point", point))
             if point is top:
                 panel.plot([at], [point.value], "o", color=INK, markersize=10, fillstyle="none")
         edge = 0.03 if swept.better == "higher" else 0.97
@@ -173,7 +163,7 @@ class SweepFigure:
                     [at],
                     [edge],
                     "x",
-                    color=COLOURS[1],
+                    color=LOST,
                     markersize=8,
                     markeredgewidth=2,
                     transform=panel.get_xaxis_transform(),
@@ -209,7 +199,7 @@ class SweepFigure:
                     number = ("★ " if chosen else "") + values.text(point.value)
                     panel.text(j, i, number, ha="center", va="center", color=ink, fontsize=8)
                 if chosen:
-                    frame = Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, fill=False, edgecolor=COLOURS[1], linewidth=2)
+                    frame = Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, fill=False, edgecolor=LOST, linewidth=2)
                     panel.add_patch(frame)
         panel.set(xlim=(-0.5, len(across) - 0.5), ylim=(-0.5, len(down) - 0.5))
         panel.set(xlabel=shown.across.name, ylabel=shown.down.name)

@@ -10,22 +10,32 @@ from ...runs.metrics import metric
 from ...runs.names import BEST, CONFIG, REPORT, slugs
 from ...runs.sweeps import SweepResults, Swept, read_sweep
 from ...runs.toml import read_toml
-from ..pages import fill
+from ..pages import embed, fill
 from .charts import SweepFigure, reached, values_of
 from .grid import edges, text
+from .overview import overview
 
 TOP = 10  # points in the table of an algorithm
 
 
 def write_sweep(sweep: str | Path | SweepResults) -> Path:
-    """Write `report.html` and a `sweep-LABEL.png` per algorithm into a sweep folder; return the path of the page."""
+    """Write `report.html` and a `sweep-LABEL.png` per algorithm into a sweep folder; return the path of the page.
+
+    Args:
+        sweep: the folder that `fedda sweep` wrote, or results that were read already.
+    """
     sweep = sweep if isinstance(sweep, SweepResults) else read_sweep(sweep)
     folder = sweep.folder
     config = read_toml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     files = [f"sweep-{name}.png" for name in slugs([swept.label for swept in sweep.algorithms])]
     figures = [SweepFigure(swept, sweep.metric) for swept in sweep.algorithms]
+    together = overview(sweep)
     page = fill(
         "sweep.html.j2",
+        live=None,
+        axes=[],
+        logs=bool(together and together["panels"][0]["log"]),
+        data=embed(together) if together else "",
         title=str(config.get("title") or config.get("name") or folder.resolve().name),
         facts=describe(sweep),
         metric=metric(sweep.metric).name,
@@ -85,6 +95,7 @@ def _section(swept: Swept, figure: SweepFigure, file: str) -> dict[str, Any]:
         "params": swept.params,
         "best": values,
         "value": value,
+        "number": swept.best.value if swept.best else "",
         "points": len(swept.points),
         "diverged": sum(not point.ok for point in swept.points),
         "edges": edges(swept),

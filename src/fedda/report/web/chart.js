@@ -1,102 +1,167 @@
-// The state of the page, and a panel drawn from it; scale.js stands before it in the same script.
-const data = JSON.parse(document.getElementById("data").textContent);
-const state = { axis: data.axes[0], shown: data.entries.map(() => true), smooth: false, window: null };
-const LEFT = 50, RIGHT = 12, TOP = 10, BOTTOM = 38, HEIGHT = 270;
+// A panel, drawn by uPlot. Its limits were computed when the page was written; here they are only chosen.
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const faint = (colour, share) => colour + Math.round(255 * share).toString(16).padStart(2, "0");
 
-function svg(name, attributes, parent, text) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  if (text !== undefined) node.textContent = text;
-  if (parent) parent.append(node);
-  return node;
-}
-
-function html(name, parent, text) {
-  const node = document.createElement(name);
-  if (text !== undefined) node.textContent = text;
-  parent.append(node);
-  return node;
-}
-
-function pen({ colour, dash }, parent) {
-  const icon = svg("svg", { class: "pen", width: 30, height: 8, "aria-hidden": "true" }, parent);
-  svg("path", { d: "M1 4H29", stroke: colour || "currentColor", "stroke-dasharray": dash }, icon);
-}
-
-// Unbroken stretches of points: a null ends one.
-function stretches(curve, x, y) {
-  const found = [];
-  let open = null;
-  curve.mean.forEach((mean, i) => {
-    const at = curve[state.axis.key][i];
-    if (!isNumber(mean) || !isNumber(at)) return void (open = null);
-    if (!open) found.push((open = []));
-    const std = curve.std[i];
-    open.push({ x: x(at), y: y(mean), top: y(mean + (std ?? 0)), bottom: y(mean - (std ?? 0)), band: isNumber(std) });
+// An exponential mean that keeps the share `state.smooth`, corrected for its start; a gap begins it anew.
+function smoothed(values) {
+  const keep = state.smooth;
+  if (!keep) return values;
+  let sum = 0, weight = 0;
+  return values.map((v) => {
+    if (!isNumber(v)) return (sum = weight = 0), null;
+    sum = keep * sum + (1 - keep) * v;
+    weight = keep * weight + (1 - keep);
+    return sum / weight;
   });
+}
+
+// The curves of a panel that are switched on, each with its x values.
+function lines(panel) {
+  const found = [];
+  for (const s of data.series) {
+    const curve = s.curves[panel.metric];
+    if (!curve || s.row !== panel.row || !s.entries.every((e) => state.shown[e])) continue;
+    const x = s.x[curve.x][state.axis.key], kept = [...x.keys()].filter((i) => isNumber(x[i]));
+    const pick = (values) => smoothed(kept.map((i) => values[i]));
+    found.push({ s, x: kept.map((i) => x[i]), mean: pick(curve.mean), std: pick(curve.std), seeds: curve.seeds.map(pick) });
+  }
   return found;
 }
 
-const line = (points, key) => points.map((p) => `${p.x.toFixed(1)} ${p[key].toFixed(1)}`).join("L");
+const isLog = (panel) => Boolean(panel.log) && (state.scale === "log" || (state.scale === "auto" && panel.preferLog));
+const wholeX = () => (state.axis.log ? [state.axis.begin / 1.25, state.axis.end * 1.25] : [0, state.axis.end]);
+const rangeX = () => state.window ?? wholeX();
+const rangeY = (panel) => state.high.get(panel.key) ?? (isLog(panel) ? panel.log : panel.linear);
 
-// The curves of a metric that are switched on, of every row: a column of panels has one scale.
-function visible(index) {
-  const own = data.series.map((s, i) => ({ s, i, curve: s.curves[index] }));
-  return own.filter((o) => o.curve && o.s.entries.every((e) => state.shown[e]))
-    .map((o) => (state.smooth ? { ...o, curve: smoothed(o.curve) } : o));
+// A band of one standard deviation; on a log axis the mean over and times the same factor, which never reaches zero.
+function band(line, log) {
+  const ends = (sign) => line.mean.map((m, i) => {
+    const std = line.std[i];
+    if (!isNumber(m) || !isNumber(std)) return null;
+    return log ? (m > 0 ? m * (1 + std / m) ** sign : null) : m + sign * std;
+  });
+  return [ends(1), ends(-1)];
 }
 
-// From where to where x goes: the zoom, or everything.
-function extent() {
-  const ends = data.metrics.flatMap((_, i) => visible(i).map((o) => o.curve[state.axis.key].filter(isNumber).at(-1) ?? 0));
-  return state.window ?? [0, ends.reduce((a, b) => Math.max(a, b), 0) || 1];
+// Points that no line joins, and all points of a short curve.
+function alone(u, i) {
+  const y = u.data[i], own = [...y.keys()].filter((k) => y[k] !== undefined);
+  if (own.length <= 12) return own.filter((k) => y[k] !== null);
+  return own.filter((k, j) => y[k] !== null && (y[own[j - 1]] ?? null) === null && (y[own[j + 1]] ?? null) === null);
 }
 
-// What the panels of one metric share.
-function column(index, [from, to]) {
-  const metric = data.metrics[index], all = visible(index);
-  const starts = all.map((o) => o.curve.mean.find(isNumber)).filter(isNumber);
-  const parts = all.map((o) => (state.window ? between(o.curve, state.axis.key, from, to) : o.curve));
-  const range = limits(parts, metric, starts);
-  const marks = range.log ? logTicks(range.low, range.high) : metric.percent
-    ? ticks(100 * range.low, 100 * range.high, 5).map(([v, t]) => [v / 100, `${t} %`]) : ticks(range.low, range.high, 5);
-  return { all, from, to, range, marks };
+function makeChart(panel, parent, width, height) {
+  const metric = data.metrics[panel.metric], own = lines(panel), log = isLog(panel);
+  const tables = [], series = [{}], bands = [], positive = (values) => (log ? values.map((v) => (v > 0 ? v : null)) : values);
+  own.forEach((line) => {
+    const { colour, dash } = line.s, columns = [];
+    if (state.seeds) for (const values of line.seeds) {
+      columns.push(positive(values));
+      series.push({ stroke: faint(colour, 0.45), width: 1, points: { show: false } });
+    } else if (line.std.some(isNumber)) {
+      const first = series.length;
+      columns.push(...band(line, log));
+      for (let i = 0; i < 2; i++) series.push({ stroke: "transparent", width: 0, points: { show: false } });
+      bands.push({ series: [first, first + 1], fill: faint(colour, 0.17) });
+    }
+    columns.push(positive(line.mean));
+    line.index = series.length;
+    series.push({ stroke: colour, width: 2, dash, points: { show: true, filter: alone, size: 6, fill: colour, stroke: colour } });
+    tables.push([line.x, ...columns]);
+  });
+  const soft = css("--soft"), grid = { stroke: css("--line"), width: 1 }, ticks = { show: false };
+  const font = "12px system-ui, sans-serif", write = (v) => (metric.percent ? `${short(100 * v)} %` : short(v));
+  panel.ticks = { x: [], y: [] };
+  const values = (kind, text) => (u, splits) => {
+    const texts = splits.map((v) => (v === null ? "" : text(v)));
+    panel.ticks[kind] = splits.map((v, i) => [v, texts[i]]).filter(([, t]) => t);
+    return texts;
+  };
+  const crossed = own.flatMap(({ s, x, mean }) => {
+    const last = mean.findLastIndex(isNumber);
+    return last >= 0 && last < mean.length - 1 ? [[x[last], mean[last], s.colour]] : [];
+  });
+  panel.crossed = crossed;
+  const u = new uPlot({
+    width, height, series, bands,
+    padding: [8, 14, 0, 0],
+    legend: { show: false },
+    scales: {
+      x: { time: false, range: rangeX, distr: state.axis.log ? 3 : 1 },
+      y: { range: () => rangeY(panel), distr: log ? 3 : 1 },
+    },
+    axes: [
+      { stroke: soft, grid, ticks, font, labelFont: font, label: state.axis.label, labelSize: 18, size: 28, gap: 4, values: values("x", (v) => short(v, 4)), space: 60 },
+      { stroke: soft, grid, ticks, font, size: 58, gap: 4, values: values("y", write), space: 34 },
+    ],
+    cursor: {
+      drag: { x: true, y: true, uni: 40, dist: 8, setScale: false },
+      points: { show: false },
+      y: false,
+      bind: { dblclick: () => () => null },
+      sync: { key: "panels", scales: ["x", null], filters: { pub: (type) => type !== "mouseup" && type !== "mousedown", sub: () => true } },
+    },
+    hooks: {
+      setCursor: [(u) => readOut(panel, u)],
+      setSelect: [(u) => select(panel, u)],
+      draw: [(u) => {
+        for (const [x, y, colour] of crossed) {
+          const at = u.valToPos(x, "x", true), size = 5 * devicePixelRatio, { top, height: tall } = u.bbox;
+          const up = Math.min(top + tall, Math.max(top, u.valToPos(y, "y", true)));
+          u.ctx.strokeStyle = colour;
+          u.ctx.lineWidth = 2 * devicePixelRatio;
+          u.ctx.setLineDash([]);
+          u.ctx.beginPath();
+          for (const sign of [-1, 1]) u.ctx.moveTo(at - size, up - sign * size), u.ctx.lineTo(at + size, up + sign * size);
+          u.ctx.stroke();
+        }
+      }],
+    },
+  }, tables.length ? uPlot.join(tables) : [[], ...series.slice(1).map(() => [])], parent);
+  panel.lines = own;
+  return u;
 }
 
-function draw(panel, { all, from, to, range, marks }) {
-  const { root, row } = panel, own = all.filter((o) => o.s.row === row);
-  root.replaceChildren();
-  const width = Math.max(200, root.clientWidth), right = width - RIGHT, bottom = HEIGHT - BOTTOM;
-  const f = range.log ? (v) => Math.log10(Math.max(v, 1e-320)) : (v) => v;
-  const bound = (v) => Math.min(1e5, Math.max(-1e5, v)); // far outside, yet with dashes that can be counted
-  const x = (v) => bound(LEFT + ((v - from) / (to - from)) * (right - LEFT));
-  const y = (v) => bound(bottom - ((f(v) - f(range.low)) / (f(range.high) - f(range.low))) * (bottom - TOP));
+// A drag zooms: x in all panels, y in this one.
+function select(panel, u) {
+  const { left, top, width, height } = u.select;
+  if (width < 8 && height < 8) return;
+  const { clientWidth: wide, clientHeight: tall } = u.over; // the side that was not dragged is selected whole
+  if (width >= 8 && width < wide - 1) state.window = [u.posToVal(left, "x"), u.posToVal(left + width, "x")];
+  if (height >= 8 && height < tall - 1) state.high.set(panel.key, [u.posToVal(top + height, "y"), u.posToVal(top, "y")]);
+  u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  update();
+}
 
-  for (const [v, text] of marks) {
-    svg("path", { class: "grid", d: `M${LEFT} ${y(v).toFixed(1)}H${right}` }, root);
-    svg("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end", class: "ytick" }, root, text);
+const MOST = 16; // lines of a readout, where there are hundreds of curves
+function readOut(panel, u) {
+  const box = panel.readout, { left, top } = u.cursor;
+  box.hidden = true;
+  if (left < 0 || !u.over.matches(":hover")) return;
+  const at = u.posToVal(left, "x"), [from, to] = rangeX(), metric = data.metrics[panel.metric], found = [];
+  const span = state.axis.log ? Infinity : 0.08 * (to - from), far = (a, b) => (state.axis.log ? Math.abs(Math.log(a / b)) : Math.abs(a - b));
+  for (const { s, x, mean, std } of panel.lines) {
+    let near = -1;
+    x.forEach((v, i) => { if (near < 0 || far(v, at) < far(x[near], at)) near = i; });
+    // A curve that ended long before the pointer has no value there.
+    if (near >= 0 && far(x[near], at) <= span) found.push({ s, x: x[near], mean: mean[near], std: std[near] });
   }
-  for (const [v, text] of ticks(from, to, Math.max(2, Math.floor(width / 75)))) {
-    svg("path", { class: "grid", d: `M${x(v).toFixed(1)} ${TOP}V${bottom}` }, root);
-    svg("text", { x: x(v), y: bottom + 16, "text-anchor": "middle", class: "xtick" }, root, text);
+  if (!found.length) return;
+  const distance = (l) => (isNumber(l.mean) ? Math.abs(u.valToPos(l.mean, "y") - top) : Infinity), left_off = found.length - MOST;
+  if (left_off > 0) found.sort((p, q) => distance(p) - distance(q) || 0).splice(MOST);
+  found.sort((p, q) => (q.mean ?? -Infinity) - (p.mean ?? -Infinity) || 0);
+  const nearest = found.reduce((p, q) => (far(q.x, at) < far(p.x, at) ? q : p)).x;
+  box.replaceChildren(html("p", null, `${state.axis.label}: ${short(nearest, 4)}${state.smooth ? ", smoothed" : ""}`));
+  for (const { s, mean, std } of found) {
+    const row = html("p", box);
+    row.innerHTML = pen(s);
+    html("span", row, s.label);
+    html("b", row, isNumber(mean) ? spread(mean, std, metric) : data.sweep ? "no value" : "diverged");
   }
-  svg("path", { class: "frame", d: `M${LEFT} ${TOP}V${bottom}H${right}` }, root);
-  svg("text", { x: (LEFT + right) / 2, y: HEIGHT - 5, "text-anchor": "middle", class: "label" }, root, state.axis.label);
-  if (!own.length) svg("text", { x: (LEFT + right) / 2, y: bottom / 2, "text-anchor": "middle" }, root, "no curve shown");
-
-  const clip = svg("clipPath", { id: panel.id }, root), edge = state.window ? 0 : 3;
-  svg("rect", { x: LEFT - edge, y: TOP - 3, width: right - LEFT + 2 * edge, height: bottom - TOP + 6 }, clip);
-  const layer = svg("g", { "clip-path": `url(#${panel.id})` }, root);
-  for (const { s, i, curve } of own) {
-    const parts = stretches(curve, x, y);
-    const bands = parts.map((p) => p.filter((q) => q.band)).filter((p) => p.length > 1);
-    const area = bands.map((p) => `M${line(p, "top")}L${line([...p].reverse(), "bottom")}Z`).join("");
-    if (area) svg("path", { class: "band", d: area, fill: s.colour, "data-series": i }, layer);
-    const d = parts.filter((p) => p.length > 1).map((p) => `M${line(p, "y")}`).join("");
-    if (d) svg("path", { class: "curve", d, stroke: s.colour, "stroke-dasharray": s.dash, "data-series": i }, layer);
-    for (const [p] of parts.filter((p) => p.length === 1))
-      svg("circle", { class: "dot", cx: p.x, cy: p.y, r: 3.5, fill: s.colour, "data-series": i }, layer);
-  }
-  panel.cursor = svg("g", {}, root);
-  panel.view = { own, x, y, from, to, right, bottom, width };
+  if (left_off > 0) html("p", box, `and ${left_off} more`);
+  box.hidden = false;
+  // Beside the pointer, yet never outside the panel: on a phone that would widen the page.
+  box.style.left = "0";
+  const room = box.offsetWidth, edge = u.over.offsetLeft + left, width = panel.figure.clientWidth;
+  box.style.left = `${Math.max(0, Math.min(edge < width / 2 ? edge + 16 : edge - 12 - room, width - room))}px`;
 }
