@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedda_paper.study import choosing, methods, program, protocol, rules
+from fedda.experiments import find
+from fedda_paper.results import Results
+from fedda_paper.study import choosing, methods, missing, program, protocol, rules
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,14 +55,32 @@ def test_examples():
         assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
 
 
-@pytest.mark.parametrize("preset", ["cifar10-heterogeneous", "femnist", "digits", "shakespeare"])
+@pytest.mark.parametrize("preset", ["cifar10-heterogeneous", "femnist", "digits", "shakespeare", "cifar10-resnet"])
 def test_every_method_has_the_same_budget(preset):
     found = methods.methods(preset)
-    assert len(found) == 11 and {len(m.grid) for m in found.values()} == {18}
+    assert len(found) == 12 and {len(m.grid) for m in found.values()} == {18}
     for method in found.values():
         assert len({methods.key(p) for p in method.grid}) == 18
         assert method.paper is None or method.paper[method.rate] in method.axes[0].values
         program.algorithm(method, method.grid, 8)  # every point can be built
+
+
+def test_other_local_steps_tune_the_rate_alone():
+    for method in methods.methods("cifar10-heterogeneous").values():
+        chosen = method.grid[7]
+        again = methods.with_steps(method, chosen, 20)
+        assert len(again.grid) == 6 and chosen in again.grid and again.words["steps"] == 20
+        assert all(p | {method.rate: 0} == chosen | {method.rate: 0} for p in again.grid)
+        assert program.algorithm(again, again.grid, 8).steps == 20
+        rates = [p[method.rate] for p in again.grid]
+        edge = max(again.grid, key=lambda p: p[method.rate])
+        assert len(set(rates)) == 6 and rules.edges(again, again.grid, edge) == [(method.rate, True)]
+
+
+def test_fedadamw_is_adam_with_decoupled_decay_on_the_clients():
+    made = program.algorithm(methods.methods("digits")["fedadamw-like"], [{"lr": 0.01, "weight_decay": 0.001}], 8)
+    assert (type(made).__name__, made.client, made.server, float(made.server_lr)) == ("LocalAdapt", "adam", "sgd", 1.0)
+    assert float(made.weight_decay) == 0.001
 
 
 def test_the_best_six_go_on_and_the_best_wins(tmp_path):
@@ -208,6 +228,45 @@ def test_a_diverged_replica_is_told_from_the_others():
     assert gone["diverged"]
 
 
+# -- what is left --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("piece", missing.PIECES, ids=lambda piece: piece.folder)
+def test_every_piece_can_be_run(piece):
+    experiment = find(piece.source)
+    assert experiment.rounds and experiment.cohort and Path(piece.source).suffix in ("", ".toml")
+    assert (ROOT / "paper" / "results" / "study" / piece.like).is_dir()
+
+
+@pytest.mark.parametrize("last", ["", "server_lr"])
+def test_the_programs_that_are_left_are_those_that_will_run(tmp_path, last):
+    """With a best point in the middle no grid is extended: what was counted before is what ran."""
+    many = methods.StudyMethod("fedavg", {"server_lr": 1.0}, (methods.rates("lr", 0.01, 4, 4), ONE.axes[1]), last=last)
+    counted, ran = [], []
+    for _ in range(3):
+        kept = protocol.read(tmp_path)
+        todo = list(missing.programs_left(many, protocol.state(many, kept, 8), kept))
+        counted.append(len(todo) + len(ran))
+        with pytest.raises(KeyboardInterrupt):
+            of(tmp_path, near(0.01), many, ran=ran, breaks_after=len(ran) + 2)
+    of(tmp_path, near(0.01), many, ran=ran)
+    assert set(counted) == {len(ran)} and len(ran) == 1 + 3 + 3 * bool(last) + 5
+    kept = protocol.read(tmp_path)
+    assert not list(missing.programs_left(many, protocol.state(many, kept, 8), kept))
+
+
+def test_what_is_left_is_listed(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    rows = {row[0]: row for row in missing.table(ROOT / "paper" / "results" / "study", 7)}
+    assert [*rows] == [*(piece.folder for piece in missing.PIECES), missing.L1]
+    assert rows["cifar10"][3] == "fedadamw-like" and rows["femnist-all"][3] == "all methods"
+    assert "fedda-cv 0.00316" in rows[missing.L1][3] and "fedda-2-1 0.001" not in rows[missing.L1][3].split(", ")
+    protocol.main(["--missing"])
+    assert "femnist-all" in capsys.readouterr().out
+    for wrong, said in ((["cifar10", "--methods", "x"], "unknown method 'x'"), ([], "give a task")):
+        with pytest.raises(SystemExit) as stopped:
+            protocol.main(wrong)
+        assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
 # -- which method to take ------------------------------------------------------------------------------------------------
 def method_with(name, tests, to_target=100.0, bytes_per_round=10.0):
     finals = [{"seed": i, "test": t, "to_target": to_target} for i, t in enumerate(tests)]
@@ -231,5 +290,7 @@ def test_of_methods_that_are_as_good_the_one_that_sends_least_is_taken():
 
 
 def test_the_page_on_choosing_is_up_to_date():
-    assert (ROOT / "docs" / "choosing.md").read_text() == choosing.page(choosing.read_tasks(ROOT / "paper" / "results"))
+    results = ROOT / "paper" / "results"
+    made = choosing.page(choosing.read_tasks(results), choosing.hints(Results(results)))
+    assert (ROOT / "docs" / "choosing.md").read_text() == made
     assert (ROOT / "docs" / choosing.PICTURE).is_file()

@@ -1,6 +1,5 @@
-"""Chapters of the page besides the figures: tuning, pilots, advice, times."""
+"""Pages besides those of the figures: tuning, and what the paper leaves open; and the table of times."""
 
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -12,52 +11,65 @@ from fedda.runs.formats import count, duration, plain
 
 from .estimate import covered
 from .parts import Part
-from .results import Results, builtin, missing
-from .tables import cell, columns_of, markdown, recommended
+from .results import Results
+from .tables import cell, columns_of, folded, markdown
 
 WITH_BATCHNORM = "paper-batchnorm"
 SETTINGS = {"paper": "at the paper's values", WITH_BATCHNORM: "the same with BatchNorm", "tuned": "tuned"}
 NOT_RUN = "not run"
-TUNING = """Every method has as many points, rounds and seeds as every other; the best is the best on a fifth of the
-training samples that no client trains on. One rate is tuned, the one named, with 5 local steps; it is kept for 10 and
-20. Where there is a penalty, so is gamma. The c of variance reduction stays the paper's, so alpha = min(1, c eta^2)
-moves with the rate, up to 1, where no reduction is left. An edge of the grid is marked: beyond it nothing was tried.
-A sweep sees its own rounds and seeds: what falls back or diverges later, or with another seed, it takes for good."""
-PILOTS = """Short runs of the possible readings ([deviations](deviations.md)); ours is the one that the presets
-take. A difference counts if a t test over the seeds finds it at the level of 5 %."""
-ADVICE = """By a rule, not by taste: of the methods whose test accuracy a t test over the seeds does not tell from the
-best one's, the one that sends the fewest bytes a round (of those with as few, the one that takes the fewest
-gradients); where some are sparse, the sparsest. At the end of all rounds, by which many have passed their best. Tuned
-values are better on the validation samples of the [sweep](#tuning), which need not hold at the end."""
-TIMES = """`In rounds` are the seconds of all runs in their rounds; `by the clock` is with captures, evaluations and
-checkpoints, and counts once what several processes did side by side: parts that went on at the same time add up to
-more than all. What parts share stands in the first that ran it; runs that were given up, because a value was changed,
-are left out."""
+BACK = "[All figures and verdicts](../reproduction.md)"
+TUNING = """Every method got as many points, rounds and seeds as every other. The point that was best on validation
+data was chosen: a fifth of the training samples, on which no client trains. This is a small sweep; the
+[study](../study.md) is fairer.
+- One rate was tuned, the one in the table, with 5 local steps. It is kept for 10 and 20 steps. With a penalty,
+  gamma was tuned as well.
+- The c of variance reduction is always the paper's. So alpha = min(1, c eta^2) moves with the rate; at 1 there is
+  no variance reduction.
+- "Edge" marks a chosen value that is the smallest or the largest that was tried. A value beyond it may be better.
+- A sweep sees only its own rounds and seeds. It cannot see a method that gets worse later, or diverges with another
+  seed."""
+PILOTS = """The paper can be read in several ways ([deviations](../deviations.md)). These are short runs of the
+possible readings; "ours" is the one that the presets take. A difference counts if a t test over the
+seeds finds it at the level of 5 %."""
+TIMES = """*In rounds*: the seconds that all runs spent in their rounds. *By the clock*: with captures, evaluations
+and checkpoints; the time of processes that ran side by side is counted once, so the parts add up to
+more than the total. Runs that several parts share are listed with the first part. Runs that were given
+up are left out."""
 
 
 def tuning(results: Results) -> str:
     """The sweeps: the points that every method tried, and the chosen one."""
-    lines = ["## Tuning", "", TUNING]
+    lines = ["# Tuning of the figures", "", BACK, "", TUNING]
     for name in results.plan.sweeps:
         sweep = results.sweeps.get(name)
+        lines += ["", f"## {name}", ""]
         if sweep is None:
-            lines += ["", f"**{name}**: {NOT_RUN}."]
+            lines.append(f"{NOT_RUN.capitalize()}.")
             continue
         size = f"{sweep['budget']} points each, {sweep['rounds']} rounds, seeds {', '.join(map(str, sweep['seeds']))}"
-        lines += ["", f"**{name}**: {size}, {sweep['metric'].replace('_', ' ')}.", ""]
-        rows = [_sweep_row(label, method["points"]) for label, method in sweep["algorithms"].items()]
-        lines.append(markdown(["method", "points", "chosen"], rows))
+        metric = sweep["metric"].replace("_", " ")
+        methods = {label: method["points"] for label, method in sweep["algorithms"].items()}
+        rows = [_chosen(label, points) for label, points in methods.items()]
+        lines += [f"{size}. Chosen by {metric}.", "", markdown(["method", "chosen", metric, "tried", ""], rows), ""]
+        rows = [[label, _values(p), _outcome(p)] for label, points in methods.items() for p in points]
+        lines.append(folded("All points", markdown(["method", "point", metric], rows)))
     return "\n".join(lines)
 
 
-def _sweep_row(label: str, points: list[dict[str, Any]]) -> list[str]:
-    cells, chosen = [], "none: every point diverged"
-    for point in points:
-        values = ", ".join(f"{param} {plain(value)}" for param, value in point["values"].items())
-        cells.append(f"{values}: {point['note'].split(':')[0] if point['value'] is None else plain(point['value'])}")
-        if point["best"]:
-            chosen = f"**{values}**" + (" (edge)" if _on_edge(point["values"], points) else "")
-    return [label, "; ".join(cells), chosen]
+def _chosen(label: str, points: list[dict[str, Any]]) -> list[str]:
+    best = next((point for point in points if point["best"]), None)
+    if best is None:
+        return [label, "none: every point diverged", "–", str(len(points)), ""]
+    edge = "edge" if _on_edge(best["values"], points) else ""
+    return [label, _values(best), _outcome(best), str(len(points)), edge]
+
+
+def _values(point: dict[str, Any]) -> str:
+    return ", ".join(f"{param} {plain(value)}" for param, value in point["values"].items())
+
+
+def _outcome(point: dict[str, Any]) -> str:
+    return str(point["note"].split(":")[0]) if point["value"] is None else plain(point["value"])
 
 
 def _on_edge(values: dict[str, float], points: list[dict[str, Any]]) -> bool:
@@ -83,18 +95,19 @@ def edges(results: Results, part: Part, name: str) -> Iterator[str]:
 
 def pilots(results: Results) -> str:
     """The readings of each ambiguity, with their values."""
-    lines = ["## What the paper leaves open", "", PILOTS]
+    lines = ["# What the paper leaves open", "", BACK, "", PILOTS]
     for name, pilot in results.plan.pilots.items():
         run = results.pilots.get(name)
         if run is None:
-            lines += ["", f"**{pilot['question']}** {NOT_RUN.capitalize()}."]
+            lines += ["", f"## {pilot['question']}", "", f"{NOT_RUN.capitalize()}."]
             continue
         columns, ours = columns_of(run), pilot["ours"]
         rows = [[m.label, "ours" if _reading(m) in ours else "", *(cell(m, c) for c in columns)] for m in run.methods]
         table = markdown(["reading", "", *(c.replace("_", " ") for c in columns)], rows)
         size = f"`{pilot['experiment']}`, {run.rounds} rounds, {run.seeds} seeds."
-        lines += ["", f"**{pilot['question']}**", "", size, "", table, ""]
+        lines += ["", f"## {pilot['question']}", "", size, ""]
         lines += [f"- {line}" for _, _, line in findings(run, ours, pilot.get("metric", "train_loss"))]
+        lines += ["", folded("All readings", table)]
     return "\n".join(lines)
 
 
@@ -108,7 +121,7 @@ def better_readings(results: Results, run: Source) -> Iterator[str]:
         pilot = results.plan.pilots[name]
         for method, against, line in findings(pilot_run, pilot["ours"], pilot.get("metric", "train_loss")):
             if against and method in methods:
-                where = f"[pilot](#what-the-paper-leaves-open) of {pilot_run.rounds} rounds on `{pilot['experiment']}`"
+                where = f"[pilot](open-questions.md) of {pilot_run.rounds} rounds on `{pilot['experiment']}`"
                 yield f"- A {where} speaks against a reading: {line}"
 
 
@@ -151,29 +164,9 @@ def _compare_readings(readings: list[MethodValues], ours: list[str], metric: str
     return False, f"ours, {mine}, cannot be told from the best, {other}"
 
 
-def advice(results: Results) -> str:
-    """Which method to use when, by a rule."""
-    problems: dict[str, dict[str, list[tuple[str, Source]]]] = {}
-    for (setting, name), run in results.figures.items():
-        config = run.run.config
-        if any("group" in params for params in config["algorithms"].values()):
-            continue  # an ablation of local steps is not a choice between methods
-        key = json.dumps([config["problem"], run.rounds], sort_keys=True)
-        problems.setdefault(key, {}).setdefault(setting, []).append((name, run))
-    rows = []
-    for settings in problems.values():
-        (first, _), *_ = next(iter(settings.values()))
-        for setting, figures in settings.items():
-            absent = ", ".join(dict.fromkeys(label for name, run in figures for label in missing(name, run)))
-            where = builtin(first).title + (f" ({NOT_RUN}: {absent})" if absent else "")
-            rows.append([where, SETTINGS.get(setting, setting), *recommended([run for _, run in figures])])
-    heads = ["where", "values", "best test accuracy", "as good", "take", "because it"]
-    return f"## Which method when\n\n{ADVICE}\n\n" + (markdown(heads, rows) if rows else f"{NOT_RUN.capitalize()}.")
-
-
 def times(results: Results) -> str:
     if not results.times:
-        return f"## Times\n\n{NOT_RUN.capitalize()}."
+        return f"{NOT_RUN.capitalize()}."
     parts: dict[str, list[dict[str, Any]]] = {}
     finished = [row for row in results.times if row.get("done", True)]
     for row in finished:
@@ -184,7 +177,7 @@ def times(results: Results) -> str:
         rows.append([f"begun: {', '.join(dict.fromkeys(str(row['part']) for row in begun))}", *_sums(begun, "–")])
     rows.append(["**all**", *_sums(results.times, _steps(finished))])
     table = markdown(["part", "runs", "local steps, all seeds", "in rounds", "by the clock"], rows)
-    return f"## Times\n\n{TIMES}\n\n{table}"
+    return f"{TIMES}\n\n{table}"
 
 
 def _sums(rows: list[dict[str, Any]], steps: str) -> list[str]:

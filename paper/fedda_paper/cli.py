@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedda.cli.app import Plugins, load_plugins, say
+from fedda.cli import options
+from fedda.cli.app import load_plugins, say
+from fedda.cli.commands import Commands
 from fedda.cli.run import check_run_options
 from fedda.processes import Stopped
 
@@ -17,35 +18,37 @@ if TYPE_CHECKING:
     from .estimate import Estimate
     from .parts import Part, PartList
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+app = Commands(add_completion=False, rich_markup_mode="rich")
 
 
 @app.command(epilog="Example: fedda reproduce cifar10 variants --device cuda --minutes 9.5")
 def reproduce(
-    parts: Annotated[list[str] | None, typer.Argument()] = None,
+    parts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names of parts (--plan lists them), by default all in order; with --smoke of figures."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The results folder.")] = Path("paper/results"),
     work: Annotated[Path, typer.Option(help="The working folder: runs and checkpoints.")] = Path("runs/reproduce"),
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    precision: Annotated[str, typer.Option(help="auto, float32, tf32 or bf16 (docs/performance.md).")] = "auto",
+    device: options.Device = None,
+    precision: options.Precision = "auto",
     minutes: Annotated[float | None, typer.Option(help="Stop after this time; the same command resumes.")] = None,
     shows_plan: Annotated[bool, typer.Option("--plan", help="List the parts and what is left of each.")] = False,
     runs: Annotated[bool, typer.Option("--run/--no-run", help="Run what is left of the parts.")] = True,
     packs: Annotated[bool, typer.Option("--pack/--no-pack", help="Write finished runs into the results.")] = True,
     file: Annotated[Path | None, typer.Option("--parts", help="Another plan than the paper's.")] = None,
     docs: Annotated[
-        bool, typer.Option("--docs", help="Write docs/reproduction.md and its part of README.md from the results.")
+        bool, typer.Option("--docs", help="Write docs/reproduction*, docs/choosing.md and their parts of README.md.")
     ] = False,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Run small forms of figures and compare their curves with the kept ones.")
     ] = False,
     keep: Annotated[Path | None, typer.Option(help="With --smoke: write the curves into this folder instead.")] = None,
     commit: Annotated[str | None, typer.Option(help="The commit to record; default: that of the checkout.")] = None,
-    plugin: Plugins = None,
+    plugin: options.Plugins = None,
 ) -> None:
     """Run the paper's figures, at its values and tuned, in parts that can be stopped and resumed.
 
-    PARTS are names of parts (--plan lists them), by default all in order. With --smoke they are names of figures
-    (--smoke alone lists them). Several processes with the same command share the work.
+    --smoke alone lists its figures. Several processes with the same command share the work.
     """
     from .estimate import estimate
     from .layout import pack, restore
@@ -115,21 +118,24 @@ def write_docs(out: Path) -> None:
     """Write the pages and the README's part in this checkout."""
     from fedda.files import write_whole
 
-    from .page import fill_readme, filled, page
+    from .figures import draw_changed
+    from .page import fill_readme, filled, pages
     from .results import Results
     from .study import choosing
 
-    docs, readme, results = Path("docs/reproduction.md"), Path("README.md"), Results(out)
-    if not docs.parent.is_dir() or not readme.is_file():
+    docs, readme, results = Path("docs"), Path("README.md"), Results(out)
+    if not docs.is_dir() or not readme.is_file():
         raise ValueError("reproduce: --docs writes docs/reproduction.md and README.md: run it in a checkout")
     front = fill_readme(readme.read_text(encoding="utf-8"), results)
-    pages = {docs: page(results, os.path.relpath(out, docs.parent))}
+    texts = pages(results)
+    (docs / "reproduction").mkdir(exist_ok=True)
+    draw_changed(results, docs / "reproduction")
     if (out / "study").is_dir():
         tasks = choosing.read_tasks(out)
         front = filled(front, choosing.BEGIN, choosing.readme_part(tasks))
-        pages[docs.parent / "choosing.md"] = choosing.page(tasks)
-        choosing.draw(tasks, docs.parent / choosing.PICTURE)
-    for path, text in (pages | {readme: front}).items():
+        texts["choosing.md"] = choosing.page(tasks, choosing.hints(results))
+        choosing.draw(tasks, docs / choosing.PICTURE)
+    for path, text in ({docs / name: text for name, text in texts.items()} | {readme: front}).items():
         print(f"written: {write_whole(path, text)}")
 
 

@@ -2,7 +2,7 @@
 
     parts.toml                       the plan
     times.json                       for each run and sweep: part, spans of time, commands, commits, environment
-    SETTING/FIGURE/, pilots/NAME/    a run folder with the rows of all methods and, for a figure, its pictures
+    SETTING/FIGURE/, pilots/NAME/    a run folder with the rows of all methods
     sweeps/NAME/                     the files of a sweep
     theory/                          written by `fedda theory`; neither read nor changed here
 
@@ -20,10 +20,8 @@ from typing import Any, NamedTuple
 
 from fedda.experiments.config import Experiment, read
 from fedda.files import json_lines, locked, write_whole
-from fedda.report.picture import picture
-from fedda.report.plots import draw
 from fedda.runs.reading import kept as kept_file
-from fedda.runs.reading import read_lines, read_run
+from fedda.runs.reading import read_lines
 
 from .parts import Part, PartList, read_plan
 from .pool import DONE, TIMES, PoolRun, known_experiments, pool_runs, read_times, winners
@@ -32,7 +30,6 @@ PLAN, KEPT_TIMES = "parts.toml", "times.json"
 ROWS, FAILURES = ("metrics.jsonl", "timings.jsonl"), "failures.json"
 SWEEP_FILES = ("config.toml", "sweep.toml", "sweep.json", "best.toml")
 DIGITS = 6  # of a kept number: float32 has seven
-DPI = 100  # of a kept picture
 
 Table = dict[str, Any]
 
@@ -91,8 +88,6 @@ def pack(work: Path, results: Path) -> list[Path]:
                 records = {run.label: read_records(run.folder)[run.algorithm] for run in runs}
                 environment = _join_environments([run.folder for run in runs], times)
                 write_records(folder, experiment, records, environment, compressed=True)
-                if not part.pilots:
-                    _draw(folder)
                 written.append(folder)
         for name in filter(partial(winners, work), plan.sweeps):
             source, folder = work / "sweeps" / name, results / "sweeps" / name
@@ -111,16 +106,14 @@ def _refuse_loss(folder: Path, runs: list[PoolRun], work: Path) -> None:
         raise ValueError(f"{folder}: {problem}: restore those runs, or give another --out")
 
 
-def _draw(folder: Path) -> None:
-    curves = picture([read_run(folder)])
-    for suffix in ("png", "svg"):
-        write_whole(folder / f"curves-rounds.{suffix}", draw(curves, curves.axes[0], suffix, DPI))
-
-
 def _join_environments(folders: list[Path], times: list[Table]) -> Table:
-    """Each fact once, as a list if the runs differ, and the commands and commits of the runs."""
+    """Each fact once, as a list if the runs differ, and the commands and commits of the runs. What a run lists for its
+    own page, the split of its samples and its changed settings, is not kept."""
     facts: Table = {}
-    environments = [_environment(folder) for folder in folders]
+    environments = [
+        {key: value for key, value in _environment(folder).items() if key not in ("changed", "partition")}
+        for folder in folders
+    ]
     for key in dict.fromkeys(key for environment in environments for key in environment):
         values = list(dict.fromkeys(environment.get(key) for environment in environments))
         facts[key] = values[0] if len(values) == 1 else values

@@ -55,6 +55,11 @@ class Results:
         return {(setting, name): self.runs[f] for setting, name in names if (f := Path(setting) / name) in self.runs}
 
     @cached_property
+    def ran(self) -> set[tuple[str, str]]:
+        """The settings and figures of all runs, planned or not."""
+        return {(path.parts[0], path.parts[1]) for path in self.runs if len(path.parts) == 2}
+
+    @cached_property
     def pilots(self) -> dict[str, Source]:
         return {name: self.runs[f] for name in self.plan.pilots if (f := Path("pilots") / name) in self.runs}
 

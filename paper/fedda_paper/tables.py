@@ -11,6 +11,7 @@ from fedda.claims.values import ROUNDS, MethodValues, measure
 from fedda.runs.curves import number
 from fedda.runs.formats import count, size, spread
 from fedda.runs.metrics import metric as metric_of
+from fedda.runs.reading import RecordedRun
 
 FALL = 0.02  # a note is written if the test accuracy falls by more, from its best round to the end
 FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
@@ -19,6 +20,11 @@ FOUR = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def folded(title: str, *body: str) -> str:
+    """A part of a page that opens with a click, on GitHub and in the documentation site."""
+    return "\n".join([f'<details markdown="1"><summary>{title}</summary>', "", "\n\n".join(body), "", "</details>"])
 
 
 def cell(method: MethodValues, metric: str) -> str:
@@ -43,7 +49,12 @@ def _last_finite(method: MethodValues, metric: str) -> int:
 
 def columns_of(run: Source) -> list[str]:
     """The metrics that a table of a run shows; sparsity only if there is any."""
-    return [*FOUR, *(m for m in ("density", "nonzero") if m in run.run.metrics)]
+    return [*FOUR, *(m for m in ("density", "nonzero") if m in run.run.metrics and has_penalty(run.run))]
+
+
+def has_penalty(run: RecordedRun) -> bool:
+    """Whether some method of a run has a penalty; without any, its sparsity says nothing."""
+    return any(run.params(label).get("prox") for label in run.labels)
 
 
 def final_values(run: Source) -> str:

@@ -1,1 +1,1 @@
-"""A fair comparison of methods: equal budgets on validation data, then runs on fresh partitions (README.md)."""
+"""A fair comparison of methods: equal budgets on validation data, then runs on fresh partitions (docs/study.md)."""

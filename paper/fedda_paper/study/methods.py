@@ -51,6 +51,7 @@ class StudyMethod:
     axes: tuple[StudyAxis, ...]  # the first is the rate
     paper: Point | None = None  # the point with the paper's values
     last: str = ""  # a word of `words` that is tried three times larger and smaller for the winner
+    algorithm: str = ""  # its name in the registry, if it is not `name`
 
     @property
     def rate(self) -> str:
@@ -86,17 +87,25 @@ def methods(preset: str) -> dict[str, StudyMethod]:
     """All methods of the study, by name. `preset` names the paper's values for the task, where it has some."""
     builtin = presets.builtin()
     known = preset in builtin
-    paper = CENTRES.get(preset) or builtin.get(preset, builtin["cifar10"])
-    relative = preset in CENTRES  # an absolute epsilon would have another scale there
+    near = LIKE.get(preset, preset)
+    paper = CENTRES.get(near) or builtin.get(near, builtin["cifar10"])
+    relative = near in CENTRES  # an absolute epsilon would have another scale there
     made = [
         *(of_mvr(name, paper[name], known) for name in MVR),  # first: they take longest
         *(of_sgd(name, paper.get(name, {"lr": 0.01}), known and name in paper) for name in SGD),
         *(of_fedda(name, paper["fedda-2-1"], known and name in paper, relative) for name in ("fedda-2-1", "fedda-cv")),
         *(of_adaptive(name, rate, paper[name], known) for name, rate in ADAPTIVE.items()),
+        of_adamw(paper["local-amsgrad"]["lr"]),
     ]
     return {method.name: method for method in made}
 
 
+# The task whose values are the middle of the grids, for tasks of which the paper says nothing.
+LIKE = {
+    "cifar10-resnet": "cifar10-heterogeneous", "cifar10-rho50": "cifar10-heterogeneous",
+    "cifar10-rho95": "cifar10-heterogeneous", "femnist-tenth": "femnist", "femnist-all": "femnist",
+    "shakespeare-lstm": "shakespeare",
+}  # fmt: skip
 # The middle of the grids on a task of which the paper says nothing.
 CENTRES: dict[str, dict[str, dict[str, Any]]] = {
     "shakespeare": {
@@ -114,6 +123,7 @@ CENTRES: dict[str, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 SGD = ("fedavg", "fedavgm", "fedcm", "scaffold")
 MVR = ("fedda-mvr", "stem", "mime-mvr")
+ADAMW = "fedadamw-like"
 ADAPTIVE = {"fedadam": "server_lr", "local-amsgrad": "lr"}  # and the word of their rate
 
 
@@ -148,6 +158,22 @@ def of_adaptive(name: str, rate: str, words: dict[str, Any], in_paper: bool) -> 
     axes = (rates(rate, words[rate], 3, 2), StudyAxis("eps", (1e-8, 1e-6, 1e-4), 100.0, least=1e-8))
     paper = {word: words[word] for word in (rate, "eps")} if in_paper else None
     return StudyMethod(name, without(words, rate, "eps"), axes, paper, last="" if rate == "lr" else "lr")
+
+
+def of_adamw(lr: float) -> StudyMethod:
+    """Local AdamW, in the manner of FedAdamW: clients run Adam with decoupled weight decay from new each round, and the
+    server averages their models. 6 rates, 3 decays. A decay below 1e-4 changes nothing."""
+    words = {"client": "adam", "server": "sgd", "server_lr": 1.0, "eps": 1e-8}
+    decays = StudyAxis("weight_decay", (1e-4, 1e-3, 1e-2), 10.0, least=1e-4)
+    return StudyMethod(ADAMW, words, (rates("lr", lr, 3, 2), decays), algorithm="local-adapt")
+
+
+def with_steps(method: StudyMethod, chosen: Point, steps: int) -> StudyMethod:
+    """The method with another number of local steps: 6 rates round the chosen one, its other words as chosen."""
+    fixed = [StudyAxis(w, (v,), least=v, most=v) if isinstance(v, float) else StudyAxis(w, (v,))
+             for w, v in chosen.items() if w != method.rate]  # fmt: skip
+    axes = (rates(method.rate, chosen[method.rate], 3, 2), *fixed)
+    return StudyMethod(method.name, method.words | {"steps": steps}, axes, algorithm=method.algorithm)
 
 
 def first_rate(lr: Any, w: float) -> Any:

@@ -70,7 +70,7 @@ def algorithm(method: StudyMethod, points: list[Point], rounds: int) -> Any:
         words["lr"] = CosineRate(words["lr"], words.pop("schedule"), rounds * words.get("steps", 5))
     if "alpha0" in words:
         words["c"] = words.pop("alpha0") / first_rate(words["lr"], words["w"]) ** 2
-    return fedda.make(method.name, **words)
+    return fedda.make(method.algorithm or method.name, **words)
 
 
 @lru_cache(maxsize=8)

@@ -2,7 +2,7 @@
 
     python -m fedda_paper.study cifar10-heterogeneous --device cuda --precision bf16 --workers 6
 
-README.md beside this says what the rules are and what is kept. What exists is not run again, so a study may be stopped
+docs/study.md says what the rules are and what is kept. What exists is not run again, so a study may be stopped
 at any time; the same command resumes it.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from fedda.experiments import find
 
-from .methods import Point, StudyMethod, key, methods, rounded
+from .methods import Point, StudyMethod, key, rounded
 from .program import How, StudyProgram, run
 from .rules import edges, extended, mean, ranked, winner
 from .summary import best, summary
@@ -204,9 +204,11 @@ def here(function: Callable[..., Any], *given: Any) -> Future[Any]:
 
 
 def main(words: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("task", help="a built-in experiment or a TOML file: data, model, clients and rounds")
-    parser.add_argument("--out", type=Path, help="the folder of the records; paper/results/study/TASK by default")
+    parser = argparse.ArgumentParser(prog="python -m fedda_paper.study", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("task", nargs="?", help="a piece of --missing, a built-in experiment or a TOML file")
+    parser.add_argument("--missing", action="store_true", help="list what is left of the study, and its device time")
+    parser.add_argument("--results", type=Path, default=Path("paper/results/study"), help="the folder of all studies")
+    parser.add_argument("--out", type=Path, help="the folder of the records; RESULTS/TASK by default")
     parser.add_argument("--methods", default="", help="some of them, by comma")
     parser.add_argument("--stages", default=",".join(STAGES), help="some of them, by comma")
     parser.add_argument("--rounds", type=int, help="of a whole run; the task's by default")
@@ -216,16 +218,35 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--minutes", type=float, default=1e6, help="begin nothing after so many")
     parser.add_argument("--commit", default="", help="of the source, for the records")
     given = parser.parse_args(words)
-    experiment = find(given.task)
+    if given.missing:
+        return print_missing(given.results, given.workers or 7)
+    if given.task is None:
+        parser.error("give a task, or --missing")
+    from .missing import PIECES, Piece, methods_of
+
+    piece = next((piece for piece in PIECES if piece.folder == given.task), None) or Piece("", given.task, "")
+    experiment = find(piece.source)
     command = "python -m fedda_paper.study " + shlex.join(words)
-    known = methods(experiment.name)
+    known = methods_of(piece, given.results)
+    if unknown := [name for name in given.methods.split(",") if given.methods and name not in known]:
+        parser.error(f"unknown method {unknown[0]!r}; the methods are {', '.join(known)}")
     chosen = {name: known[name] for name in given.methods.split(",")} if given.methods else known
     study = Study(
-        How(given.task, given.device, given.precision, command, given.commit),
-        given.out or Path("paper/results/study") / experiment.name,
+        How(piece.source, given.device, given.precision, command, given.commit),
+        given.out or given.results / (piece.folder or experiment.name),
         given.rounds or experiment.rounds,
         chosen,
         given.stages.split(","),
     )
     study.drive(given.workers, 60 * given.minutes)
     print((study.out / "summary.md").read_text(encoding="utf-8"))
+
+
+def print_missing(results: Path, workers: int) -> None:
+    from fedda.progress import print_table
+
+    from .missing import HEADS, table
+
+    print_table(
+        HEADS, list(table(results, workers)), f"What is left of the study; device time with {workers} processes"
+    )

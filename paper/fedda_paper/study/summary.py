@@ -3,11 +3,17 @@
 import json
 import math
 import statistics
+from pathlib import Path
 from typing import Any
 
-from fedda.claims.student import quantile
+from fedda.runs.student import quantile
 
-TARGET = 0.7  # test accuracy that the rounds are counted to
+TARGETS = {"digits-heterogeneous": 0.9}  # test accuracy that the rounds are counted to; 70 % on all other tasks
+
+
+def target_of(task: str) -> float:
+    """The target of a task, by its name or file."""
+    return TARGETS.get(Path(task).stem, 0.7)
 
 
 def scores(record: dict[str, Any], part: str) -> dict[int, float]:
@@ -29,7 +35,7 @@ def final(record: dict[str, Any]) -> dict[str, float]:
     found = scores(record, "test")
     last = min(0.95 * record["rounds"], record["rows"][-1][0] - 1)  # one row at least
     late = [score for number, score in found.items() if number > last]
-    reached = [number for number, score in found.items() if score >= TARGET]
+    reached = [number for number, score in found.items() if score >= target_of(record.get("task", ""))]
     return {
         "seed": record["seed"], "round": best(record)[0], "validation": best(record)[1],
         "test": best(record, "test")[1], "end": statistics.fmean(late),
@@ -65,7 +71,7 @@ def of_method(name: str, now: Any, kept: dict[Any, dict[str, Any]]) -> dict[str,
 def page(found: dict[str, dict[str, Any]], rounds: int) -> str:
     """A table, the best method first."""
     heads = ["method", "best of stage 1", "validation", "chosen", "validation", "interior", "test at checkpoint",
-             "at the end", f"rounds to {TARGET:.0%}", "against the first"]  # fmt: skip
+             "at the end", "rounds to target", "against the first"]  # fmt: skip
     order = sorted(found, key=lambda name: -test(found[name]))
     first = found[order[0]]["finals"] if order else []
     unit = (

@@ -36,6 +36,7 @@ class Findings:
     decay: Decay
     plain: Decay  # the same steps with mini-batch gradients
     different: Decay  # clients with different Hessians
+    adaptive: Decay  # with an adaptive H; all others have H = 1
     complexity: Complexity
     consensus: Consensus
     averaging: dict[str, Averaging]
@@ -55,11 +56,12 @@ def findings(T: int = 60_000, quick: bool = False, on: str | None = None, say: S
     K = (1, 4, 16) if quick else (1, 2, 4, 8, 16)
     say(f"G against t: K = {', '.join(map(str, K))}, {T:,} steps, 3 seeds")
     curve = decay(K, T)
-    say("the same with mini-batch gradients, and with Hessians of their own")
+    say("the same with mini-batch gradients, with Hessians of their own, and with an adaptive H")
     least = min(T, 1_500 if quick else 20_000)
     plain = decay(K, least, estimator=lambda c: Plain())
     hessians = 0.1 + 0.9 * torch.rand(max(K), 20, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     different = decay(K, least, hessians=hessians)
+    adaptive = decay(K, least, adaptive=True)
     say("consensus within rounds")
     apart = consensus()
     say("dual and primal averaging on quadratics")
@@ -69,7 +71,7 @@ def findings(T: int = 60_000, quick: bool = False, on: str | None = None, say: S
     smooth = rough(quick)
     say("second moments against the number of clients")
     second = moments(replicas=200 if quick else 500)
-    return Findings(curve, plain, different, complexity(curve), apart, ways, trial, smooth, second, quick)
+    return Findings(curve, plain, different, adaptive, complexity(curve), apart, ways, trial, smooth, second, quick)
 
 
 def l1(on: str | None, quick: bool, say: Say) -> Ablation | None:

@@ -5,14 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullFormatter, ScalarFormatter
 
+from ..extras import needed_for
 from ..report.plots import RC
 from ..report.style import COLOURS, DASHES
 from .findings import Findings
+
+with needed_for("a picture"):
+    from matplotlib import rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullFormatter, ScalarFormatter
 
 GUIDE: dict[str, Any] = {"color": "#8a8a8a", "linestyle": (0, (4, 2)), "linewidth": 1.0}
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..rules.preconditioners import Diagonal
 from .synthetic import Synthetic, centred, spectrum
 from .theorem import Practical, rounds_of, steps_to
 from .trace import measure, traces
 
+ADAPTIVE = Diagonal(beta=0.99, eps=0.5)
 DECADES = 1.3  # the last part of the curve, to which the slope is fitted
 
 
@@ -54,13 +56,14 @@ class Decay:
 
 def decay(
     K: Sequence[int] = (1, 4, 16), T: int = 60_000, seeds: int = 3, steps: int = 5, estimator: Any = None, d: int = 20,
-    points: int = 120, hessians: Tensor | None = None,
+    points: int = 120, hessians: Tensor | None = None, adaptive: bool = False,
 ) -> Decay:  # fmt: skip
     """Run FedDA-MVR with the practical schedule for T steps on K clients and record the running mean of G_t.
 
     d = 20, A = linspace(0.1, 1) for all clients (or `hessians` [K, d]), b_k ~ N(0, I) centred, sigma = 1 in each
     coordinate, x_0 = 1, H = 1. Numbers of clients and seeds run as replicas of one program. `estimator` makes
-    another estimator from c.
+    another estimator from c. With `adaptive`, H is that of FedDA-1-1 (`ADAPTIVE`), and lambda is its epsilon, so that
+    no step is longer than with H = 1; G has the rho of each round.
     """
     checks.count("decay", "T", T)
     most = max(K)
@@ -73,6 +76,8 @@ def decay(
     problem = Synthetic(A, centres, noise=1.0, distinct=counts)
     schedule = Practical(torch.tensor(counts, dtype=torch.float64).view(-1, 1, 1))
     algorithm = schedule.algorithm(steps, None if estimator is None else estimator(schedule.c))
+    if adaptive:
+        algorithm = replace(algorithm, preconditioner=ADAPTIVE, scale=ADAPTIVE.eps, mu_scale="mean")
     rounds = max(1, T // steps)
     due = np.unique(np.geomspace(1, rounds, points).round().astype(int))
     total = torch.zeros(len(counts), dtype=torch.float64)

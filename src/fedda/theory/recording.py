@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core import Client, ClientTask, ClientWrapper, Problem
-from ..engines import Engine, SingleProcess
+from ..engines import Engine
+from ..engines.world import SingleProcess
 
 Tensors = tuple[Tensor, ...]
 
