@@ -6,3 +6,7 @@ from .from_files import absolute, find_dataset, open_dataset
 from .partition import split
 
 __all__ = ["Dataset", "absolute", "find_dataset", "open_dataset", "split"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,8 +1,9 @@
-"""The type of a data set, and two that come with scikit-learn: real data without a download."""
+"""The type of a data set, and two that come with fedda: real data without a download."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,19 @@ class Dataset(NamedTuple):
     and the standard deviation of each channel over the training part, and the model gets (x - mean) / std. A table,
     float32 [n, columns], has those of each column. Other data is float32, ready for use, without `mean` and `std`. For
     regression y is float32 and there are 0 `classes`. The arrays may be read-only views of files.
+
+    Args:
+        x: the samples for training.
+        y: their classes or numbers.
+        x_test: the samples for testing.
+        y_test: their classes or numbers.
+        classes: how many classes; 0 for regression.
+        client: the owner of each training sample, if known.
+        client_test: the owner of each test sample, if known.
+        mean: of each channel or column over the training part.
+        std: the standard deviation, likewise.
+        names: of the classes.
+        columns: of a table.
     """
 
     x: Array
@@ -42,13 +56,25 @@ class Dataset(NamedTuple):
 
     def resplit(self, share: float = 0.1) -> Dataset:
         """Both parts joined and divided again at random, within each owner if there are owners: for files whose test
-        part differs in kind from their training part."""
+        part differs in kind from their training part.
+
+        Args:
+            share: the part that becomes the test set.
+        """
         x, y = np.concatenate([self.x, self.x_test]), np.concatenate([self.y, self.y_test])
         owned = self.client is not None and self.client_test is not None
         return self.divide(x, y, np.concatenate([self.client, self.client_test]) if owned else None, 2, share)
 
     def divide(self, x: Array, y: Array, client: Array | None, draw: int, share: float) -> Dataset:
-        """The data set with these samples, this share of them for testing."""
+        """The data set with other samples.
+
+        Args:
+            x: the samples.
+            y: their targets.
+            client: their owners, if known.
+            draw: the number of the random division.
+            share: the part that becomes the test set.
+        """
         train, test = random_split(len(y), draw, share, client)
         owner, owner_test = (None, None) if client is None else (client[train], client[test])
         kept = x[train]
@@ -58,7 +84,11 @@ class Dataset(NamedTuple):
         )
 
     def by_quantiles(self, parts: int = 5) -> Dataset:
-        """For pictures and counts of a regression: as classes, the ranges between the quantiles of the targets."""
+        """For pictures and counts of a regression: as classes, the ranges between the quantiles of the targets.
+
+        Args:
+            parts: how many ranges.
+        """
         edges = np.unique(np.quantile(self.y, np.linspace(0, 1, parts + 1)))
         names = tuple(f"{low:.4g} to {high:.4g}" for low, high in itertools.pairwise(edges)) or ("all",)
         y, y_test = (np.digitize(part, edges[1:-1]) for part in (self.y, self.y_test))
@@ -74,27 +104,27 @@ class Dataset(NamedTuple):
 
 @datasets.register("digits")
 def digits() -> Dataset:
-    """1797 hand-written digits of 8x8 pixels in [0, 1], a fifth of them for testing (from scikit-learn)."""
-    from sklearn.datasets import load_digits
-
-    raw = load_digits()
-    x = (raw.images[:, None] / 16).astype(np.float32)
-    return with_test_part(x, raw.target, classes=10)
+    """1797 hand-written digits of 8x8 pixels in [0, 1], a fifth of them for testing (from UCI)."""
+    x, y = embedded("digits")
+    return with_test_part((x[:, None] / 16).astype(np.float32), y, classes=10)
 
 
 @datasets.register("breast-cancer")
 def breast_cancer() -> Dataset:
-    """569 breast tumours (Wisconsin), 30 features, malignant or benign, a fifth for testing (from scikit-learn).
+    """569 breast tumours (Wisconsin), 30 features, malignant or benign, a fifth for testing (from UCI).
 
     The features are standardised with the training part's mean and deviation.
     """
-    from sklearn.datasets import load_breast_cancer
-
-    raw = load_breast_cancer()
-    data = with_test_part(raw.data, raw.target, classes=2)
+    data = with_test_part(*embedded("breast_cancer"), classes=2)
     mean, deviation = data.x.mean(axis=0), data.x.std(axis=0)
     x, x_test = (((part - mean) / deviation).astype(np.float32) for part in (data.x, data.x_test))
     return data._replace(x=x, x_test=x_test)
+
+
+def embedded(name: str) -> tuple[Array, Array]:
+    """The samples and classes of a data set in the folder `embedded`."""
+    with np.load(Path(__file__).parent / "embedded" / f"{name}.npz") as file:
+        return file["x"], file["y"].astype(np.int64)
 
 
 def with_test_part(

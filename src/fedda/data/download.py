@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..extras import needed_for
 from ..files import write_whole
 from ..registry import datasets
 from .files import BadFile, data_folder, reading
@@ -42,8 +43,9 @@ def is_complete(data: FileDataset) -> bool:
 
 def retrieve(name: str, download: Download, progress: ProgressBar | None) -> Path:
     """Download one file; it appears under its name only if its checksum is right."""
-    import pooch  # type: ignore[import-untyped]
-    import requests
+    with needed_for("a download"):
+        import pooch  # type: ignore[import-untyped]
+        import requests
 
     path = data_folder() / download.file
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..extras import MissingPackage
+
 
 def data_folder() -> Path:
     """$FEDDA_DATA, or else `fedda` in the user's cache folder."""
@@ -42,7 +44,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
             a = "an" if kind[0] in "aeiou" else "a"
             raise BadFile(path, f"must be {a} {kind}, got a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}")
         yield
-    except BadFile:
+    except (BadFile, MissingPackage):
         raise
     except MemoryError:
         raise BadFile(path, "does not fit in memory") from None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..extras import needed_for
 from .arrays import assemble
 from .datasets import Dataset
 from .files import BadFile, reading
@@ -97,7 +98,8 @@ def stack(paths: Sequence[Path], first: Path) -> Array:
 
 def read_image(path: Path) -> Array:
     """uint8 [height, width], or [height, width, 3] in colour."""
-    from PIL import Image
+    with needed_for("a folder of images"):
+        from PIL import Image
 
     with reading(path, "image"), Image.open(path, formats=FORMATS) as image:
         if image.mode[0] in "IF":

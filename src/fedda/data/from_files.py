@@ -85,10 +85,14 @@ def add(data: FileDataset) -> None:
 def open_dataset(
     name: str, fresh: bool = False, target: str | None = None, client: str | None = None, ignore: Ignored = ()
 ) -> Dataset:
-    """A data set by its name (`fedda data list`), from a .npz, .csv or .parquet file, or from a folder of images.
+    """A data set by its name, from a file, or from a folder.
 
-    With `fresh`, the files are read and not the cache. In a table, `target` and `client` name columns, and `ignore`
-    those that are not features.
+    Args:
+        name: a data set (`fedda data list`), a .npz, .csv or .parquet file, or a folder of images.
+        fresh: read the files and not the cache.
+        target: in a table, the column to predict.
+        client: in a table, the column that says who owns a row.
+        ignore: in a table, the columns that are not features.
 
     >>> open_dataset("digits").x.shape
     (1438, 1, 8, 8)
@@ -103,6 +107,13 @@ def find_dataset(
     name: str, fresh: bool = False, target: str | None = None, client: str | None = None, ignore: Ignored = ()
 ) -> Callable[[], Dataset]:
     """A function that opens the data set of this name or path. An unknown name is refused; no file is read.
+
+    Args:
+        name: a data set (`fedda data list`), a .npz, .csv or .parquet file, or a folder of images.
+        fresh: read the files and not the cache.
+        target: in a table, the column to predict.
+        client: in a table, the column that says who owns a row.
+        ignore: in a table, the columns that are not features.
 
     >>> find_dataset("digits")().classes
     10
@@ -135,6 +146,10 @@ def is_path(name: str, base: Path = Path()) -> bool:
 
 def absolute(name: str, base: Path) -> str:
     """The absolute form of a path relative to `base`; the name of a registered data set stays.
+
+    Args:
+        name: a path, or the name of a data set.
+        base: the folder that paths are relative to.
 
     >>> absolute("digits", Path("/data")), absolute("mine.npz", Path("/data"))
     ('digits', '/data/mine.npz')

@@ -25,12 +25,12 @@ def idx_files(folder: Path) -> list[list[Path]]:
     have a prefix, as in EMNIST."""
     pairs = []
     for number, patterns in enumerate(PARTS):
-        found = [
+        matches = [
             sorted(p for p in folder.glob(f"*{pattern}") if number == 0 or "train" not in p.name)
             for pattern in patterns
         ]
-        if all(found):
-            pairs.append([paths[0] for paths in found])
+        if all(matches):
+            pairs.append([paths[0] for paths in matches])
     return pairs
 
 

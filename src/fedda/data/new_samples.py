@@ -52,7 +52,7 @@ def read_new_images(folder: Path, shape: tuple[int, ...]) -> tuple[Array, list[s
     paths = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not paths:
         raise BadFile(folder, f"must hold images ({', '.join(SUFFIXES)}), it has none")
-    found = []
+    images = []
     for path in paths:
         image = read_image(path)
         image = image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
@@ -60,5 +60,5 @@ def read_new_images(folder: Path, shape: tuple[int, ...]) -> tuple[Array, list[s
             image = np.repeat(image, shape[0], axis=0)
         if image.shape != shape:
             raise BadFile(path, f"must be an image of shape {list(shape)}, got {list(image.shape)}")
-        found.append(image)
-    return np.stack(found), [str(path.relative_to(folder)) for path in paths]
+        images.append(image)
+    return np.stack(images), [str(path.relative_to(folder)) for path in paths]

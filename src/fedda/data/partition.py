@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .. import rng
-from ..checks import count
+from ..checks import count, one_of
 from ..registry import partitions
 
 Array = np.ndarray
@@ -26,6 +26,12 @@ def dominant_class(y: Array, clients: int, seed: int, rho: float = 0.8) -> Array
 
     With m clients per class, these share the dominant part equally. Shares are rounded down, so a few samples are
     left over (one per class on CIFAR-10: 4000 + 9 x 111 of 5000).
+
+    Args:
+        y: the labels.
+        clients: how many.
+        seed: of the random choices.
+        rho: the share of the samples of its own class that a client gets.
     """
     classes = np.unique(y)
     each, rest = divmod(clients, len(classes))
@@ -52,6 +58,12 @@ def dirichlet(y: Array, clients: int, seed: int, alpha: float = 0.5) -> Array:
     """Each class is divided in proportions from a Dirichlet distribution; a smaller alpha is more uneven.
 
     One draw without rejection: an empty client gets one sample of the largest client.
+
+    Args:
+        y: the labels.
+        clients: how many.
+        seed: of the random choices.
+        alpha: the concentration: a smaller one is more uneven, 100 is nearly iid.
     """
     owner = np.empty(len(y), dtype=np.int64)
     random = np.random.default_rng(seed)
@@ -70,11 +82,16 @@ def dirichlet(y: Array, clients: int, seed: int, alpha: float = 0.5) -> Array:
 
 
 @partitions.register("by_client")
-def by_client(client: Any, clients: int | None = None) -> Array:
+def by_client(client: Any, clients: int | None = None, seed: int = 0, choose: str = "spread") -> Array:
     """The owners that the data names: the distinct ids in ascending order become clients 0, 1, ...
 
-    With `clients`, only that number of them, evenly spread over the sorted ids; the samples of the others are unused.
+    Args:
+        client: the owner of each sample.
+        clients: take only so many of them; the samples of the others are unused.
+        seed: of the random choice.
+        choose: with `clients`: "spread" takes them evenly over the sorted ids, "random" at random by the seed.
     """
+    one_of("by_client", "choose", choose, ("spread", "random"))
     if client is None:
         others = ", ".join(entry.name for entry in partitions if entry.name != "by_client")
         raise ValueError(f"by_client: this data set names no clients; take one of {others}")
@@ -82,7 +99,10 @@ def by_client(client: Any, clients: int | None = None) -> Array:
     if clients is None or clients == len(names):
         return owner.astype(np.int64)
     count("by_client", "clients", clients, at_most=len(names))
-    kept = np.linspace(0, len(names) - 1, clients).round().astype(int)
+    if choose == "random":
+        kept = np.sort(shuffled(np.arange(len(names)), seed)[:clients])
+    else:
+        kept = np.linspace(0, len(names) - 1, clients).round().astype(int)
     number = np.full(len(names), -1, dtype=np.int64)
     number[kept] = np.arange(clients)
     return number[owner]
@@ -91,6 +111,12 @@ def by_client(client: Any, clients: int | None = None) -> Array:
 @partitions.register("shards", reference="McMahan et al. 2017, section 3")
 def shards(y: Array, clients: int, seed: int, shards: int = 2) -> Array:
     """Samples are sorted by label and cut into equal shards; each client gets `shards` of them at random.
+
+    Args:
+        y: the labels.
+        clients: how many.
+        seed: of the random choices.
+        shards: shards per client.
 
     >>> owner = shards(np.arange(40) // 10, clients=4, seed=0)
     >>> np.bincount(owner).tolist()
@@ -113,6 +139,12 @@ def label_count(y: Array, clients: int, seed: int, labels: int = 2) -> Array:
 
     The numbers of clients per class differ by at most one. If there are too few clients for all classes, the samples of
     some classes are unused.
+
+    Args:
+        y: the labels.
+        clients: how many.
+        seed: of the random choices.
+        labels: classes per client.
 
     >>> y = np.arange(40) % 4
     >>> owner = label_count(y, clients=6, seed=0, labels=2)
@@ -146,6 +178,12 @@ def label_count(y: Array, clients: int, seed: int, labels: int = 2) -> Array:
 def quantity_skew(y: Array, clients: int, seed: int, alpha: float = 0.5) -> Array:
     """Equal classes, unequal sizes from a Dirichlet distribution; a smaller alpha is more uneven.
 
+    Args:
+        y: the labels.
+        clients: how many.
+        seed: of the random choices.
+        alpha: the concentration: a smaller one gives more uneven sizes.
+
     >>> sorted(np.bincount(quantity_skew(np.zeros(100), clients=4, seed=0, alpha=0.2)).tolist())
     [1, 16, 20, 63]
     """
@@ -167,6 +205,14 @@ BY_CLASS = frozenset(("dominant_class", "dirichlet", "label_count"))  # these ne
 def split(name: str, y: Array, clients: int, seed: int = 0, client: Any = None, **options: Any) -> Array:
     """The client of each sample by a partition, given by its name; every client gets at least one sample.
 
+    Args:
+        name: the partition (`fedda list partitions`).
+        y: the labels.
+        clients: how many.
+        seed: of the random choices.
+        client: the owners that the data names.
+        options: of the partition, such as `alpha`.
+
     >>> split("iid", np.array([0, 1, 0, 1]), clients=2).tolist().count(0)
     2
     """
@@ -186,9 +232,15 @@ def split(name: str, y: Array, clients: int, seed: int = 0, client: Any = None, 
 
 
 def partition(y: Any, kind: str = "iid", clients: int = 10, seed: int = 0, client: Any = None, **options: Any) -> Array:
-    """The client of each sample, by a partition of `fedda list partitions`; -1 for a sample that no client gets.
+    """The client of each sample; -1 for a sample that no client gets.
 
-    `y` are the labels, whole numbers. Options, such as `alpha` or `rho`, are those of the partition.
+    Args:
+        y: the labels, whole numbers.
+        kind: the partition (`fedda list partitions`).
+        clients: how many.
+        seed: the seed of the random choices.
+        client: the owners that the data names, for the partition `by_client` and its relatives.
+        options: of the partition, such as `alpha` or `rho`.
 
     >>> owner = partition([0, 1] * 50, "dirichlet", clients=4, alpha=0.3)
     >>> len(owner), sorted(set(owner.tolist()))

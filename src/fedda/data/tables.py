@@ -5,7 +5,6 @@ values (1 or 0). The target is a number with a decimal point (regression) or a c
 """
 
 import csv
-import importlib.util
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..checks import nearest
+from ..extras import needed_for
 from .arrays import MOST_CLASSES
 from .datasets import Dataset, moments
 from .files import BadFile, reading
@@ -121,9 +121,8 @@ def from_parquet(
     path: Path, wanted: Mapping[str, object] | None = None, without: Sequence[str] = ()
 ) -> dict[str, Array]:
     """The columns by name, of the types that the file gives; which of them, as for `from_csv`."""
-    if importlib.util.find_spec("pyarrow") is None:
-        raise BadFile(path, "needs pyarrow: pip install 'fedda[tables]'")
-    from pyarrow import parquet
+    with needed_for(str(path)):
+        from pyarrow import parquet
 
     table = parquet.read_table(path)
     hint = "" if wanted else NO_VALUE
