@@ -13,6 +13,7 @@ import fedda
 from fedda import listing, presets, registry
 from fedda.cli.bench import facts, path_rows, short
 from fedda.listing import cost
+from fedda.meanings import without_args
 from fedda.runs.formats import plain as number
 from fedda.runs.formats import spread
 from fedda.theory.methods import CORRECTED
@@ -35,8 +36,9 @@ def pages():
         if not entry.alias_of:
             yield ROOT / "docs" / "algorithms" / f"{entry.name}.md", page(entry)
     docs = ROOT / "docs"
-    yield filled(ROOT / "README.md", algorithms=table(), fast=fast())
+    yield filled(ROOT / "README.md", fast=fast())
     yield filled(docs / "sweeps.md", rates=rates())
+    yield filled(docs / "penalties.md", prox=markdown(*listing.rows("prox")))
     yield filled(docs / "theory.md", verdicts=verdicts(), methods=methods(), advice=advice())
     on_gpu = {"precision": precision(), "h200": h200(), "bound": bound(), "others": others()}
     yield filled(docs / "performance.md", **on_gpu, cpu=cpu(), growth=growth())
@@ -50,17 +52,6 @@ def filled(path, **parts):
         assert re.search(pattern, text, re.S), f"{path.name}: no place for {name}"
         text = re.sub(pattern, lambda _, name=name, new=new: MARK.format(name, new), text, flags=re.S)
     return path, text
-
-
-def table():
-    """The algorithms, with links to their pages."""
-    heads = ("name", "what it is", "reference")
-    lines = [
-        (f"[`{listing.names(e)}`](docs/algorithms/{e.name}.md)", e.summary, e.reference)
-        for e in registry.algorithms
-        if not e.alias_of
-    ]
-    return markdown(heads, lines)
 
 
 def rates():
@@ -247,12 +238,16 @@ def advice():
 
 def index():
     heads, entries = listing.rows("algorithms")
-    links = [(f"[{row[0]}]({row[0].split(',')[0]}.md)", *row[1:]) for row in entries]
+    references = {listing.names(e): e.reference for e in registry.algorithms}
+    links = [(f"[{row[0]}]({row[0].split(',')[0]}.md)", *row[1:], references[row[0]]) for row in entries]
     return (
         "# Algorithms and what they cost\n\n"
-        "For one client and one round of I local steps, measured by running each algorithm with its defaults and\n"
-        "counting what travels. Vectors have the size of the model; a message down also carries the step counter, one\n"
-        "number. `fedda list algorithms` prints the same table.\n\n" + markdown(heads, links) + "\n"
+        "All algorithms, what each is, and what it costs; a name leads to its equations, hyper-parameters and when to\n"
+        "choose it. Costs are for one client and one round of I local steps, measured by running each algorithm with\n"
+        "its defaults and counting what travels. Vectors have the size of the model; a message down also carries the\n"
+        "step counter, one number. `fedda list algorithms` prints the same table.\n\n"
+        + markdown((*heads, "reference"), links)
+        + '\n\nThe paper\'s tuned values are presets: `fedda.make("stem", preset="cifar10")`, `fedda list presets`.\n'
     )
 
 
@@ -261,8 +256,7 @@ def page(entry):
     # FedDA's variants are functions that say which class they give.
     cls = builder if inspect.isclass(builder) else inspect.signature(builder, eval_str=True).return_annotation
     module = inspect.getmodule(cls)
-    doc = inspect.getdoc(cls)
-    body, _, example = doc.partition("\n>>> ")
+    body, _, example = without_args(cls.__doc__).partition("\n>>> ")
     # An indented equation is a block of code in Markdown already.
     parts = [f"# {listing.names(entry)}", entry.summary if cls is not builder else "", body]
     if cls.__mro__[1] is not fedda.Algorithm:
@@ -274,7 +268,9 @@ def page(entry):
     parts.append(
         f"**Cost** of one client and one round of I local steps:\n\n{markdown(heads, [tuple(cost(entry.name))])}"
     )
-    parts.append(f"**Hyper-parameters and defaults.** `{listing.params(entry)}`")
+    heads, lines = listing.parameters(entry)
+    cells = [(f"`{name}`", f"`{default}`", bounds, meaning) for name, default, bounds, meaning in lines]
+    parts.append(f"**Hyper-parameters**\n\n{markdown(heads, cells)}")
     given = [
         f"`{which}`: {words}" for which, own in presets.builtin().items() for n, words in own.items() if n == entry.name
     ]

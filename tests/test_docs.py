@@ -10,21 +10,24 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from commands import ENVIRONMENT, fedda, warm
-from fedda import registry
+from fedda import Diverged, Quadratic, load, make, problem, registry, train
 from fedda.experiments import find
 from fedda.experiments.overrides import override
 from fedda.experiments.sweep import Sweep, search
 from fedda.progress import Silence
+from fedda.runs.folder import CONFIG, STATE, Folder
 from ranks import free_port
 from warm import PREPARE, STANDS_IN, standing_in
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
-# What a test cannot run from within itself: the tests. CI does.
-NOT_HERE = {"make test"}
+# What a test cannot run from within itself: the tests, which CI runs, and an install, which other tests do in an
+# environment of their own.
+NOT_HERE = {"make test", "pip install '.[report]'"}
 # On several pages: run once.
 WRITES_NOTHING = {"fedda theory digits", "fedda reproduce --plan"}
 # The figures that the README quotes come of the whole run. Here it is the same command with fewer rounds and seeds.
@@ -32,9 +35,12 @@ SHORTER = {"fedda run digits-heterogeneous --out runs/heterogeneous": "--rounds 
 
 
 def blocks(*languages):
+    """The blocks of all pages, each once."""
+    seen = set()
     for page in PAGES:
         for i, (language, text) in enumerate(BLOCK.findall(page.read_text())):
-            if language in languages:
+            if language in languages and text not in seen:
+                seen.add(text)
                 yield pytest.param(page, text, id=f"{page.name}-{i}")
 
 
@@ -140,9 +146,53 @@ def test_languages_are_known():
     for page in PAGES:
         for language, _ in BLOCK.findall(page.read_text()):
             # "bash" is a launch on several hosts: test_hosts.py runs it on two
-            assert language in ("python", "sh", "toml", *["bash"] * (page.name == "scaling.md")), (
-                f"{page.name}: {language}"
-            )
+            # and "text" is a message: test_messages_are_those_of_the_program provokes it
+            also = {"scaling.md": ["bash"], "faq.md": ["text"]}.get(page.name, [])
+            assert language in ("python", "sh", "toml", *also), f"{page.name}: {language}"
+
+
+def mistakes(folder):
+    """Calls that end in the messages of faq.md."""
+    x, y, client = torch.randn(60, 4), torch.arange(60) % 3, torch.arange(60) % 3
+    digits, entropy = load("digits", clients=10), torch.nn.functional.cross_entropy
+    (folder / "houses.parquet").touch()
+    for name in (CONFIG, STATE):  # a run, for `--out`
+        (folder / "runs" / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "runs" / "mine" / name).touch()
+    return [
+        lambda: train(make("fedavg", lr=1e200), Quadratic([[1.0]], [[1.0]]), rounds=5),
+        lambda: train(make("fedda-mvr", lr=0.5), digits, rounds=2),
+        lambda: problem(torch.nn.Linear(4, 3), lambda o, y: entropy(o, y, reduction="sum"), x=x, y=y, client=client),
+        lambda: problem(torch.nn.Linear(4, 2), entropy, x=x, y=y, client=client),
+        lambda: make("fedavg", lr="0.1"),
+        lambda: make("fedavg", step=5),
+        lambda: train(make("fedavg"), digits, rounds=2, patience=3),
+        lambda: load("houses.parquet", target="price", client="city"),
+        lambda: importlib.import_module("fedda.report"),
+        Folder(Path("runs/mine")).refuse_if_taken,
+    ]
+
+
+def test_messages_are_those_of_the_program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in [*filter(lambda name: name.startswith("fedda.report"), sys.modules)]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("pyarrow", "pyarrow.parquet", "matplotlib"):  # as if they were not installed
+        monkeypatch.setitem(sys.modules, name, None)
+
+    def numberless(text):
+        return re.sub(r"\d+(\.\d+)?", "N", text)
+
+    found = []
+    for mistake in mistakes(tmp_path):
+        with pytest.raises((ValueError, ImportError, Diverged)) as why:
+            mistake()
+        found.append(numberless(str(why.value)))
+    page = (ROOT / "docs" / "faq.md").read_text()
+    for language, text in BLOCK.findall(page):
+        if language == "text":
+            for line in text.splitlines():
+                assert numberless(line) in found, f"faq.md: {line}"
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +240,7 @@ def test_a_recorded_rate_measured_again(tmp_path):
 
 
 def test_links_lead_somewhere():
-    for page in PAGES:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
