@@ -57,5 +57,8 @@ else:
                 raise
         raise AttributeError(f"module 'fedda' has no attribute {name!r}")
 
+    # Public modules that `from fedda import *` leaves out: some of them need other packages.
+    _ON_REQUEST = ("data", "deploy", "registry", "report", "testing", "track")
+
     def __dir__() -> list[str]:
-        return sorted([*__all__, "__version__"])
+        return sorted([*__all__, *_ON_REQUEST, "__version__"])

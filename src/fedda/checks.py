@@ -80,7 +80,12 @@ def check(owner: str, **values: Any) -> None:
 
 
 def number(owner: str, name: str, value: Any, bound: Bound) -> None:
-    """Refuse a value that is not a finite number (or a tensor of such numbers) within `bound`."""
+    """Refuse a value that is not a finite number (or a tensor of such numbers) within `bound`.
+
+    >>> number("FedAvg", "lr", 2**70, POSITIVE)
+    Traceback (most recent call last):
+    ValueError: FedAvg: lr must be less than 2^63, got 1180591620717411303424
+    """
     if name in PER_COORDINATE and isinstance(value, list) and value:  # from TOML: a weight for each coordinate
         for entry in value:
             number(owner, name, entry, bound)
@@ -88,6 +93,8 @@ def number(owner: str, name: str, value: Any, bound: Bound) -> None:
     if isinstance(value, torch.Tensor):
         good = bool((torch.isfinite(value) & bound.holds(value)).all())
     else:
+        if isinstance(value, Integral) and abs(value) >= 2**63:  # PyTorch cannot hold it
+            raise ValueError(f"{owner}: {name} must be less than 2^63, got {shown(value)}")
         real = isinstance(value, Real) and not isinstance(value, bool)
         good = real and math.isfinite(value) and bool(bound.holds(value))
     if not good:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from . import checks, rng
-from .engines import Simulation, Vectorised
-from .engines.simulated import ClientStack, SimulatedCohort
+from .engines import Vectorised
+from .engines.simulated import ClientStack, SimulatedCohort, Simulation
 
 if TYPE_CHECKING:
     from .run import Run

@@ -53,17 +53,25 @@ class Client(Protocol):
     def gradients(self, *points: Tensor, active: Tensor | None = None) -> tuple[Tensor, ...]:
         """One fresh mini-batch, evaluated at every point given.
 
-        `active`, [..., clients, 1] and boolean, is for unequal work: the gradients of the other clients are zero, and
-        are not counted.
+        Args:
+            points: where to take gradients, each [..., clients, d] or [..., 1, d].
+            active: [..., clients, 1] and boolean, for unequal work: the gradients of the other clients are zero, and
+                are not counted.
         """
 
     def full_gradient(self, x: Tensor) -> Tensor:
-        """The gradient over all of the client's data."""
+        """The gradient over all of the client's data.
+
+        Args:
+            x: where to take it.
+        """
 
     def steps(self, number: int) -> Iterator[tuple[int, Move]]:
-        """The local steps of a round, `number` of them unless clients work unequally (see `LocalWork`).
+        """The local steps of a round: ``for i, move in client.steps(self.steps)``. Clients with less work stop earlier:
+        ``x = move(x, new)`` changes x only for the others.
 
-        Clients with less work stop earlier: ``x = move(x, new)`` changes x only for the others.
+        Args:
+            number: how many, unless clients work unequally (see `LocalWork`).
         """
 
     @property
@@ -137,11 +145,27 @@ class Cohort(Protocol):
         """The weight of the clients in this round's means over the weight of all clients: r / K if no client fails."""
 
     def average(self, task: ClientTask, *down: Tensor) -> tuple[Tensor, ...]:
-        """Send the tensors down, run the task on every client, return the means of the replies."""
+        """Send the tensors down, run the task on every client, return the means of the replies.
+
+        Args:
+            task: a method of the algorithm, marked by `on_client`.
+            down: the tensors to send, [..., 1, m].
+
+        Returns:
+            The means, [..., 1, m], one for each reply.
+        """
 
     def replies(self, task: ClientTask, *down: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The replies, each [..., clients, m], and the weights [..., clients, 1]: 0 for a client without a valid reply.
-        For wrappers that replace the mean."""
+        """The replies and their weights, for wrappers that replace the mean.
+
+        Args:
+            task: a method of the algorithm, marked by `on_client`.
+            down: the tensors to send, [..., 1, m].
+
+        Returns:
+            The replies, each [..., clients, m], and the weights [..., clients, 1]: 0 for a client without a valid
+            reply.
+        """
 
 
 @dataclasses.dataclass
@@ -189,42 +213,79 @@ class Problem:
 
     @property
     def layout(self) -> Layout:
+        """Names and shapes of the parameters, in the order of the flat vector."""
         raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
+        """Where its tensors are."""
         raise NotImplementedError
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of models and gradients."""
         raise NotImplementedError
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Problem:
+        """The same problem on another device, or in another dtype.
+
+        Args:
+            device: the device; the same by default.
+            dtype: the dtype; the same by default.
+        """
         raise NotImplementedError
 
     def start(self, seed: int) -> Tensor:
-        """The first model, [d]."""
+        """The first model, [d].
+
+        Args:
+            seed: the seed of the run.
+        """
         raise NotImplementedError
 
     def batch(self, ids: Tensor, key: Tensor) -> Any:
-        """One mini-batch for each of these clients."""
+        """One mini-batch for each of these clients.
+
+        Args:
+            ids: client numbers, [..., c].
+            key: random keys of the same shape.
+        """
         raise NotImplementedError
 
     def everything(self, client: int) -> Any:
-        """All samples of one client, as one batch."""
+        """All samples of one client, as one batch.
+
+        Args:
+            client: its number.
+        """
         raise NotImplementedError
 
     def pick(self, batch: Any, index: tuple[int, ...]) -> Any:
-        """The batch of one client out of a stack."""
+        """The batch of one client out of a stack.
+
+        Args:
+            batch: what `batch` gave.
+            index: the position in `ids`.
+        """
         raise NotImplementedError
 
     def gradient(self, x: Tensor, batch: Any) -> Tensor:
-        """The gradient of one client, [d] from [d], in plain PyTorch. Every faster way must equal it."""
+        """The gradient of one client, [d] from [d], in plain PyTorch. Every faster way must equal it.
+
+        Args:
+            x: the model, [d].
+            batch: the batch of one client.
+        """
         raise NotImplementedError
 
     def gradients(self, x: Tensor, batch: Any) -> Tensor:
         """The gradients of all clients at once, in the shape of x: [points, ..., c, d]. The points of a client share
-        its batch, which has no axis of points."""
+        its batch, which has no axis of points.
+
+        Args:
+            x: models, [points, ..., c, d].
+            batch: what `batch` gave for these clients.
+        """
         raise NotImplementedError
 
     def bytes_per_client(self) -> int:
@@ -232,7 +293,12 @@ class Problem:
         raise NotImplementedError
 
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        """Metrics of models [..., d], each [...], with the clients weighted as in the run."""
+        """Metrics of models [..., d], each [...], with the clients weighted as in the run.
+
+        Args:
+            x: models, [..., d].
+            weights: the weights of the clients, [clients].
+        """
         raise NotImplementedError
 
     # -- optional: each of these has a default ------------------------------------------------------------------------
@@ -240,6 +306,11 @@ class Problem:
     def noiseless(self) -> bool:
         """Whether every mini-batch gradient is the full gradient."""
         return False
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the data: a run is not resumed on other data. Empty if the problem has none."""
+        return ""
 
     @property
     def personal_layout(self) -> Layout:
@@ -252,38 +323,77 @@ class Problem:
         return {}
 
     def personal_start(self, seed: int) -> Tensor:
-        """The first values of the parameters that stay on their clients, [d_personal]."""
+        """The first values of the parameters that stay on their clients, [d_personal].
+
+        Args:
+            seed: the seed of the run.
+        """
         raise NotImplementedError
 
     def personalised(self, personal: Tensor) -> Problem:
-        """The same problem, evaluated with these personal parameters of the process's clients, [..., clients, n]."""
+        """The same problem, evaluated with these personal parameters of the process's clients, [..., clients, n].
+
+        Args:
+            personal: their values, [..., clients, n].
+        """
         raise NotImplementedError
 
     def batches(self, ids: Tensor, keys: Tensor) -> Iterator[Any]:
-        """A batch for each of keys [draws, ..., c]."""
+        """A batch for each of keys [draws, ..., c].
+
+        Args:
+            ids: client numbers, [..., c].
+            keys: random keys, [draws, ..., c].
+        """
         return (self.batch(ids, key) for key in keys)
 
     def shuffled(self, ids: Tensor, key: Tensor, draws: Tensor) -> Iterator[Any]:
-        """The batches number `draws` of a pass over each client's data in random order, without replacement. Without
-        single samples, they are drawn as all batches are."""
+        """Batches of a pass over each client's data in random order, without replacement. Without single samples, they
+        are drawn as all batches are.
+
+        Args:
+            ids: client numbers, [..., c].
+            key: random keys of the same shape, which decide the order.
+            draws: the numbers of the batches in the pass.
+        """
         return self.batches(ids, rng.fold(key, draws.view(-1, *[1] * key.dim())))
 
     def subset(self, client: int, index: Tensor) -> Any:
-        """Some samples of one client, as one batch: all of them if a problem has no single samples."""
+        """Some samples of one client, as one batch: all of them if a problem has no single samples.
+
+        Args:
+            client: its number.
+            index: the numbers of the samples among those of the client.
+        """
         return self.everything(client)
 
     def batch_loss(self, x: Tensor, batch: Any) -> Tensor | None:
-        """The loss of one client's batch at x [d], differentiable; None if the problem has gradients only."""
+        """The loss of one client's batch at x [d], differentiable; None if the problem has gradients only.
+
+        Args:
+            x: the model, [d].
+            batch: the batch of one client.
+        """
         return None
 
     def full_gradients(self, x: Tensor) -> Tensor:
-        """The full gradient of every client at points [..., 1, d]: [..., clients, d]."""
+        """The full gradient of every client at points [..., 1, d]: [..., clients, d].
+
+        Args:
+            x: models, [..., 1, d].
+        """
         points = x.reshape(-1, x.shape[-1])
         rows = [torch.stack([self.gradient(p, self.everything(k)) for k in range(self.clients)]) for p in points]
         return torch.stack(rows).view(*x.shape[:-2], self.clients, x.shape[-1])
 
     def with_path(self, path: str, precision: str, clients: int) -> Problem:
-        """The same problem, its gradients computed by this path in this precision, for stacks of `clients` clients."""
+        """The same problem, its gradients computed in another way.
+
+        Args:
+            path: "auto", or the name of a path of `fedda.engines.Vectorised`.
+            precision: "auto", or a precision of `fedda.engines.Vectorised`.
+            clients: how many clients a stack holds.
+        """
         if (path, precision) != ("auto", "auto"):
             raise ValueError(f"Vectorised: path and precision are for networks, a {type(self).__name__} has neither")
         return self
@@ -295,13 +405,25 @@ class Problem:
     def client_metrics(
         self, x: Tensor, weights: Tensor, mine: Callable[[int], slice], add: Callable[[Sequence[Tensor]], list[Tensor]]
     ) -> dict[str, Tensor]:
-        """The metrics of models x [replicas, d] on the samples of each client of this process: [replicas, clients]."""
+        """The metrics of models on the samples of each client of this process: [replicas, clients].
+
+        Args:
+            x: models, [replicas, d].
+            weights: the weights of the clients.
+            mine: which of n items this process has.
+            add: sums tensors over all processes.
+        """
         part = mine(self.clients)
         part = part if part.stop > part.start else slice(0, 1)
         return self.personal_metrics(x[:, None].expand(-1, part.stop - part.start, -1), part)
 
     def personal_metrics(self, x: Tensor, clients: slice) -> dict[str, Tensor]:
-        """The same with a model for each client, x [replicas, clients, d]."""
+        """The metrics of each client with a model of its own: [replicas, clients].
+
+        Args:
+            x: models, [replicas, clients, d].
+            clients: which clients these are.
+        """
         only = torch.eye(self.clients, dtype=torch.float64, device=x.device)[clients]
         values = [self.evaluate(x[:, i], weights) for i, weights in enumerate(only)]
         return {n: torch.stack([v[n] for v in values], dim=-1) for n in values[0] if n.startswith("train_")}
@@ -311,11 +433,19 @@ class Problem:
         return None
 
     def evaluated_samples(self, samples: int | None) -> int:
-        """How many training samples an evaluation on about `samples` of them takes; on all of them if None."""
+        """How many training samples an evaluation takes.
+
+        Args:
+            samples: about how many are wanted; None for all.
+        """
         raise NotImplementedError
 
     def metric_names(self, part: str) -> list[str]:
-        """The names of the metrics of "validation" or "test" samples; none without such samples."""
+        """The names of the metrics of held-out samples; none without such samples.
+
+        Args:
+            part: "validation" or "test".
+        """
         return []
 
     @property
@@ -324,14 +454,25 @@ class Problem:
         return {}
 
     def finished(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The metrics, from their means over all processes."""
+        """The metrics, from their means over all processes.
+
+        Args:
+            values: the means by name.
+        """
         return values
 
     def totals(
         self, x: Tensor, weights: Tensor, mine: Callable[[int], slice], add: Callable[[Sequence[Tensor]], list[Tensor]]
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """For each metric, a weighted sum and the weight, over this process's part of the data: `mine` says which of n
-        items those are, `add` sums over all processes. By default one process evaluates for all."""
+        """For each metric, a weighted sum and the weight, over this process's part of the data. By default one process
+        evaluates for all.
+
+        Args:
+            x: models, [..., d].
+            weights: the weights of the clients.
+            mine: which of n items this process has.
+            add: sums tensors over all processes.
+        """
         here = mine(1)
         weight = torch.tensor(float(here.stop - here.start), device=x.device)
         return {name: (torch.where(weight > 0, v, 0.0), weight) for name, v in self.evaluate(x, weights).items()}
@@ -349,6 +490,13 @@ class LocalWork:
     `weight_decay` is decoupled: each step also multiplies the model by 1 - eta weight_decay, outside any metric.
     `max_grad_norm` shortens longer mini-batch gradients to this norm. The gradients of one batch at several points
     are scaled by the same factor, that of the first.
+
+    Args:
+        epochs: instead of `steps`: passes of a client over its own data per round, in a new random order each.
+        proportional: set by `steps="proportional"`.
+        stragglers: the share of clients, drawn anew in each round, that stop after 1 to all of their steps.
+        weight_decay: each step also multiplies the model by 1 - eta_t weight_decay.
+        max_grad_norm: mini-batch gradients that are longer are scaled to this norm; no limit by default.
     """
 
     epochs: float | None = None
@@ -401,6 +549,13 @@ class Algorithm(LocalWork, ABC):
 
     A subclass is a frozen dataclass with a NamedTuple `Server` whose first field is `x`, the model that is evaluated.
     Tensors among the hyper-parameters ([replicas, 1, 1], or bounds of a constraint) are moved with the problem.
+
+    Args:
+        epochs: instead of `steps`: passes of a client over its own data per round, in a new random order each.
+        proportional: set by `steps="proportional"`.
+        stragglers: the share of clients, drawn anew in each round, that stop after 1 to all of their steps.
+        weight_decay: each step also multiplies the model by 1 - eta_t weight_decay.
+        max_grad_norm: mini-batch gradients that are longer are scaled to this norm; no limit by default.
     """
 
     Server: ClassVar[type]
@@ -429,23 +584,46 @@ class Algorithm(LocalWork, ABC):
 
     @abstractmethod
     def init(self, x: Tensor, clients: Cohort) -> Any:
-        """The first server state, from the starting point; `clients` are all clients."""
+        """The first server state.
+
+        Args:
+            x: the first model, [..., 1, d].
+            clients: all clients.
+        """
 
     @abstractmethod
     def round(self, server: Any, cohort: Cohort) -> Any:
-        """One round: the next server state."""
+        """One round: the next server state.
+
+        Args:
+            server: the state before.
+            cohort: the clients of the round.
+        """
 
     def first_rate(self, server: Any) -> Tensor | None:
-        """The largest effective step size of the first step, or None. A preconditioner can make it far too large."""
+        """The largest effective step size of the first step, or None. A preconditioner can make it far too large.
+
+        Args:
+            server: the first state.
+        """
         return None
 
     def mapping(self, server: Any, gradient: Tensor) -> Tensor | None:
         """The gradient mapping: how far one round along the full gradient moves x, per unit of step size. It is 0 at a
-        constrained optimum."""
+        constrained optimum.
+
+        Args:
+            server: the state.
+            gradient: the full gradient at its x, [..., 1, d].
+        """
         return None
 
     def monitor(self, server: Any) -> dict[str, Tensor]:
-        """Numbers to report besides the metrics, each [..., 1, 1]."""
+        """Numbers to report besides the metrics, each [..., 1, 1].
+
+        Args:
+            server: the state.
+        """
         return {}
 
 
@@ -456,9 +634,11 @@ def on_client(*, model_replies: tuple[int, ...]) -> Callable[[A], A]: ...
 def on_client(task: Any = None, *, model_replies: tuple[int, ...] = ()) -> Any:
     """Mark a method as a task for clients. Engines run no other method.
 
-    `model_replies` lists the replies that are updated models, by position: the model that was sent (the task's first
-    tensor) plus a change. FedAvg's reply is one. FedDA's z is not: it starts at zero. Clipping, noise and compression
-    work on the change of such a reply.
+    Args:
+        task: the method.
+        model_replies: the replies that are updated models, by position: the model that was sent (the task's first
+            tensor) plus a change. FedAvg's reply is one. FedDA's z is not: it starts at zero. Clipping, noise and
+            compression work on the change of such a reply.
 
     >>> @on_client(model_replies=(0,))
     ... def local(self, client, x, t):
@@ -506,7 +686,11 @@ def check_replies(task: Any, replies: Any, lead: tuple[int, ...]) -> None:
 
 
 def step_counter(like: Tensor) -> Tensor:
-    """t = 0, one for each replica: [..., 1, 1], in the model's dtype (float32 counts to 2^24)."""
+    """t = 0, one for each replica: [..., 1, 1] (float32 counts to 2^24).
+
+    Args:
+        like: the model, [..., 1, d], whose dtype and device it gets.
+    """
     return torch.zeros_like(like[..., :1])
 
 

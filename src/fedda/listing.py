@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import checks, presets, registry
+from . import checks, meanings, presets, registry
 from .aggregation import aggregations
 from .experiments import builtin, find
 from .problems import Quadratic, options_of
@@ -52,6 +52,36 @@ def rows(kind: str) -> Table:
             (e.name, e.summary, getattr(e.build, "better", "higher")) for e in registry.metrics
         ]
     return ("name", "what it is", "parameters and defaults"), [(e.name, e.summary, params(e)) for e in REGISTRIES[kind]]
+
+
+def entry_of(kind: str, name: str) -> registry.Entry:
+    """The entry of this kind and name."""
+    kind = "algorithms" if kind == "params" else kind
+    if kind not in REGISTRIES:
+        raise ValueError(f"list: {kind} have no parameters: leave out {name!r}, or name one of {', '.join(REGISTRIES)}")
+    return REGISTRIES[kind].find(name)
+
+
+def parameters(entry: registry.Entry) -> Table:
+    """The parameters of one entry: default, bounds and meaning."""
+    loaded = entry in (*registry.partitions, *registry.models)
+    defaults = (options_of(entry) if loaded else entry.defaults) | entry.common
+    defaults.pop("proportional", None)  # as steps="proportional"
+    if entry in list(registry.metrics):  # functions of outputs and targets
+        defaults = {}
+    texts = meanings.meanings(entry.build, defaults)
+    lines: list[tuple[str, ...]] = [
+        (name, "" if value is Parameter.empty else str(value), bounds(name), texts[name])
+        for name, value in defaults.items()
+    ]
+    return ("parameter", "default", "bounds", "meaning"), lines
+
+
+def bounds(name: str) -> str:
+    """The bounds of a number, which are the same wherever a parameter has this name."""
+    if name in checks.COUNTS:
+        return "whole, >= 1"
+    return checks.BOUNDS[name].text if name in checks.BOUNDS else ""
 
 
 def names(entry: registry.Entry) -> str:

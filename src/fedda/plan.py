@@ -14,7 +14,9 @@ from torch import Tensor
 from .aggregation.dry_run import dry_run
 from .bench.timing import race, started
 from .core import Algorithm, Number, bind_to_problem
-from .engines import CounterDraws, SingleProcess, Vectorised
+from .engines import Vectorised
+from .engines.participation import CounterDraws
+from .engines.world import SingleProcess
 from .experiments.config import Experiment, errors_named
 from .experiments.runner import build_problem
 from .problems.gradients.tuning import threads

@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from . import checks, plugins, presets
+from . import checks, meanings, plugins, presets
 from .core import Algorithm, LocalWork
+
+__all__ = [
+    "Entry", "Registry", "algorithms", "augmentations", "datasets", "engines", "make", "metrics", "models",
+    "partitions", "proxes", "schedules",
+]  # fmt: skip
 
 T = TypeVar("T", bound=Callable[..., Any])
 RATES = frozenset({"lr", "server_lr"})  # hyper-parameters that may be schedules
@@ -18,7 +23,19 @@ RATES = frozenset({"lr", "server_lr"})  # hyper-parameters that may be schedules
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered builder: its flat keyword arguments are the hyper-parameters of the name."""
+    """A registered builder: its flat keyword arguments are the hyper-parameters of the name.
+
+    Args:
+        name: its name.
+        build: the class or function.
+        owner: its name in messages.
+        summary: the first sentence of its docstring.
+        defaults: every hyper-parameter; `inspect.Parameter.empty` if it has no default.
+        reference: the paper.
+        alias_of: the name that it is another name of.
+        example: hyper-parameters that suit a small noisy problem, for tests.
+        common: hyper-parameters that all entries of this kind take.
+    """
 
     name: str
     build: Callable[..., Any]
@@ -32,8 +49,12 @@ class Entry:
     common: dict[str, Any] = field(default_factory=dict)  # hyper-parameters that all entries of this kind take
 
     def complete(self, params: dict[str, Any]) -> dict[str, Any]:
-        """`params` with the defaults filled in; unknown and missing names are refused. Common hyper-parameters are left
-        out if they are not given."""
+        """The hyper-parameters with the defaults filled in; unknown and missing names are refused. Common hyper-
+        parameters are left out if they are not given.
+
+        Args:
+            params: those that are given.
+        """
         known = self.defaults | self.common
         for name in params:
             if name not in known:
@@ -64,6 +85,12 @@ class Entry:
 class Registry:
     """The entries of one kind, by name. The package `home` registers the built-in ones.
 
+    Args:
+        kind: what it registers, for messages.
+        home: the package that registers the built-in entries, imported on the first use.
+        known: the entries so far, by name.
+        common: hyper-parameters that every entry takes, with their defaults.
+
     >>> Registry("algorithm").find("fedavg")
     Traceback (most recent call last):
     ValueError: unknown algorithm 'fedavg'; known:
@@ -82,6 +109,11 @@ class Registry:
         return self.known
 
     def add(self, entry: Entry) -> None:
+        """Add an entry; a name that is taken is refused.
+
+        Args:
+            entry: the entry.
+        """
         if entry.name in self.entries:
             raise ValueError(f"{self.kind} {entry.name!r} is registered twice")
         self.entries[entry.name] = entry
@@ -90,8 +122,15 @@ class Registry:
         self, name: str, *aliases: str, reference: str = "", owner: str = "", example: dict[str, Any] | None = None
     ) -> Callable[[T], T]:
         """Register a class or a function: the hyper-parameters are those of its signature, the summary is the first
-        paragraph of its docstring. `owner` is its name in messages: by default that of the class, or `name` for a
-        function. `example` holds hyper-parameters with which the shared tests run it."""
+        paragraph of its docstring. The docstring should also say what the hyper-parameters mean.
+
+        Args:
+            name: its name.
+            aliases: other names.
+            reference: the paper.
+            owner: its name in messages: by default that of the class, or `name` for a function.
+            example: hyper-parameters with which the shared tests run it.
+        """
 
         def decorate(build: T) -> T:
             called = owner or (build.__name__ if inspect.isclass(build) else name)
@@ -103,11 +142,16 @@ class Registry:
                 self.add(
                     Entry(label, build, called, summary, defaults, reference, alias_of, example or {}, self.common)
                 )
-            return build
+            return meanings.explained(build) if self.common else build
 
         return decorate
 
     def find(self, name: str) -> Entry:
+        """The entry of a name, also of an installed plugin; the nearest names are suggested if there is none.
+
+        Args:
+            name: its name.
+        """
         if name not in self.entries:
             plugins.discover()  # it may be in an installed package
         if name not in self.entries:
@@ -146,8 +190,12 @@ def rates_of_unknown_length(params: dict[str, Any]) -> list[str]:
 
 
 def make(name: str, *, preset: str | None = None, **params: Any) -> Algorithm:
-    """An algorithm by its name, with its hyper-parameters as keywords; `preset` names a data set whose tuned values
-    from the paper are the defaults.
+    """An algorithm by its name.
+
+    Args:
+        name: its name (`fedda list algorithms`).
+        preset: a data set whose tuned values from the paper are the defaults (`fedda list presets`).
+        params: its hyper-parameters (`fedda list algorithms NAME`); the others keep their defaults.
 
     >>> import fedda
     >>> fedda.make("fedavg", lr=0.1, steps=5).steps
@@ -169,3 +217,7 @@ def with_preset(entry: Entry, params: dict[str, Any]) -> dict[str, Any]:
     if "preset" not in params:
         return explicit
     return presets.find(params["preset"], entry.alias_of or entry.name) | explicit
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from . import checks, rng, rows
-from .aggregation import Aggregated, Budget, Wrapper, check_wrappers, gaussian, privacy, refuse_unfit, residuals
+from .aggregation import Budget, Wrapper, gaussian
+from .aggregation.cohort import Aggregated, check_wrappers, refuse_unfit, residuals
 from .aggregation.compression import bytes_of
 from .aggregation.dry_run import decays_weights, takes_client_steps
+from .aggregation.noise import privacy
 from .arguments import (
     check_device,
     check_engine,
@@ -24,8 +26,11 @@ from .arguments import (
 from .best import BestModels
 from .clients import FineTuning, client_rows
 from .core import Algorithm, Cohort, Problem, bind_to_problem, positive
-from .engines import PERSONAL, Counting, Counts, Draws, Engine, Participation, Simulation, cohort_size
+from .engines import Engine
+from .engines.counting import Counting, Counts
 from .engines.graphs import NoGraph, capture
+from .engines.participation import Draws, Participation, cohort_size
+from .engines.simulated import PERSONAL, Simulation
 from .evaluations import Patience
 
 PATIENCE = 3  # rounds in a row without a finite reply, after which a run (or a replica) has ended
@@ -60,7 +65,26 @@ class Diverged(RuntimeError):
 
 
 class Run:
-    """The state of a run. `seed` may be a list of seeds: they run as replicas of one program.
+    """The state of a run, for code that needs more than `train` and `rounds` give.
+
+    Args:
+        algorithm: what `fedda.make` gives.
+        problem: what `fedda.problem`, `fedda.load` or `fedda.Quadratic` gives.
+        cohort: clients per round, a whole number or a share such as 0.1; all of them by default.
+        seed: of the first model, cohorts, batches and random layers. Several seeds run as one program.
+        x0: the first model: a flat vector, or a state_dict of the network.
+        engine: "auto", "sequential", "vectorised", or an engine of `fedda.engines`.
+        device: the device to which the problem is moved first, such as "cuda".
+        weights: how replies are averaged: "uniform" (the default), or "samples" as in McMahan's FedAvg.
+        force: run even if the first effective rate is far too large.
+        state: `result.state` of an earlier call. The run resumes, bit for bit.
+        aggregation: what is done to replies before they are averaged, in this order (`fedda.aggregation`).
+        budget: {"epsilon": 8.0, "delta": 1e-5}: the run ends before this privacy loss is exceeded.
+        draws: where cohorts and batches come from; by default a hash of the seed.
+        charged: starts and rounds that the privacy budget has paid for already.
+        sampling: "uniform", or "samples": a client with twice the samples is drawn twice as often.
+        drop: the probability that a client's reply gets lost.
+        availability: when clients can take part: a CSV file with the columns client, on, off, or such rows.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]], noise=0.1)
@@ -280,8 +304,22 @@ class Run:
         return self.world.share(gaussian.new_key() if self.world.rank == 0 else b"")
 
     def set_gradients(self, gradients: int, full_gradients: int) -> None:
-        """Set the gradient counts, which the remote clients of a federation report."""
+        """Set the gradient counts, which the remote clients of a federation report.
+
+        Args:
+            gradients: mini-batch gradients so far.
+            full_gradients: passes over all data so far.
+        """
         self.counts = replace(self.counts, gradients=gradients, full_gradients=full_gradients)
+
+    def add_bytes(self, up: int, down: int) -> None:
+        """Count bytes that travelled besides the tensors: those of secure aggregation.
+
+        Args:
+            up: bytes from the clients to the server.
+            down: bytes from the server to the clients.
+        """
+        self.counts = replace(self.counts, bytes_up=self.counts.bytes_up + up, bytes_down=self.counts.bytes_down + down)
 
     def _keep_ended(self, alive: Tensor, server: Any) -> Any:
         """The new state of the replicas that are alive, the old state (with its step counter) of the others."""
@@ -309,6 +347,7 @@ class Run:
         self.counts, self.counts_per_round = counts, self.counts
 
     def raise_if_diverged(self) -> None:
+        """Raise `Diverged` if no replica has had a finite reply for several rounds."""
         if bool(self.ended.all()):
             raise Diverged(
                 f"{type(self.algorithm).__name__}: no client gave a finite reply in {PATIENCE} rounds in a row "
@@ -318,19 +357,35 @@ class Run:
     def set_patience(
         self, evaluations: int | None, metric: str | None, seeds: int, state: Mapping[str, Tensor] | None
     ) -> None:
-        """Stop after so many evaluations without an improvement of a validation metric, which also decides which model
-        is the best. `seeds` is the number of rows of an evaluation; `state` is that of a resumed run."""
+        """Stop after some evaluations without an improvement of a validation metric, which also decides which model is
+        the best.
+
+        Args:
+            evaluations: how many; None for never.
+            metric: its name; the validation accuracy or loss by default.
+            seeds: rows of an evaluation.
+            state: the state of a resumed run, or None.
+        """
         self.patience = Patience.of(evaluations, metric, self.problem, seeds, state)
         if self.patience is not None:
             self.best.chosen_by = self.patience.name
 
     # -- the privacy budget ---------------------------------------------------------------------------------------
     def last_round(self, rounds: int) -> int:
-        """The last of `rounds` rounds that the privacy budget allows; all of them without a budget."""
+        """The last of `rounds` rounds that the privacy budget allows; all of them without a budget.
+
+        Args:
+            rounds: how many rounds are wanted.
+        """
         return rounds if self.privacy is None else self.privacy.last_round(rounds)
 
     def stop_reason(self, done: int, rounds: int) -> str:
-        """Why a run of `rounds` rounds ends after `done` of them; empty if it does all of them."""
+        """Why a run ends early; empty if it does not.
+
+        Args:
+            done: its last round.
+            rounds: how many were wanted.
+        """
         if self.privacy is None or self.privacy.last_round(rounds) == rounds:
             return ""
         return self.privacy.stop_reason(done, rounds)
@@ -338,16 +393,25 @@ class Run:
     # -- reports and checkpoints ----------------------------------------------------------------------------------
     @torch.no_grad()
     def evaluate(self, detail: bool = False, samples: int | None = None) -> list[dict[str, Any]]:
-        """One row for each seed: counts so far and metrics of the model. `detail` adds the density of every layer and,
-        if the algorithm has one, the gradient mapping, which takes a pass over all data. With `samples`, the metrics of
-        the training samples are estimated from about so many, and the row says how many: `train_samples`."""
+        """Evaluate the model: one row for each seed, with counts so far and metrics.
+
+        Args:
+            detail: add the density of every layer and, if the algorithm has one, the gradient mapping, which takes a
+                pass over all data.
+            samples: estimate the metrics of the training samples from about so many, and say so in `train_samples`; all
+                by default.
+        """
         self.raise_if_diverged()
         reported = rows.report(self, detail, samples)
         self.best.update(self.server.x, reported)
         return reported
 
     def client_rows(self, tuning: FineTuning | None = None) -> list[dict[str, Any]]:
-        """One row for each seed and client: the metrics of the model on the client's own samples."""
+        """One row for each seed and client: the metrics of the model on the client's own samples.
+
+        Args:
+            tuning: also evaluate each client after local steps.
+        """
         self.raise_if_diverged()
         return client_rows(self, tuning)
 

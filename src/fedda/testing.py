@@ -24,16 +24,22 @@ from .rules.prox import Prox
 from .rules.schedules import schedule
 from .run import Run
 
+__all__ = ["check_algorithm", "check_prox"]
+
 CLIENTS, COHORT, D, ROUNDS = 7, 4, 5, 3
 
 
 def check_algorithm(algorithm: Any, **hyper: Any) -> None:
-    """Check what every algorithm must do. Give an instance, or a class and its hyper-parameters.
+    """Check what every algorithm must do.
 
     Engines agree, also where clients stop early, several seeds at once equal single runs, a resumed run equals an
     uninterrupted one, the dtype is kept, bytes and gradients are counted, a client whose reply is not finite is left
     out, the rate of every local step is used, and the replies that are models are marked. The problem is a small noisy
-    quadratic whose clients differ, so give hyper-parameters with which the method is stable there.
+    quadratic whose clients differ.
+
+    Args:
+        algorithm: an instance, or a class.
+        hyper: the hyper-parameters of a class, with which the method is stable on that problem.
 
     >>> from fedda.algorithms.fedavg import FedAvg
     >>> check_algorithm(FedAvg, lr=0.1, steps=3)
@@ -234,8 +240,13 @@ MIXES = "a task must not mix clients or seeds: name the axis of every reduction,
 
 
 def check_prox(prox: Any, d: int = 6, diagonal: bool = True, **hyper: Any) -> None:
-    """Check that a map solves argmin_x s psi(x) + sum q (x - u)^2 / 2 over its set. Give an instance, or a class and
-    its hyper-parameters. `d` is the length of the vectors; `diagonal=False` skips metrics with a weight per coordinate.
+    """Check that a map solves argmin_x s psi(x) + sum q (x - u)^2 / 2 over its set.
+
+    Args:
+        prox: an instance, or a class.
+        d: the length of the vectors.
+        diagonal: whether metrics with a weight per coordinate are checked too.
+        hyper: the parameters of a class.
 
     >>> import fedda
     >>> check_prox(fedda.prox.Box, lower=-1.0, upper=0.5)
@@ -325,3 +336,7 @@ def _close(owner: Any, a: Tensor, b: Tensor, tol: float, what: str, advice: str)
 def _require(holds: bool, owner: Any, what: str, advice: str) -> None:
     if not holds:
         raise AssertionError(f"{type(owner).__name__}: {what}: {advice}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,16 +10,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from .extras import needed_for
+
+__all__ = ["Tracker", "mlflow", "tensorboard", "wandb"]
+
 Row = Mapping[str, Any]
 
 
 @runtime_checkable
 class Tracker(Protocol):
+    """What `train(track=...)` and `fedda run --track` write to; an object of your own needs these three methods."""
+
     def begin(self, config: Row) -> None:
-        """The run begins: its settings."""
+        """The run begins.
+
+        Args:
+            config: its settings.
+        """
 
     def log(self, row: Row) -> None:
-        """The metrics of one evaluation of one seed; `row["algorithm"]` and `row["seed"]` say whose they are."""
+        """One evaluation of one seed.
+
+        Args:
+            row: counts and metrics; `row["algorithm"]` and `row["seed"]` say whose they are.
+        """
 
     def end(self) -> None:
         """The run has ended, or was interrupted."""
@@ -61,10 +75,8 @@ class _Streams:
 class _TensorBoard(_Streams):
     def __init__(self, folder: Path):
         super().__init__()
-        try:
+        with needed_for("track.tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError("tensorboard needs another package: pip install 'fedda[tensorboard]'") from None
         self.folder, self.make = folder, SummaryWriter
 
     def open(self, name: str, round: int) -> Any:
@@ -82,18 +94,16 @@ class _TensorBoard(_Streams):
 class _MLflow(_Streams):
     def __init__(self, store: str | None, experiment: str):
         super().__init__()
-        try:
+        with needed_for("track.mlflow"):
             from mlflow.tracking import MlflowClient
-        except ImportError:
-            raise ValueError("mlflow needs another package: pip install 'fedda[mlflow]'") from None
         self.store, self.title, self.make = store, experiment, MlflowClient
 
     def begin(self, config: Row) -> None:
         super().begin(config)
         try:
             self.client = self.make(tracking_uri=self.store)
-            found = self.client.get_experiment_by_name(self.title)
-            self.experiment = self.client.create_experiment(self.title) if found is None else found.experiment_id
+            known = self.client.get_experiment_by_name(self.title)
+            self.experiment = self.client.create_experiment(self.title) if known is None else known.experiment_id
         except Exception as why:  # no server, no database
             raise ValueError(f"mlflow: {(str(why).splitlines() or [type(why).__name__])[0][:200]}") from why
 
@@ -119,10 +129,8 @@ class _MLflow(_Streams):
 class _Wandb(_Streams):
     def __init__(self, project: str, folder: Path):
         super().__init__()
-        try:
+        with needed_for("track.wandb"):
             import wandb
-        except ImportError:
-            raise ValueError("wandb needs another package: pip install 'fedda[wandb]'") from None
         self.project, self.folder, self.wandb = project, folder, wandb
 
     def open(self, name: str, round: int) -> Any:
@@ -142,18 +150,31 @@ class _Wandb(_Streams):
 
 
 def tensorboard(folder: str | Path = "tensorboard") -> Tracker:
-    """Writes for TensorBoard (`tensorboard --logdir FOLDER`): one stream for each algorithm and seed."""
+    """Writes for TensorBoard (`tensorboard --logdir FOLDER`): one stream for each algorithm and seed.
+
+    Args:
+        folder: where the files go.
+    """
     return _TensorBoard(Path(folder))
 
 
 def mlflow(store: str | None = None, experiment: str = "fedda") -> Tracker:
-    """Writes to MLflow, one MLflow run for each algorithm and seed. `store` is an address such as
-    "sqlite:///mlflow.db"; by default as MLflow's own settings say (MLFLOW_TRACKING_URI)."""
+    """Writes to MLflow, one MLflow run for each algorithm and seed.
+
+    Args:
+        store: an address such as "sqlite:///mlflow.db"; by default as MLflow's own settings say (MLFLOW_TRACKING_URI).
+        experiment: the name of the MLflow experiment.
+    """
     return _MLflow(store, experiment)
 
 
 def wandb(project: str = "fedda", folder: str | Path = "wandb") -> Tracker:
-    """Writes to Weights & Biases, as its own settings say (WANDB_MODE=offline writes to `folder` only)."""
+    """Writes to Weights & Biases, as its own settings say (WANDB_MODE=offline writes to `folder` only).
+
+    Args:
+        project: the name of the project.
+        folder: where its files go.
+    """
     return _Wandb(project, Path(folder))
 
 
@@ -169,3 +190,7 @@ def in_folder(name: str, folder: Path, title: str) -> Tracker:
     if name == "wandb":
         return wandb(title, folder)
     raise ValueError(f"--track must be one of {', '.join(TRACKERS)}, got {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -20,8 +20,10 @@ from .arguments import with_hints
 from .best import MISSING, NO_PERSONAL_BEST
 from .clients import PERSONAL_ALREADY, FineTuning
 from .core import Algorithm, Problem, map_fields
-from .engines import PERSONAL, Engine, Vectorised
+from .engines import Engine, Vectorised
+from .engines.simulated import PERSONAL
 from .evaluations import EvaluationPlan, plan_evaluations, warn_of_few
+from .extras import needed_for
 from .problems.exporting import write_model
 from .problems.gradients.tuning import measured_threads, threads
 from .problems.neural import Neural
@@ -53,8 +55,28 @@ def rounds(
 ) -> Iterator[Any]:
     """The server's state after each round: an iterator, for loops of your own.
 
-    With `state`, it begins with the round after that state, and ends with round `rounds`. All arguments mean what they
-    mean in `train`.
+    With `state`, it begins with the round after that state.
+
+    Args:
+        algorithm: what `fedda.make` gives.
+        problem: what `fedda.problem`, `fedda.load` or `fedda.Quadratic` gives.
+        rounds: the last round, counted from the start of the run, also if it resumes.
+        cohort: clients per round, a whole number or a share such as 0.1; all of them by default.
+        seed: of the first model, cohorts, batches and random layers. Several seeds run as one program.
+        x0: the first model: a flat vector, or a state_dict of the network.
+        engine: "auto", "sequential", "vectorised", or an engine of `fedda.engines`.
+        device: the device to which the problem is moved first, such as "cuda".
+        weights: how replies are averaged: "uniform" (the default), or "samples" as in McMahan's FedAvg.
+        sampling: "uniform", or "samples": a client with twice the samples is drawn twice as often.
+        drop: the probability that a client's reply gets lost.
+        availability: when clients can take part: a CSV file with the columns client, on, off, or such rows.
+        force: run even if the first effective rate is far too large.
+        aggregation: what is done to replies before they are averaged, in this order (`fedda.aggregation`).
+        state: `result.state` of an earlier call. The run resumes, bit for bit.
+        budget: {"epsilon": 8.0, "delta": 1e-5}: the run ends before this privacy loss is exceeded.
+
+    Returns:
+        An iterator of states; `server.x` is the model, [1, d], or [replicas, 1, d] for several seeds.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0]], b=[[2.0]])
@@ -68,36 +90,68 @@ def rounds(
         for_rounds(algorithm, problem, rounds), problem, cohort, seed, x0, engine, device, weights, force, state,
         aggregation, budget, sampling=sampling, drop=drop, availability=availability,
     )  # fmt: skip
+    refuse_other_data(run, state)
     return (run.step() for _ in range(run.round, affordable(run, rounds)))
 
 
+def data_of(run: Run) -> dict[str, Tensor]:
+    """The hash of the data, as a part of a state."""
+    return {"data": torch.frombuffer(bytearray.fromhex(run.problem.fingerprint or "00"), dtype=torch.uint8)}
+
+
+def refuse_other_data(run: Run, state: Mapping[str, Tensor] | None) -> None:
+    """Refuse a state of a run on other data; the first rank compares."""
+    if state is None or "data" not in state or run.world.rank:
+        return
+    if not torch.equal(state["data"].cpu(), data_of(run)["data"]):
+        raise ValueError("train: the state is of a run on other data; to start from its model, give x0=result.x")
+
+
 class History(list[dict[str, Any]]):
-    """The rows of a run: round, seed, steps, gradients, bytes_up, bytes_down, seconds, metrics."""
+    """The rows of a run: a list of dicts with round, seed, steps, gradients, bytes_up, bytes_down, seconds and metrics.
+
+    Args:
+        iterable: rows; none by default.
+    """
 
     def to_pandas(self) -> Any:
-        try:
+        """The rows as a pandas.DataFrame, one column for each name."""
+        with needed_for("to_pandas"):
             import pandas
-        except ImportError:
-            raise ImportError("to_pandas needs another package: pip install pandas") from None
         return pandas.DataFrame(self)
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model of a run, one for each seed."""
+    """A model of a run, one for each seed.
+
+    Args:
+        x: the parameters, [d], or [replicas, d] for several seeds.
+        run: the run.
+    """
 
     x: Tensor  # the parameters, [d], or [replicas, d] for several seeds
     run: Run
 
     def model(self, seed: int | None = None, client: Any = None) -> nn.Module:
         """The trained network as an nn.Module in eval mode. It takes samples as they were given to the problem: if the
-        problem standardises them, so does the module. With several seeds, `seed` says which; the first by default.
-        If the problem has personal parameters, the module has those of `client`, named as in `result.clients`, or else
-        their mean over clients."""
+        problem standardises them, so does the module.
+
+        Args:
+            seed: the seed whose model is meant, if there are several; the first by default.
+            client: the client whose personal parameters are meant, named as in `result.clients`; by default their mean
+                over clients.
+        """
         return trained_model(*self._network(seed, client))
 
     def state_dict(self, seed: int | None = None, client: Any = None) -> dict[str, Tensor]:
-        """The state_dict of the user's own module, after training, with the personal parameters of `client`."""
+        """The state_dict of the user's own module, after training.
+
+        Args:
+            seed: the seed whose model is meant, if there are several; the first by default.
+            client: the client whose personal parameters are meant, named as in `result.clients`; by default their mean
+                over clients.
+        """
         return trained_state(*self._network(seed, client))
 
     def _network(self, seed: int | None, client: Any) -> tuple[Neural, Tensor, Tensor, int | None]:
@@ -130,7 +184,16 @@ class Best(TrainedModel):
 
 @dataclass(frozen=True)
 class Result(TrainedModel):
-    """A trained model, the rows of its run, and the state from which the run can be resumed."""
+    """A trained model, the rows of its run, and the state from which the run can be resumed. `train` makes it.
+
+    Args:
+        x: the parameters, [d], or [replicas, d] for several seeds.
+        run: the run.
+        history: the rows of all evaluations.
+        server: the last state of the server.
+        stopped: why the run ended before its last round; empty if it did not.
+        fine_tuning: what `personalise` asked for.
+    """
 
     history: History
     server: Any
@@ -148,7 +211,7 @@ class Result(TrainedModel):
     def state(self) -> dict[str, Tensor]:
         """Everything that the run needs to resume, for `train(..., state=...)`. With several processes, all of them
         must ask for it, and all get the same."""
-        state, world = self.run.state(), self.run.world
+        state, world = self.run.state() | data_of(self.run), self.run.world
         if world.size == 1:
             return {name: value.clone() for name, value in state.items()}
         content = io.BytesIO()  # the first rank has all of it
@@ -266,6 +329,7 @@ def train(
             f"train: the state is after round {run.round}, and rounds counts from the start of the run: give more than "
             f"{run.round}, got {rounds}"
         )
+    refuse_other_data(run, state)
     rounds = affordable(run, rounds)
     plan = plan_evaluations(run.problem, rounds, run.cohort, run.algorithm.steps, every, evaluate)
     run.set_patience(patience, metric, len(run.seeds), state)
@@ -369,8 +433,18 @@ class Watch:
 
 
 def export(result: TrainedModel, path: str | Path, seed: int | None = None, client: Any = None) -> Path:
-    """Write the model of `result` or `result.best` to a file: .pt, .safetensors or .onnx. With several seeds, `seed`
-    says which; the first by default. `client` is for personal parameters, as in `result.model`."""
+    """Write a trained model to a file for PyTorch or ONNX Runtime.
+
+    Args:
+        result: the result of `train`, or its `best`.
+        path: the file; its suffix .pt, .safetensors or .onnx says the format.
+        seed: the seed whose model is meant, if there are several; the first by default.
+        client: the client whose personal parameters are meant, named as in `result.clients`; by default their mean over
+            clients.
+
+    Returns:
+        The path of the file.
+    """
     if not isinstance(result, TrainedModel):
         raise ValueError(f"export: give the result of fedda.train, or its best, got a {type(result).__name__}")
     return write_model(Path(path), *result._network(seed, client))

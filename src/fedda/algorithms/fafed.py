@@ -29,6 +29,11 @@ class Fafed(Algorithm):
 
     Choose it as the ablation of FedDA's remark that averaging v on clients gives no linear speed-up.
 
+    Args:
+        alpha: the weight of a new gradient in the estimate m.
+        v0: the start of v, a number; by default the mean square of the first gradients.
+        ext: a factor of the old gradient in the first step of every round but the first; the authors' option has 0.95.
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
     >>> fedda.train(fedda.make("fafed", lr=0.05, eps=0.5), problem, rounds=100).x
@@ -43,7 +48,7 @@ class Fafed(Algorithm):
         t: Tensor
 
     choices: ClassVar = {"old_point": CHOICES}
-    variants: ClassVar = ({"old_point": "server"},)
+    variants: ClassVar = ({"old_point": "server"}, {"ext": 0.95})
     lr: Any = 0.001
     alpha: Any = 0.1
     beta2: Any = 0.999
@@ -51,6 +56,7 @@ class Fafed(Algorithm):
     steps: int = 5
     v0: Any = None
     old_point: str = "own"
+    ext: Any = 1.0
 
     @property
     def memory(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -80,6 +86,7 @@ class Fafed(Algorithm):
             scale = torch.where(t == 0, torch.ones_like(h), before) if i == 0 else h
             x = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * m / scale)
             g, g_old = client.gradients(x, x_old)
+            g_old = torch.where(t == 0, g_old, self.ext * g_old) if i == 0 else g_old
             m = move(m, g + (1 - self.alpha) * (m - g_old))
             v = move(v, self.beta2 * v + (1 - self.beta2) * g**2)
             x_old = x

@@ -2,7 +2,7 @@
 Decentralized Data, AISTATS 2017)."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -57,17 +57,30 @@ class FedAvg(Algorithm):
 @algorithms.register("fedavg-subgradient", reference="Yuan, Zaheer, Reddi 2021", example={"lr": 0.1})
 @dataclass(frozen=True)
 class FedAvgSubgradient(FedAvg):
-    """FedAvg on f + gamma ||x||_1 by a subgradient: X <- X - eta_t (g_k(X; B) + gamma sign(X)).
+    """FedAvg on f + gamma ||x||_1 by a subgradient.
+
+        X <- X - eta_t (g_k(X; B) + gamma sign(X))                                     (sign = "before")
+        Y = X - eta_t g_k(X; B);     X <- Y - eta_t gamma sign(Y)                      (sign = "after")
+
+    The authors' code takes the sign after the gradient step. It also penalises the kernels of dense layers alone and
+    weights clients by their samples (`weights="samples"` of a run).
 
     Choose it as the dense control: it shrinks weights but never makes one exactly zero.
+
+    Args:
+        sign: where the sign of the penalty is taken: "before" the gradient step, or "after" it.
     """
 
+    choices: ClassVar = {"sign": ("before", "after")}
+    variants: ClassVar = ({"sign": "after"},)
     gamma: Any = 0.001
+    sign: str = "before"
 
     @on_client(model_replies=(0,))
     def local(self, client: Client, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr = schedule(self.lr)
         for i, move in client.steps(self.steps):
             (g,) = client.gradients(x)
-            x = move(x, self.decayed(x, lr(t + i)) - lr(t + i) * (g + self.gamma * x.sign()))
+            new = self.decayed(x, lr(t + i)) - lr(t + i) * g
+            x = move(x, new - lr(t + i) * self.gamma * (x if self.sign == "before" else new).sign())
         return (x,)

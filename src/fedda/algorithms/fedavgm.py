@@ -25,6 +25,9 @@ class FedAvgM(FedAvg):
 
     Choose it if few clients take part in a round and the averages vary much.
 
+    Args:
+        nesterov: look ahead: add the new change once more to the server's step.
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
     >>> fedda.train(fedda.make("fedavgm", lr=0.1, steps=1, momentum=0.5), problem, rounds=100).x

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..checks import one_of
 from ..core import Algorithm, Client, ClientWrapper, Cohort, on_client, positive, step_counter
+from ..meanings import explained
 from ..registry import algorithms
 from ..rules.estimators import Estimator, Momentum, Mvr
 from ..rules.preconditioners import Diagonal, Preconditioner, Scalar
@@ -22,6 +23,7 @@ from .old_point import CHOICES, MEMORY, keep_point, own_point
 PAPER = "Li, Huang, Huang 2023"
 
 
+@explained
 @dataclass(frozen=True)
 class FedDA(Algorithm):
     """Restarted dual averaging: clients accumulate gradient estimates in the dual space of a shared metric H.
@@ -30,9 +32,10 @@ class FedDA(Algorithm):
 
     from z = 0, X = x_tau. The server then maps the mean of z with the SAME H, averages nu, and updates H from z. S is
     the sum of the etas in z. `mu_scale="mean"` divides z by S instead of the last eta. `v_input="nu"` builds H from the
-    last estimate. The variance-reduced variants also take `old_point="own"`: the first old gradient of a round is then
-    taken at the client's own last point, as in STEM, and not at x_tau, as in Algorithm 2. `averaging="primal"` is an
-    ablation of the paper's remark that the server must average z: it averages X (`FedDAPrimal`).
+    last estimate; with `mu_update="before"` the H of the first round holds the first estimate already, as in the
+    authors' SuperAdam. The variance-reduced variants also take `old_point="own"`: the first old gradient of a round is
+    then taken at the client's own last point, as in STEM, and not at x_tau, as in Algorithm 2. `averaging="primal"` is
+    an ablation of the paper's remark that the server must average z: it averages X (`FedDAPrimal`).
 
     Beyond the paper: `eps_mode="relative"` replaces epsilon by kappa times the mean of H's other part, so that no
     number has to be tuned to the size of a model's gradients. It implies `mu_scale="mean"`, `mu0="zero"` and bias
@@ -44,6 +47,9 @@ class FedDA(Algorithm):
     Choose it for adaptive local steps, for penalties and constraints, or for both. The momentum variants (2-1, 2-2)
     cost one gradient per step, the variance-reduced ones (1-1, 1-2) two. A diagonal H (1-1, 2-1) sends one vector more
     down than a scalar one.
+
+    Args:
+        lr: the clients' rate as a schedule, eta_t.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
@@ -65,7 +71,7 @@ class FedDA(Algorithm):
         {"eps_mode": "relative", "kappa": 0.5, "averaging": "primal"},
         {"eps_mode": "relative", "v_input": "gradients", "prox": L1Ball(1.0)},
         {"v_input": "gradients", "averaging": "primal", "prox": L1(0.05)},
-        {"v_input": "nu", "mu0": "nu0", "prox": L1(0.05)},
+        {"v_input": "nu", "mu0": "nu0", "mu_update": "before", "bias_correction": True, "prox": L1(0.05)},
         {"v_input": "nu", "mu_scale": "mean", "mu0": "zero", "bias_correction": True, "h0": "one"},
         {"beta_mode": "weight", "alpha_mode": "weight", "prox": NonNegative()},
     )
@@ -183,6 +189,7 @@ class FedDA(Algorithm):
         return torch.where(t == 0, x0, x) if self.preconditioner.measures_first else x
 
 
+@explained
 @dataclass(frozen=True)
 class FedDAPrimal(FedDA):
     """FedDA whose server averages the clients' last points X instead of z: an ablation. One vector more goes up."""
@@ -255,6 +262,8 @@ def build(cls: type[F], parts: Parts, matrix: type[Diagonal], params: dict[str, 
     params = dict(params)
     if params["eps_mode"] == "relative":
         params |= {"mu0": "zero", "bias_correction": True, "mu_scale": "mean"}
+    if params["mu_update"] == "before" and params["v_input"] != "nu":
+        raise ValueError(f"FedDA: v_input must be 'nu' with mu_update='before', got {params['v_input']!r}")
     H = matrix(**{field.name: params.pop(field.name) for field in fields(Diagonal)})
     rate, estimator = parts(params)
     return cls(rate, estimator, H, **params | {"prox": prox(params["prox"])})
@@ -275,7 +284,7 @@ def fedda_mvr(
     *, lr: Any = 0.02, w: Any = 1e4, c: Any = None, steps: int = 5, scale: Any = 1.0, mu_scale: str = "sum",
     v_input: str = "z", averaging: str = "dual", old_point: str = "server", prox: Any = None, beta: Any = 0.999,
     eps: Any = 0.01, mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu",
-    bias_correction: bool = False, eps_mode: str = "absolute", kappa: Any = 1.0,
+    bias_correction: bool = False, eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
 ) -> FedDA:  # fmt: skip
     """FedDA, variance-reduced estimator, diagonal H."""
     return build_variant(mvr_parts, Diagonal, locals())
@@ -286,7 +295,7 @@ def fedda_1_2(
     *, lr: Any = 1.0, w: Any = 5e3, c: Any = None, steps: int = 5, scale: Any = 1.0, mu_scale: str = "sum",
     v_input: str = "z", averaging: str = "dual", old_point: str = "server", prox: Any = None, beta: Any = 0.999,
     eps: Any = 0.01, mu0: str = "nu0", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
-    eps_mode: str = "absolute", kappa: Any = 1.0,
+    eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
 ) -> FedDA:  # fmt: skip
     """FedDA, variance-reduced estimator, scalar H."""
     return build_variant(mvr_parts, Scalar, locals())
@@ -297,7 +306,7 @@ def fedda_2_1(
     *, lr: Any = 0.001, momentum: Any = 0.9, alpha_mode: str = "history", steps: int = 5, scale: Any = 1.0,
     mu_scale: str = "sum", v_input: str = "z", averaging: str = "dual", prox: Any = None, beta: Any = 0.999,
     eps: Any = 0.01, mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu",
-    bias_correction: bool = False, eps_mode: str = "absolute", kappa: Any = 1.0,
+    bias_correction: bool = False, eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
 ) -> FedDA:  # fmt: skip
     """FedDA, momentum estimator, diagonal H."""
     return build_variant(momentum_parts, Diagonal, locals())
@@ -308,7 +317,7 @@ def fedda_2_2(
     *, lr: Any = 0.01, momentum: Any = 0.9, alpha_mode: str = "history", steps: int = 5, scale: Any = 1.0,
     mu_scale: str = "sum", v_input: str = "z", averaging: str = "dual", prox: Any = None, beta: Any = 0.999,
     eps: Any = 0.01, mu0: str = "nu0", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
-    eps_mode: str = "absolute", kappa: Any = 1.0,
+    eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
 ) -> FedDA:  # fmt: skip
     """FedDA, momentum estimator, scalar H."""
     return build_variant(momentum_parts, Scalar, locals())

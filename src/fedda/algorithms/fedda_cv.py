@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from ..core import Client, Cohort, on_client
+from ..meanings import explained
 from ..registry import algorithms
 from ..rules.preconditioners import Diagonal
 from .fedda import FedDA, Squares, StepMean, build, momentum_parts, mvr_parts
 
 
+@explained
 @dataclass(frozen=True)
 class FedDACV(FedDA):
     """FedDA without drift: clients correct their gradients by the difference of a global and a local control variate.
@@ -103,7 +105,7 @@ def fedda_cv(
     *, lr: Any = 0.001, momentum: Any = 0.9, alpha_mode: str = "history", steps: int = 5, scale: Any = 1.0,
     mu_scale: str = "sum", v_input: str = "z", prox: Any = None, beta: Any = 0.999, eps: Any = 0.01,
     mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
-    eps_mode: str = "absolute", kappa: Any = 1.0,
+    eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
 ) -> FedDACV:  # fmt: skip
     """FedDA without drift: control variates, momentum estimator, diagonal H."""
     return build(FedDACV, momentum_parts, Diagonal, locals())
@@ -116,7 +118,7 @@ def fedda_cv_mvr(
     *, lr: Any = 0.02, w: Any = 1e4, c: Any = None, steps: int = 5, scale: Any = 1.0, mu_scale: str = "sum",
     v_input: str = "z", old_point: str = "server", prox: Any = None, beta: Any = 0.999, eps: Any = 0.01,
     mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
-    eps_mode: str = "absolute", kappa: Any = 1.0,
+    eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
 ) -> FedDACV:  # fmt: skip
     """FedDA without drift: control variates, variance-reduced estimator, diagonal H."""
     return build(FedDACV, mvr_parts, Diagonal, locals())

@@ -28,6 +28,10 @@ class FedDyn(Algorithm):
 
     Choose it where clients differ much and return often, as SCAFFOLD, when only one vector may go up.
 
+    Args:
+        alpha: the weight of the quadratic term: larger keeps clients nearer to x.
+        evaluate: the model that is evaluated: "mean" of the clients, or "cloud", the point that they start from.
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]])
     >>> fedda.train(fedda.make("feddyn", lr=0.1, alpha=1.0, steps=20), problem, rounds=100).x

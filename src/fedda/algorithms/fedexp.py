@@ -25,6 +25,9 @@ class FedExP(FedAvg):
 
     Choose it for a longer server step without state and without tuning.
 
+    Args:
+        eps: limits the server's step when the clients' changes almost cancel.
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
     >>> fedda.train(fedda.make("fedexp", lr=0.1, eps=0.1), problem, rounds=60).x

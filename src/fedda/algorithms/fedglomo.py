@@ -25,6 +25,10 @@ class FedGlomo(Algorithm):
 
     Choose it to study global against local variance reduction; it costs four gradients per step.
 
+    Args:
+        local_momentum: the weight of the history in a client's estimate V; 0 is plain SGD on clients.
+        server_beta: b, the weight of the new changes on the server; 1 for no variance reduction there.
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
     >>> fedda.train(fedda.make("fedglomo", lr=0.1), problem, rounds=100).x

@@ -34,6 +34,10 @@ class FedNova(Algorithm):
 
     Choose it if clients have different amounts of data or time, and no client should wait for the slowest.
 
+    Args:
+        work: how the steps of a client are chosen: "samples" (by its data), "random" or "equal".
+        momentum: the momentum of the clients' SGD.
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]], sizes=[1, 10])
     >>> fedda.train(fedda.make("fednova", lr=0.01, steps=10), problem, rounds=400).x  # without a_k: 1.8

@@ -30,6 +30,12 @@ class FedAdam(FedAvg):
 
     Choose it where coordinates of the model change at very different scales and clients must stay plain SGD.
 
+    Args:
+        server_lr: the server's rate; the length of its step in each coordinate is about this number.
+        eps: limits the server's step where the model changes little.
+        v0: the start of v; None for eps^2.
+        bias_correction: False, True as in Adam, or "keras", which leaves `eps` out of it.
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
     >>> fedda.train(fedda.make("fedadam", lr=0.1, server_lr=0.1, eps=0.1), problem, rounds=200).x
@@ -122,6 +128,10 @@ class FedAMS(FedAdam):
     Deviations: none; v begins at 0. With a bias correction, v_max is corrected before it is compared with eps.
 
     Choose it where FedAdam's step grows back too fast; one bad round slows it for good.
+
+    Args:
+        option: 1 takes the larger of v and eps under the root; 2 adds eps to the root.
+        bias_correction: False, or True as in Adam.
     """
 
     choices: ClassVar = {"option": (1, 2), "bias_correction": (True, False)}

@@ -32,8 +32,20 @@ class LocalAdapt(Algorithm):
     zero every round: without it the first step is 3.2 times too long. `server_eps` and `v0` are the server Adam's.
     The authors' code corrects the bias of the step, but takes P and A as they are: `raw_statistics`. Its README
     recommends client adagrad with lr = 0.3 and eps = 1e-3, server adam with server_lr = 0.03, and correction "joint".
+    The usual starts of other codes are client_v0 = 0.1 for adagrad, and 1 with eps = 1e-3 for yogi.
 
     Choose it with a correction where clients are adaptive and must not pull the average towards their own optimum.
+
+    Args:
+        client: the optimiser of the clients: "adam", "yogi", "adagrad" or "sgd".
+        server: the optimiser of the server, on the mean change: "adam" or "sgd".
+        correction: how clients with different steps are made comparable: "none", "local" or "joint".
+        eps: added to the root of the second moment on the clients.
+        server_eps: the same on the server.
+        v0: the start of the second moment on the server.
+        client_v0: the start of the second moment on the clients; other than 0 with client="adagrad", or without
+            bias_correction.
+        raw_statistics: take P and A without bias correction, as the authors' code does.
 
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
@@ -53,6 +65,7 @@ class LocalAdapt(Algorithm):
         {"client": "yogi", "correction": "local"},
         {"client": "adagrad", "correction": "none", "server": "adam", "server_lr": 0.01},
         {"raw_statistics": True},
+        {"client": "adagrad", "client_v0": 0.1},
     )
     lr: Any = 0.001
     server_lr: Any = 0.002
@@ -67,6 +80,13 @@ class LocalAdapt(Algorithm):
     v0: Any = 0.0
     bias_correction: bool = True
     raw_statistics: bool = False
+    client_v0: Any = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bias_correction and self.client != "adagrad" and torch.as_tensor(self.client_v0).any():
+            wrong = f"client_v0 must be 0 with bias_correction and client={self.client!r}, got {self.client_v0}"
+            raise ValueError(f"LocalAdapt: {wrong}")
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
         return self.Server(x, torch.zeros_like(x), torch.zeros_like(x) + self.v0, step_counter(x))
@@ -86,7 +106,8 @@ class LocalAdapt(Algorithm):
     def local(self, client: Client, x0: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         lr, x = schedule(self.lr), x0
         b1 = self.beta1 if self.client in ("adam", "yogi") else 0.0
-        m, v, A, C = (torch.zeros_like(x0) for _ in range(4))
+        m, A, C = (torch.zeros_like(x0) for _ in range(3))
+        v = torch.zeros_like(x0) + self.client_v0
         for i, move in client.steps(self.steps):
             (g,) = client.gradients(x)
             m = b1 * m + (1 - b1) * g

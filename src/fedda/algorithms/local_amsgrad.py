@@ -32,6 +32,10 @@ class LocalAmsgrad(Algorithm):
 
     Choose it as the adaptive baseline closest to FedDA-2-1. A single bad round freezes it: v_hat never falls.
 
+    Args:
+        v0: the start of v_hat: "own", "gradient" or a number.
+        state: where m and v live: "local" on the clients, "averaged" by the server, or "naive".
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
     >>> fedda.train(fedda.make("local-amsgrad", lr=0.05), problem, rounds=100).x

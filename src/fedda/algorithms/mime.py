@@ -32,6 +32,12 @@ class Mime(Algorithm):
     Choose it where clients are many and stateless and can afford a pass over their data; it needs two exchanges per
     round.
 
+    Args:
+        base: the optimiser that clients mimic: "sgdm" (SGD with momentum) or "adam".
+        beta2: for adam, the decay of the second moment.
+        eps: for adam, added to the root of the second moment.
+        second_moment: for adam, the v of a step: "round", "step" or "frozen".
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]])
     >>> fedda.train(fedda.make("mime", lr=0.1, momentum=0.5), problem, rounds=100).x
@@ -123,6 +129,9 @@ class MimeLite(Mime):
     So the round's c is not known in its steps: for adam, `second_moment` is "step" or "frozen".
 
     Choose it instead of Mime where a second exchange or a second gradient per step costs too much.
+
+    Args:
+        second_moment: for adam, the v of a step: "step" or "frozen".
     """
 
     choices: ClassVar = {"base": ("sgdm", "adam"), "second_moment": ("step", "frozen")}

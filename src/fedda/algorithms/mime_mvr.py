@@ -29,6 +29,10 @@ class MimeMvr(Algorithm):
 
     Choose it as the control for FedDA-MVR that updates its momentum once per round instead of at every step.
 
+    Args:
+        form: how a step is corrected: "A", "B" or "C" above.
+        statistics: what the means over clients are taken of: one "batch", or the "full" data of a client.
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [1.0]], b=[[0.0], [2.0]])
     >>> fedda.train(fedda.make("mime-mvr", lr=0.3, w=8.0), problem, rounds=100).x
@@ -99,6 +103,9 @@ class MimeLiteMvr(MimeMvr):
         y <- y - eta (g(y; B) + (1 - a) (m - g(x_prev; B)))
 
     Choose it instead of Mime-MVR where a second exchange per round costs too much.
+
+    Args:
+        form: "A" alone: the others need a second exchange.
     """
 
     choices: ClassVar = {"form": ("A",), "statistics": ("batch", "full")}  # other forms need a second exchange

@@ -27,6 +27,9 @@ class Scaffold(Algorithm):
     Choose it where clients differ much and return often: it removes their drift exactly, at the cost of one vector
     that each client keeps.
 
+    Args:
+        option: how a client renews its control variate: 1 by a pass over its data, 2 from its change.
+
     >>> import fedda
     >>> problem = fedda.Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]])
     >>> fedda.train(fedda.make("scaffold", lr=0.1), problem, rounds=200).x

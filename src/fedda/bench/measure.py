@@ -1,6 +1,6 @@
 """Algorithms on one workload: every path that fits, several seeds at once, and a plain loop, timed together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,36 +11,35 @@ from ..core import Algorithm
 from ..engines import Vectorised
 from ..problems.gradients.choose import allow_tf32
 from ..problems.neural import Neural
-from ..registry import make
 from ..run import Run
 from . import loop
 from .timing import PATIENCE, Contender, Maker, race, started
-from .workloads import WORKLOADS, Workload
+from .workloads import Workload
 
 SEEDS = 5
 PLAIN = "plain loop"
 
 
 def measure(
-    name: str, algorithms: list[str], device: torch.device, precision: str, seconds: float, say: Callable[[str], None]
-) -> dict[str, Any]:
+    workload: Workload, algorithms: Mapping[str, Algorithm], device: torch.device, precision: str, seconds: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
     """A workload, and the figures of each algorithm on it."""
-    workload = WORKLOADS[name]
     problem = workload.problem().to(device)
     figures = {}
-    for label in algorithms:
-        tell = partial(lambda label, text: say(f"{name}: {label}: {text}"), label)
-        figures[label] = measure_algorithm(label, workload, problem, precision, seconds, tell)
+    for label, algorithm in algorithms.items():
+        tell = partial(lambda label, text: say(f"{workload.name}: {label}: {text}"), label)
+        figures[label] = measure_algorithm(label, algorithm, workload, problem, precision, seconds, tell)
     about = {key: getattr(workload, key) for key in ("about", "clients", "cohort", "steps", "batch")}
     return about | {"parameters": problem.d, "random_images": workload.random, "algorithms": figures}
 
 
 def measure_algorithm(
-    name: str, workload: Workload, problem: Neural, precision: str, seconds: float, say: Callable[[str], None]
-) -> dict[str, Any]:
+    name: str, algorithm: Algorithm, workload: Workload, problem: Neural, precision: str, seconds: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
     """Every figure of this algorithm, with units in the keys."""
-    algorithm = make(name, steps=workload.steps)
-    device = problem.device
+    device, steps = problem.device, algorithm.with_steps_of(problem).steps
 
     def run(path: str = "auto", seed: int | list[int] = 0) -> Run:
         return Run(algorithm, problem, workload.cohort, seed, engine=Vectorised(path=path, precision=precision))
@@ -48,7 +47,8 @@ def measure_algorithm(
     say("paths that fit")
     paths = problem.with_path("auto", precision, workload.cohort).gradient_paths
     taken = paths.chosen
-    reference, by_hand = plain(name, algorithm, problem, workload.cohort, paths.precision)
+    known = name if workload.build is None else ""  # the loops are for the plain algorithms
+    reference, by_hand = plain(known, algorithm, problem, workload.cohort, paths.precision)
     makers: dict[str, Maker] = {path: lambda path=path: run(path).advance for path in paths.paths}  # type: ignore[misc]
     makers |= {reference: by_hand}
     contenders = {}
@@ -67,7 +67,7 @@ def measure_algorithm(
     counted.advance()
     gradients = counted.counts.gradients - before
     images = gradients * workload.batch
-    rows = [row(c, workload, images, contenders[reference]) for c in contenders.values()]
+    rows = [row(c, steps, images, contenders[reference]) for c in contenders.values()]
     return {
         "precision": paths.precision,
         "gradients_per_round": gradients,
@@ -79,9 +79,9 @@ def measure_algorithm(
     }
 
 
-def row(one: Contender, workload: Workload, images: int, reference: Contender) -> dict[str, Any]:
+def row(one: Contender, steps: int, images: int, reference: Contender) -> dict[str, Any]:
     """`ms_per_step` is one local step of all clients that take part; the blocks give the spread."""
-    step = 1000 / workload.steps
+    step = 1000 / steps
     return {
         "ms_per_step": step * one.seconds,
         "ms_per_step_min": step * min(one.blocks),

@@ -4,16 +4,19 @@ import io
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
+from ..extras import needed_for
 from ..report.plots import RC
 from ..report.style import COLOURS
 from ..runs.formats import plain as written
 from .measure import PLAIN
+
+with needed_for("a picture"):
+    from matplotlib import rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 # quantity, x axis, figure of a row, title
 PANELS = (

@@ -1,5 +1,6 @@
 """The two workloads: one is limited by dispatch, the other by arithmetic."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,11 @@ class Workload:
     steps: int = 5
     batch: int = 16
     random: bool = False  # whether the samples are noise, which does not change the time
+    build: Callable[[], Neural] | None = None  # the problem of an experiment
 
     def problem(self) -> Neural:
+        if self.build is not None:
+            return self.build()
         if self.random:
             return noise(CIFAR, self.clients, self.batch, samples=1000)
         return load("digits", clients=self.clients, partition="iid", model="mlp", hidden=32, batch=self.batch)

@@ -18,31 +18,15 @@ import typer
 from .. import __version__, plugins
 from ..processes import Lost, Stopped, started_by_torchrun
 from . import ranks
-from .plugin_commands import CommandGroup
+from .commands import CommandGroup, Commands
 
-app = typer.Typer(
+app = Commands(
     cls=CommandGroup,
     suggest_commands=False,  # click suggests already
     help="Federated optimisation: FedDA and the methods it is compared with.",
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode="rich",
 )
-
-Plugins = Annotated[
-    list[str] | None,
-    typer.Option("--plugin", help="A .py file or module with your own algorithms; may be given several times."),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", help="Replace a value of the file: problem.batch=32, fedavg.lr=0.1; problem.rho= removes it."
-    ),
-]
-
-Shard = Annotated[
-    str, typer.Option(help="What the processes of torchrun share: clients, or replicas (seeds, points of a grid).")
-]
 
 
 def main() -> None:
@@ -107,7 +91,10 @@ def file_and_reason(why: OSError) -> str:
     return f"{why.filename}: {why.strerror}" if why.filename else f"{why.strerror or why}"
 
 
-@app.callback(invoke_without_command=True, epilog="Example: fedda run digits --rounds 50")
+@app.callback(
+    invoke_without_command=True,
+    epilog="Example: fedda run digits --rounds 50",
+)
 def fedda(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,

@@ -1,27 +1,64 @@
 """`fedda bench`: the cost of a round on this machine, and how it grows."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .app import Plugins, app, load_plugins
+from . import options
+from .app import app, load_plugins
+from .commands import THIS_MACHINE
+
+if TYPE_CHECKING:
+    from ..bench.workloads import Workload
+    from ..core import Algorithm
 
 
-@app.command(epilog="Example: fedda bench --workload small --algorithms fedavg --out bench.json")
+@app.command(
+    rich_help_panel=THIS_MACHINE, epilog="Example: fedda bench --workload small --algorithms fedavg --out bench.json"
+)
 def bench(
-    workload: Annotated[str, typer.Option(help="small (digits, MLP), cnn (the paper's CNN) or all.")] = "all",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    algorithms: Annotated[str, typer.Option(help="Names, separated by commas.")] = "fedavg,fedda-mvr",
-    precision: Annotated[str, typer.Option(help="auto, float32, or on a GPU tf32 or bf16.")] = "auto",
-    threads: Annotated[int, typer.Option(help="Threads on a CPU; several are slow on a busy machine.")] = 1,
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="Measure your own .toml file, or a built-in experiment; by default the workloads of --workload.",
+            autocompletion=options.complete_experiment,
+        ),
+    ] = None,
+    workload: Annotated[
+        Literal["small", "cnn", "all"] | None,
+        typer.Option(help="small (digits, MLP), cnn (the paper's CNN) or all, the default.", show_default=False),
+    ] = None,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            help="Names, separated by commas; by default fedavg,fedda-mvr, or those of the experiment.",
+            metavar="NAMES",
+            autocompletion=options.complete_algorithms,
+        ),
+    ] = None,
     seconds: Annotated[float, typer.Option(help="How long each contender is timed.")] = 1.0,
     scaling: Annotated[bool, typer.Option("--scaling", help="Measure how the cost grows, and draw it.")] = False,
-    out: Annotated[Path, typer.Option(help="Write all figures as JSON.")] = Path("bench.json"),
-    plot: Annotated[Path | None, typer.Option(help="Folder of --scaling's pictures; by default that of --out.")] = None,
-    plugin: Plugins = None,
+    plugin: options.Plugins = None,
+    out: Annotated[Path, typer.Option(help="Write all figures as JSON.", rich_help_panel=options.OUTPUT)] = Path(
+        "bench.json"
+    ),
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Folder of --scaling's pictures; by default that of --out.", rich_help_panel=options.OUTPUT),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:1, ...", metavar="DEVICE", rich_help_panel=options.MACHINE)
+    ] = "cpu",
+    precision: options.Precision = "auto",
+    threads: Annotated[
+        int,
+        typer.Option(help="Threads on a CPU; several are slow on a busy machine.", rich_help_panel=options.MACHINE),
+    ] = 1,
 ) -> None:
     """Measure rounds on this machine: each path that fits, beside a plain PyTorch loop over clients in the same run.
 
@@ -31,32 +68,45 @@ def bench(
     from ..arguments import check_device
     from ..bench.machine import machine, process_peak_mb
     from ..bench.measure import measure
-    from ..bench.plot import draw
     from ..bench.scaling import scaling as measure_scaling
     from ..bench.workloads import WORKLOADS
-    from ..checks import POSITIVE, count, number, one_of
-    from ..problems.gradients.choose import PRECISIONS
+    from ..checks import POSITIVE, count, number
     from ..problems.gradients.tuning import threads as with_threads
     from ..progress import status_line
+    from ..registry import make
 
     load_plugins(plugin)
-    one_of("bench", "--workload", workload, ("all", *WORKLOADS))
-    one_of("bench", "--precision", precision, ("auto", *PRECISIONS))
     number("bench", "--seconds", seconds, POSITIVE)
     count("bench", "--threads", threads, at_most=1024)
     if plot is not None and not scaling:
         raise ValueError("bench: --plot is the folder of --scaling's pictures: give --scaling as well")
-    names = chosen(algorithms)
+    if experiment is not None and (scaling or workload is not None):
+        raise ValueError("bench: --workload and --scaling are for the built-in workloads: leave out EXPERIMENT")
     where = check_device(device, "--device")
     if precision in ("tf32", "bf16") and where.type != "cuda":
         raise ValueError(f"bench: --precision {precision} needs a CUDA device, got --device {device}")
+    if experiment is not None:
+        own, built = workload_of(experiment, algorithms)
+        tasks = [(own, built)]
+    else:
+        names = chosen("fedavg,fedda-mvr" if algorithms is None else algorithms)
+        some = [task for name, task in WORKLOADS.items() if workload in (None, "all", name)]
+        tasks = [(task, {name: make(name, steps=task.steps) for name in names}) for task in some]
+    if scaling:
+        from ..bench.plot import draw
     folder = out.parent if plot is None else plot
     refuse_unwritable(out, folder if scaling else out.parent)
-    workloads = list(WORKLOADS) if workload == "all" else [workload]
-    measured, kind = (measure_scaling, "scaling") if scaling else (measure, "workloads")
     with status_line() as say, with_threads(threads):
         results: dict[str, Any] = {"machine": machine(where), "seconds": seconds}
-        results[kind] = {name: measured(name, names, where, precision, seconds, say) for name in workloads}
+        if scaling:
+            results["scaling"] = {
+                task.name: measure_scaling(task.name, list(built), where, precision, seconds, say)
+                for task, built in tasks
+            }
+        else:
+            results["workloads"] = {
+                task.name: measure(task, built, where, precision, seconds, say) for task, built in tasks
+            }
     results["process_peak_mb"] = process_peak_mb()
     out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     show(results)
@@ -65,6 +115,21 @@ def bench(
         picture.write_bytes(draw(algorithm_rows, f"{name}: {facts(results['machine'])}"))
         print(f"picture: {picture}")
     print(f"figures: {out}")
+
+
+def workload_of(experiment: str, algorithms: str | None) -> tuple[Workload, dict[str, Algorithm]]:
+    """The problem and the algorithms of an experiment, to be measured."""
+    from ..bench.workloads import Workload
+    from ..engines.participation import cohort_size
+    from ..experiments import find
+    from ..experiments.overrides import override
+
+    wanted = override(find(experiment), algorithms=algorithms).completed()
+    problem = wanted.problem.build()
+    built = {label: wanted.build(label).with_steps_of(problem) for label in wanted.algorithms}
+    steps, cohort = next(iter(built.values())).steps, cohort_size(wanted.cohort, problem.clients)
+    name, about = wanted.name, wanted.title or "an experiment"
+    return Workload(name, about, problem.clients, cohort, steps, problem.batch_size, build=lambda: problem), built
 
 
 def chosen(text: str) -> list[str]:
@@ -101,7 +166,7 @@ def show(results: dict[str, Any]) -> None:
     print(facts(results["machine"]))
     for name, own in results.get("workloads", {}).items():
         about = f"{name}: {own['about']} ({own['parameters']:,} parameters)"
-        clients = f"{own['cohort']} of {own['clients']} clients a round, {own['steps']} steps, batch {own['batch']}"
+        clients = f"{own['cohort']} of {own['clients']} clients per round, {own['steps']} steps, batch {own['batch']}"
         noise = "; images are random, which changes no time" if own["random_images"] else ""
         show_table(path_rows(own["algorithms"]), f"{about}, {clients}{noise}")
     for name, own in results.get("scaling", {}).items():

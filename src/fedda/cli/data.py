@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import Plugins, app, load_plugins
+from . import options
+from .app import app, load_plugins
+from .commands import OWN, Commands
 
 if TYPE_CHECKING:
     from ..data import Dataset
     from ..data.from_files import Download, FileDataset
 
-data = typer.Typer(rich_markup_mode="rich")
-app.add_typer(data, name="data")
-Target = Annotated[str | None, typer.Option(help="In a table: the column to predict.")]
-Client = Annotated[str | None, typer.Option(help="In a table: the column that says who owns a row.")]
+data = Commands(rich_markup_mode="rich")
+app.add_typer(data, name="data", rich_help_panel=OWN)
+Target = Annotated[str | None, typer.Option(help="In a table: the column to predict.", metavar="COLUMN")]
+Client = Annotated[str | None, typer.Option(help="In a table: the column that says who owns a row.", metavar="COLUMN")]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(help="In a table: a column that is not a feature. May be repeated.", metavar="COLUMN"),
+]
 # Training samples, test samples and classes of the built-in data sets, so that a list need not load them.
 BUILT_IN = {"digits": (1438, 359, 10), "breast-cancer": (455, 114, 2)}
 
@@ -32,7 +38,7 @@ def data_(context: typer.Context) -> None:
 
 
 @data.command("list", epilog="Example: fedda data list")
-def list_(plugin: Plugins = None) -> None:
+def list_(plugin: options.Plugins = None) -> None:
     """List the data sets and where their files are.
 
     FEDDA_DATA names the data folder; `fedda data fetch` downloads absent files.
@@ -64,7 +70,9 @@ def location(known: FileDataset | None) -> str:
 
 
 @data.command("fetch", epilog="Example: fedda data fetch cifar10")
-def fetch_(name: str) -> None:
+def fetch_(
+    name: Annotated[str, typer.Argument(help="A data set (`fedda data list`).", autocompletion=options.complete_data)],
+) -> None:
     """Download a data set from its official source into the data folder.
 
     Complete files are not downloaded again; a download is checked against the published checksum.
@@ -114,11 +122,14 @@ class ProgressBar:
 
 
 @data.command(epilog="Example: fedda data check digits")
-def check(name: str, target: Target = None, client: Client = None, plugin: Plugins = None) -> None:
-    """Read all files of a data set and describe its contents.
-
-    NAME is a data set (`fedda data list`), a .npz, .csv or .parquet file, or a folder of images by class.
-    """
+def check(
+    name: options.Dataset,
+    target: Target = None,
+    client: Client = None,
+    ignore: Ignore = None,
+    plugin: options.Plugins = None,
+) -> None:
+    """Read all files of a data set and describe its contents."""
     import numpy as np
 
     from .. import registry
@@ -127,7 +138,7 @@ def check(name: str, target: Target = None, client: Client = None, plugin: Plugi
     from ..progress import print_table
 
     load_plugins(plugin)
-    content = open_dataset(name, fresh=True, target=target, client=client)
+    content = open_dataset(name, fresh=True, target=target, client=client, ignore=ignore or ())
     known = FILE_DATASETS.get(name)
     shape = "x".join(map(str, content.x.shape[1:]))
     print(f"{name}: {location(known) if name in registry.datasets.entries else name}")
@@ -167,22 +178,30 @@ def compare_published(known: FileDataset, content: Dataset) -> str:
 
 @data.command(epilog="Example: fedda data show digits --partition dirichlet --option alpha=0.3 --out digits.png")
 def show(
-    name: str,
+    name: options.Dataset,
     clients: Annotated[int | None, typer.Option(help="Clients; 10, or with by_client all that there are.")] = None,
-    partition: Annotated[str, typer.Option(help="How the samples are divided (`fedda list partitions`).")] = "iid",
+    partition: Annotated[
+        str,
+        typer.Option(
+            help="How the samples are divided (`fedda list partitions`).",
+            metavar="NAME",
+            autocompletion=options.complete_partition,
+        ),
+    ] = "iid",
     option: Annotated[
-        list[str] | None, typer.Option(help="An option of the partition, such as rho=0.8; may be given several times.")
+        list[str] | None,
+        typer.Option(help="An option of the partition, such as rho=0.8. May be repeated.", metavar="NAME=VALUE"),
     ] = None,
     seed: Annotated[int, typer.Option(help="The seed of the partition.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The file of the picture; NAME.png by default.")] = None,
     target: Target = None,
     client: Client = None,
-    plugin: Plugins = None,
+    ignore: Ignore = None,
+    plugin: options.Plugins = None,
 ) -> None:
-    """Draw samples of each class, and the partition over clients, into a PNG. For regression, five ranges of the
-    targets stand for the classes.
+    """Draw samples of each class, and the partition over clients, into a PNG.
 
-    NAME is a data set (`fedda data list`), a .npz, .csv or .parquet file, or a folder of images by class.
+    For regression, five ranges of the targets stand for the classes.
     """
     import numpy as np
 
@@ -196,7 +215,7 @@ def show(
     options = dict(map(parse_option, option or []))
     entry = registry.partitions.find(partition)
     defaults = options_of(entry)
-    content = open_dataset(name, target=target, client=client)
+    content = open_dataset(name, target=target, client=client, ignore=ignore or ())
     for key in options:
         if key not in defaults:
             raise ValueError(f"--option: {partition} has no option {key!r}; {checks.nearest(key, defaults)}")

@@ -9,31 +9,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import Plugins, app, load_plugins
+from . import options
+from .app import app, load_plugins
+from .commands import OWN
 
 if TYPE_CHECKING:
     from ..experiments.saved_models import SavedModel
 
-Algorithm = Annotated[str | None, typer.Option(help="The label of the algorithm, if the run has several.")]
+Algorithm = Annotated[
+    str | None, typer.Option(help="The label of the algorithm, if the run has several.", metavar="LABEL")
+]
 Seed = Annotated[int | None, typer.Option(help="The seed; by default the first of the run.")]
-Client = Annotated[str | None, typer.Option(help="The client, if the run has personal parameters.")]
+Client = Annotated[str | None, typer.Option(help="The client, if the run has personal parameters.", metavar="NAME")]
 Best = Annotated[bool, typer.Option("--best", help="The best model on the validation samples, not the last one.")]
 
 
-@app.command(epilog="Example: fedda export runs/digits --algorithm fedavg --out model.onnx")
+@app.command(rich_help_panel=OWN, epilog="Example: fedda export runs/digits --algorithm fedavg --out model.onnx")
 def export(
-    run: Path,
+    run: options.RunFolder,
     out: Annotated[Path, typer.Option(help="The model file: model.pt, model.safetensors or model.onnx.")],
     algorithm: Algorithm = None,
     seed: Seed = None,
     best: Best = False,
     client: Client = None,
-    plugin: Plugins = None,
+    plugin: options.Plugins = None,
 ) -> None:
-    """Write a trained model to a file for PyTorch or ONNX Runtime.
-
-    RUN is a run folder, as `fedda run` writes it.
-    """
+    """Write a trained model to a file for PyTorch or ONNX Runtime."""
     from ..experiments.saved_models import read_model
     from ..problems.exporting import check_suffix, write_model
 
@@ -49,20 +50,20 @@ def number_of(saved: SavedModel, client: str | None) -> int | None:
     return None if client is None else saved.problem.number_of(client)
 
 
-@app.command(epilog="Example: fedda predict runs/houses --data new.csv --out predictions.csv")
+@app.command(rich_help_panel=OWN, epilog="Example: fedda predict runs/houses --data new.csv --out predictions.csv")
 def predict(
-    run: Path,
+    run: options.RunFolder,
     data: Annotated[Path, typer.Option(help="New samples: a .npz, .csv or .parquet file, or a folder of images.")],
     out: Annotated[Path, typer.Option(help="The .csv file of the predictions, one line for each sample.")],
     algorithm: Algorithm = None,
     seed: Seed = None,
     best: Best = False,
     client: Client = None,
-    plugin: Plugins = None,
+    plugin: options.Plugins = None,
 ) -> None:
     """Predict new samples with a trained model.
 
-    RUN is a run folder, as `fedda run` writes it. The new samples have the form of the training data; targets are not
+    The new samples have the form of the training data; targets are not
     needed, and the columns of a table are found by their names.
     """
     import torch

@@ -6,33 +6,40 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Plugins, Settings, app, load_plugins
+from . import options
+from .app import app, load_plugins
 from .bench import facts, refuse_unwritable, short, show_table
+from .commands import THIS_MACHINE
 
 
-@app.command(epilog="Example: fedda plan digits --gpus 8 --clients 1e6 --cohort 1000 --algorithms fedda-mvr,scaffold")
+@app.command(
+    rich_help_panel=THIS_MACHINE,
+    epilog="Example: fedda plan digits --gpus 8 --clients 1e6 --cohort 1000 --algorithms fedda-mvr,scaffold",
+)
 def plan(
-    experiment: str,  # described in the docstring, as in `run`
+    experiment: options.Experiment,
     gpus: Annotated[int, typer.Option(help="Plan for 1, 2, 4, ... up to this many processes, one per device.")] = 8,
     clients: Annotated[float | None, typer.Option(help="Clients, such as 1e6; the experiment's if left out.")] = None,
     cohort: Annotated[float | None, typer.Option(help="Clients per round; the experiment's if left out.")] = None,
-    device: Annotated[str, typer.Option(help="Where rounds are measured: cpu, cuda, cuda:1, ...")] = "cpu",
-    algorithms: Annotated[str | None, typer.Option(help="Labels or names of algorithms, separated by commas.")] = None,
+    device: Annotated[
+        str, typer.Option(help="Where rounds are measured: cpu, cuda, cuda:1, ...", metavar="DEVICE")
+    ] = "cpu",
+    algorithms: options.Algorithms = None,
     seconds: Annotated[float, typer.Option(help="How long rounds of each size are timed.")] = 0.5,
-    settings: Settings = None,
+    settings: options.Settings = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan as JSON.")] = None,
-    plugin: Plugins = None,
+    plugin: options.Plugins = None,
 ) -> None:
     """Show memory and bytes per round of an experiment on several processes, and the seconds of rounds measured here.
 
-    EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file. A client has as many samples as the
+    A client has as many samples as the
     experiment's clients have on average. The seeds run together.
     """
     from .. import plan as planning
     from ..arguments import check_device
     from ..bench.machine import machine
     from ..checks import POSITIVE, count, number
-    from ..engines import cohort_size
+    from ..engines.participation import cohort_size
     from ..experiments import find
     from ..experiments.overrides import override
     from ..progress import status_line

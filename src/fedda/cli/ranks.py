@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..processes import local_rank, started_by_torchrun
 
 if TYPE_CHECKING:
-    from ..engines import World
+    from ..engines.world import World
     from ..experiments.ranks import Ranks
 
 GRACE = 2.0  # seconds for a rank to end by itself after another has failed: most mistakes happen on all ranks
@@ -20,8 +20,6 @@ JOINED: list[World] = []  # the world, after `join_ranks`
 
 def join_ranks(shard: str) -> Ranks:
     """The ranks of this command: one process, or those that torchrun started."""
-    if shard not in ("clients", "replicas"):
-        raise ValueError(f"--shard must be 'clients' or 'replicas', got {shard!r}")
     from ..engines import join
     from ..experiments.ranks import SINGLE, Ranks
 

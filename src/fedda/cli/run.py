@@ -9,15 +9,21 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 
-from .app import Plugins, Settings, Shard, app, file_and_reason, load_plugins, resume_command
+from ..extras import MissingPackage
+from . import options
+from .app import app, file_and_reason, load_plugins, resume_command
+from .commands import OWN
 from .ranks import device_of_rank, is_first_rank, join_ranks, should_resume
+from .serving import serve_page
 from .summaries import print_summaries
 
 if TYPE_CHECKING:
-    from ..engines import SingleProcess
+    from ..engines.world import SingleProcess
     from ..experiments import Experiment
+    from ..runs.reading import RecordedRun
 
 
 def check_run_options(
@@ -25,19 +31,15 @@ def check_run_options(
     save_seconds: float,
 ) -> None:  # fmt: skip
     """Check the options that `run` and `sweep` share: one that is wrong, or excludes another, is refused."""
-    from .. import checks, registry
+    from .. import checks
     from ..arguments import check_device
-    from ..problems.gradients.choose import PRECISIONS
 
     if resume and overwrite:
         raise ValueError("--resume and --overwrite exclude each other")
     if not (math.isfinite(save_seconds) and save_seconds >= 0):
         raise ValueError(f"--save-seconds must be >= 0, got {save_seconds}")
-    if engine != "auto":
-        registry.engines.find(engine)
     if device is not None:
         check_device(device, "--device")
-    checks.one_of("command line", "precision", precision, ("auto", *PRECISIONS))
     if precision != "auto" and (engine == "sequential" or resume):
         raise ValueError("--precision is for the vectorised engine, and for a new run")
     if threads is not None:
@@ -68,6 +70,15 @@ def explain_report_errors(folder: Path) -> Iterator[None]:
         raise ValueError(f"{message}; make room, then: {shlex.join(['fedda', 'report', str(folder)])}") from None
 
 
+def write_report(results: Path | RecordedRun, folder: Path) -> str:
+    """Write the report; return the line that says where it is, or what must be installed for one."""
+    try:
+        from .. import report
+    except MissingPackage as why:
+        return f"no report: {why}; then: {shlex.join(['fedda', 'report', str(folder)])}"
+    return f"report: {report.write(results)}"
+
+
 def share_saved_experiment(world: SingleProcess, wanted: Experiment, folder: Path, rounds: int | None) -> Experiment:
     """The experiment in the folder; the first rank reads it and sends it to the others."""
     from ..experiments.config import parse
@@ -80,50 +91,80 @@ def share_saved_experiment(world: SingleProcess, wanted: Experiment, folder: Pat
     return experiment
 
 
-@app.command(epilog="Example: fedda run digits --rounds 50 --algorithms fedda-mvr,fedavg --out runs/short")
+@app.command(
+    rich_help_panel=OWN,
+    epilog="Example: fedda run digits --rounds 50 --algorithms fedda-mvr,fedavg --out runs/short",
+)
 def run(
-    experiment: str,  # explained in the docstring: typer 0.20 on click 8.5 drops the help of arguments
-    rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the experiment's.")] = None,
-    algorithms: Annotated[
-        str | None, typer.Option(help="Which to run, separated by commas: labels, or any algorithm.")
+    experiment: options.Experiment,
+    rounds: options.Rounds = None,
+    algorithms: options.Algorithms = None,
+    seeds: options.Seeds = None,
+    data: options.Data = None,
+    preset: Annotated[
+        Path | None,
+        typer.Option(help="A file of tuned values, as `fedda sweep` writes it.", rich_help_panel=options.EXPERIMENT),
     ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds, separated by commas; they run as replicas of one program.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="Other data: a name, a .npz file or a folder of images.")] = None,
-    preset: Annotated[Path | None, typer.Option(help="A file of tuned values, as `fedda sweep` writes it.")] = None,
-    settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; by default runs/NAME.")] = None,
-    engine: Annotated[str, typer.Option(help="auto, vectorised, sequential or distributed.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    precision: Annotated[str, typer.Option(help="auto, float32, tf32 or bf16 (docs/performance.md).")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="Threads on a CPU; by default one or all, as measured.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the run in the folder again.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Accept an absurd first step size.")] = False,
-    save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 5.0,
-    shard: Shard = "clients",
-    summary: Annotated[bool, typer.Option(help="Print the table of final values.")] = True,
+    settings: options.Settings = None,
     patience: Annotated[
-        int | None, typer.Option(help="Stop after so many evaluations without an improvement on validation samples.")
+        int | None,
+        typer.Option(
+            help="Stop after so many evaluations without an improvement on validation samples.",
+            rich_help_panel=options.EXPERIMENT,
+        ),
     ] = None,
     personalise: Annotated[
-        str | None, typer.Option(help='"fine-tune 5": also evaluate clients after 5 local steps.')
+        str | None,
+        typer.Option(
+            help='"fine-tune 5": also evaluate clients after 5 local steps.',
+            rich_help_panel=options.EXPERIMENT,
+            metavar="TEXT",
+        ),
     ] = None,
     evaluate: Annotated[
-        str | None, typer.Option(help="Training samples of an evaluation: all, or a number (docs/experiments.md).")
+        str | None,
+        typer.Option(
+            help="Training samples of an evaluation: all, or a number (docs/experiments.md).",
+            rich_help_panel=options.EXPERIMENT,
+            metavar="SAMPLES",
+        ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Accept an absurd first step size.", rich_help_panel=options.EXPERIMENT),
+    ] = False,
+    plugin: options.Plugins = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run folder; by default runs/NAME.", rich_help_panel=options.OUTPUT),
+    ] = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    save_seconds: options.SaveSeconds = 5.0,
+    summary: options.Summary = True,
+    serve: options.Serve = False,
+    port: options.Port = None,
     track: Annotated[
-        list[str] | None, typer.Option(help="Also write metrics for tensorboard, mlflow or wandb; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="Also write metrics for this program. May be repeated.",
+            rich_help_panel=options.OUTPUT,
+            click_type=click.Choice(["tensorboard", "mlflow", "wandb"]),
+        ),
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", hidden=True)] = False,
-    plugin: Plugins = None,
+    engine: options.Engine = "auto",
+    device: options.Device = None,
+    precision: options.Precision = "auto",
+    threads: options.Threads = None,
+    shard: options.Shard = "clients",
 ) -> None:
     """Run an experiment: every algorithm, every seed, into one run folder with a report.
 
-    EXPERIMENT is a built-in one (`fedda list experiments`) or a .toml file.
+    An algorithm that diverges does not stop the others. The exit status is 0 if at least one algorithm has finished, 1
+    if none has, and 2 after a mistake in the command or the file.
     """
-    from .. import claims, report
+    from .. import claims
     from ..experiments import find
     from ..experiments import run as run_experiment
     from ..experiments.overrides import other_data_note, override
@@ -147,7 +188,8 @@ def run(
     display = watcher(list(wanted.algorithms)) if is_first_rank() else Silence()
     names = dict.fromkeys([*(track or []), *(["tensorboard"] if tensorboard else [])])
     tracked = Tracked(display, list(names), folder, wanted) if names and is_first_rank() else nullcontext(display)
-    with explain_write_errors(folder), display, tracked as watch:
+    page_of_run = serve_page(folder, serve, port) if is_first_rank() else nullcontext()
+    with page_of_run, explain_write_errors(folder), display, tracked as watch:
         run_experiment(
             wanted, folder, watch, engine=engine, device=device_of_rank(device), resume=resume, overwrite=overwrite,
             force=force, save_seconds=save_seconds, threads=threads, precision=precision, ranks=ranks, note=note,
@@ -157,11 +199,14 @@ def run(
     with explain_report_errors(folder):
         recorded = read_run(folder)
         verdicts = claims.write(recorded)
-        page = report.write(recorded)
+        line = write_report(recorded, folder)
     if summary:
         print_summaries([recorded])
         if verdicts:
             print_verdicts(verdicts, folder)
-    print(f"report: {page}")
-    if len(recorded.failures) == len(wanted.algorithms):
+    failed, all_of_them = list(recorded.failures), len(wanted.algorithms)
+    if failed and len(failed) < all_of_them:
+        print(f"{len(failed)} of {all_of_them} algorithms failed: {', '.join(failed)}; the others have finished")
+    print(line)
+    if len(failed) == all_of_them:
         raise typer.Exit(1)

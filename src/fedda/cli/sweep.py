@@ -1,53 +1,73 @@
 """`fedda sweep`: hyper-parameters by grid or random search, on a validation split."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .app import Plugins, Settings, Shard, app, load_plugins
+from ..extras import MissingPackage
+from . import options
+from .app import app, load_plugins
+from .commands import OWN
 from .ranks import device_of_rank, is_first_rank, join_ranks, should_resume
-from .run import check_run_options, explain_report_errors, explain_write_errors
+from .run import check_run_options, explain_report_errors, explain_write_errors, write_report
 from .summaries import print_choices
 
+SEARCH = "Search"
 
-@app.command(epilog='Example: fedda sweep digits --grid "*.lr=x0.25,x0.5,x1,x2,x4" --rounds 60')
+
+@app.command(rich_help_panel=OWN, epilog='Example: fedda sweep digits --grid "*.lr=x0.25,x0.5,x1,x2,x4" --rounds 60')
 def sweep(
-    experiment: str,
-    grid: Annotated[list[str], typer.Option(help="LABEL.NAME=VALUES; LABEL may be *, a value x2 is twice the file's.")],
-    budget: Annotated[int | None, typer.Option(help="Points per algorithm; a larger grid is thinned.")] = None,
+    experiment: options.Experiment,
+    grid: Annotated[
+        list[str],
+        typer.Option(
+            help="What is tried: LABEL may be * for all algorithms; 0.1,0.2 are values, x0.5,x2 multiples of the "
+            "file's, 0.01..1 is a range to draw from. May be repeated.",
+            rich_help_panel=SEARCH,
+            metavar="LABEL.NAME=VALUES",
+        ),
+    ],
+    budget: Annotated[
+        int | None, typer.Option(help="Points per algorithm; a larger grid is thinned.", rich_help_panel=SEARCH)
+    ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
-            help="validation_accuracy (without classes validation_loss), train_loss, a metric such as f1, ..."
+            help="What decides: train_loss, objective, or a metric such as f1; by default the validation accuracy, or "
+            "without classes the validation loss.",
+            rich_help_panel=SEARCH,
+            metavar="NAME",
         ),
     ] = None,
-    draw: Annotated[int, typer.Option(help="The seed of the random draws.")] = 0,
-    rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the experiment's.")] = None,
-    algorithms: Annotated[
-        str | None, typer.Option(help="Which, separated by commas: labels, or any algorithm.")
+    draw: Annotated[int, typer.Option(help="The seed of the random draws.", rich_help_panel=SEARCH)] = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Accept points with an absurd first step size.", rich_help_panel=SEARCH)
+    ] = False,
+    rounds: options.Rounds = None,
+    algorithms: options.Algorithms = None,
+    seeds: options.Seeds = None,
+    data: options.Data = None,
+    settings: options.Settings = None,
+    plugin: options.Plugins = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder; by default runs/NAME-sweep.", rich_help_panel=options.OUTPUT)
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas.")] = None,
-    data: Annotated[str | None, typer.Option(help="Other data: a name, a .npz file or a folder of images.")] = None,
-    settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="The folder; by default runs/NAME-sweep.")] = None,
-    engine: Annotated[str, typer.Option(help="auto, vectorised, sequential or distributed.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
-    precision: Annotated[str, typer.Option(help="auto, float32, tf32 or bf16 (docs/performance.md).")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="Threads on a CPU; by default one or all, as measured.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the sweep in the folder.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start the sweep in the folder again.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Accept points with an absurd first step size.")] = False,
-    save_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 5.0,
-    shard: Shard = "clients",
-    plugin: Plugins = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    save_seconds: options.SaveSeconds = 5.0,
+    engine: options.Engine = "auto",
+    device: options.Device = None,
+    precision: options.Precision = "auto",
+    threads: options.Threads = None,
+    shard: options.Shard = "clients",
 ) -> None:
     """Search hyper-parameters: the points of a grid are replicas of one program, the same number for every algorithm.
 
     The best is chosen on a fifth of the training samples that no client trains on, never on the test set. It is written
     to best.toml: `fedda run EXPERIMENT --preset FOLDER/best.toml` runs it.
     """
-    from .. import report
     from ..experiments import find
     from ..experiments.overrides import override
     from ..experiments.sweep import Sweep, search
@@ -71,7 +91,8 @@ def sweep(
         return
     with explain_report_errors(folder):
         results = read_sweep(folder)
-        page = report.write_sweep(results)
-    print_choices(results)
+        line = write_report(folder, folder)
+    with suppress(MissingPackage):  # the last line says which
+        print_choices(results)
     print(f"values: {folder / BEST}")
-    print(f"report: {page}")
+    print(line)

@@ -11,28 +11,65 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..files import write_whole
-from .app import Plugins, Settings, app, load_plugins
+from . import options
+from .app import app, load_plugins
+from .commands import PAPER
 
 if TYPE_CHECKING:
     from ..experiments.config import Experiment
     from ..theory.advice import Advice
 
+ADVICE, THEORY = "Advice on an experiment", "Without an experiment"
 LEAST = 1000  # steps that the fit of the slope needs
 
 
-@app.command(epilog="Example: fedda theory digits --try")
+@app.command(rich_help_panel=PAPER, epilog="Example: fedda theory digits --try")
 def theory(
-    experiment: Annotated[str | None, typer.Argument(help="Experiment to advise on; none: measure the theory.")] = None,
-    label: Annotated[str | None, typer.Option(help="A FedDA of the experiment; default: the first with MVR.")] = None,
-    try_: Annotated[bool, typer.Option("--try", help="Train with the proposed and the experiment's values.")] = False,
-    settings: Settings = None,
-    samples: Annotated[int | None, typer.Option(help="Samples used per client at most; 512 by default.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Also write the advice into this JSON file.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results; runs/theory by default.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small tasks, few steps: seconds, not minutes.")] = False,
-    steps: Annotated[int | None, typer.Option(help="T of the curve of G, from 1000; 60,000 by default.")] = None,
-    on: Annotated[str | None, typer.Option(help="Experiment for averaging under an L1 penalty.")] = None,
-    plugin: Plugins = None,
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="An experiment to advise on: built in, or a .toml file. Without it, the theory is measured.",
+            autocompletion=options.complete_experiment,
+        ),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(
+            help="A FedDA of the experiment; by default the first with MVR.", metavar="LABEL", rich_help_panel=ADVICE
+        ),
+    ] = None,
+    try_: Annotated[
+        bool,
+        typer.Option("--try", help="Train with the proposed and the experiment's values.", rich_help_panel=ADVICE),
+    ] = False,
+    settings: options.Settings = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Samples used per client at most; 512 by default.", rich_help_panel=ADVICE),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write the advice into this JSON file.", rich_help_panel=ADVICE)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results; runs/theory by default.", rich_help_panel=THEORY)
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small tasks, few steps: seconds, not minutes.", rich_help_panel=THEORY)
+    ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="T of the curve of G, from 1000; 60,000 by default.", rich_help_panel=THEORY),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="Experiment for averaging under an L1 penalty.",
+            metavar="EXPERIMENT",
+            rich_help_panel=THEORY,
+            autocompletion=options.complete_experiment,
+        ),
+    ] = None,
+    plugin: options.Plugins = None,
 ) -> None:
     """Estimate the constants of an experiment and propose lr, w, c; or, without one, measure the paper's theory.
 
@@ -86,7 +123,7 @@ def measure_theory(out: Path, quick: bool, steps: int, on: str | None) -> None:
 
 
 def give_advice(experiment: Experiment, label: str | None, train: bool, samples: int, figures: Path | None) -> None:
-    from ..engines import cohort_size
+    from ..engines.participation import cohort_size
     from ..progress import print_table, status_line
     from ..runs.formats import plain
     from ..theory.advice import advise, analysed, trial

@@ -22,7 +22,16 @@ from .world import SingleProcess, World, join
 @dataclass(frozen=True)
 class Distributed(Vectorised):
     """Each process that `torchrun` started runs a slice of the cohort, as `Vectorised` would. A client's memory lies
-    with the rank that owns the client, and travels when the client takes part (docs/scaling.md)."""
+    with the rank that owns the client, and travels when the client takes part (docs/scaling.md).
+
+    Args:
+        chunk: clients at a time; by default as many as the memory holds.
+        memory_gb: the memory for their vectors and activations; by default 2 GB on a CPU, a quarter of what is free on
+            a GPU.
+        graph: on a GPU, capture a round as one CUDA graph and replay it.
+        path: how the gradients of a stack of clients are computed (docs/performance.md); "auto" measures.
+        precision: "float32", "tf32" or "bf16"; "auto" is the most precise of the fast ones.
+    """
 
     @property
     def world(self) -> World:

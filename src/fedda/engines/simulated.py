@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class Engine(ABC):
     """One way to run a task on the clients of a cohort and to average their replies."""
 
     graph: bool = False  # whether a round on a GPU is captured as a CUDA graph
+    remote: ClassVar[bool] = False  # whether clients keep their memory themselves, elsewhere
 
     @property
     def world(self) -> SingleProcess:
@@ -37,15 +38,32 @@ class Engine(ABC):
         return SINGLE_PROCESS
 
     def prepare(self, problem: Problem, clients: int) -> Problem:
-        """The problem as this engine runs it, for cohorts of `clients` clients."""
+        """The problem as this engine runs it.
+
+        Args:
+            problem: the user's.
+            clients: clients per round.
+        """
         return problem
 
     @abstractmethod
     def replies(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> Replies:
-        """The replies and weights of all clients, in the order of the cohort."""
+        """The replies and weights of all clients, in the order of the cohort.
+
+        Args:
+            cohort: the clients of the round.
+            task: the task of the clients, with its name and mark.
+            down: the tensors that are sent.
+        """
 
     def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The means of the replies, in float64 and rounded once."""
+        """The means of the replies, in float64 and rounded once.
+
+        Args:
+            cohort: the clients of the round.
+            task: the task of the clients, with its name and mark.
+            down: the tensors that are sent.
+        """
         return mean(*self.replies(cohort, task, down))
 
 
@@ -68,7 +86,8 @@ class Simulation:
         self.owned = self.world.mine(problem.clients)  # the clients whose memory is in this process
         rows = (*seeds.shape[:-1], self.owned.stop - self.owned.start)
         like = torch.zeros((), dtype=problem.dtype, device=problem.device)
-        self.memory = {name: like.new_zeros(*rows, 1 if isinstance(name, Number) else problem.d) for name in memory}
+        names = () if engine.remote else memory
+        self.memory = {name: like.new_zeros(*rows, 1 if isinstance(name, Number) else problem.d) for name in names}
         # How many batches an exchange drew last time, by the number of batches drawn before it in the round.
         self.expected: dict[int, int] = {}
 

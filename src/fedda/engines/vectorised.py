@@ -16,9 +16,16 @@ from .simulated import ClientStack, Engine, Replies, SimulatedCohort, concatenat
 @engines.register("vectorised")
 @dataclass(frozen=True)
 class Vectorised(Engine):
-    """All clients at once on one device; `chunk` clients at a time, or as many as `memory_gb` holds. On a GPU, with
-    `graph`, a round is captured as one CUDA graph and replayed. `path` is how gradients of a stack are computed, and
-    `precision` (float32, tf32, bf16) how precisely (docs/performance.md)."""
+    """All clients of a round at once on one device.
+
+    Args:
+        chunk: clients at a time; by default as many as the memory holds.
+        memory_gb: the memory for their vectors and activations; by default 2 GB on a CPU, a quarter of what is free on
+            a GPU.
+        graph: on a GPU, capture a round as one CUDA graph and replay it.
+        path: how the gradients of a stack of clients are computed (docs/performance.md); "auto" measures.
+        precision: "float32", "tf32" or "bf16"; "auto" is the most precise of the fast ones.
+    """
 
     chunk: int | None = None
     memory_gb: float | None = None
@@ -45,7 +52,14 @@ class Vectorised(Engine):
     def sums(
         self, cohort: SimulatedCohort, part: slice, task: ClientTask, down: tuple[Tensor, ...]
     ) -> tuple[list[Tensor], Tensor, list[torch.dtype]]:
-        """For a slice of the cohort: the weighted sums of the replies, the sum of the weights, the replies' dtypes."""
+        """The weighted sums of the replies of a slice of the cohort, the sum of the weights, and the replies' dtypes.
+
+        Args:
+            cohort: the clients of the round.
+            part: the slice.
+            task: the task of the clients, with its name and mark.
+            down: the tensors that are sent.
+        """
         totals: list[Tensor] = []
         total_weight: Any = 0.0
         for replies, weight in self.chunks(cohort, part, task, down):
@@ -58,7 +72,14 @@ class Vectorised(Engine):
         self, cohort: SimulatedCohort, part: slice, task: ClientTask, down: tuple[Tensor, ...]
     ) -> Iterator[Replies]:
         """Replies and weights, chunk after chunk. If the slice is empty, the task runs on an empty stack: this process
-        then knows the shapes of the replies."""
+        then knows the shapes of the replies.
+
+        Args:
+            cohort: the clients of the round.
+            part: the slice of it that is run here.
+            task: the task of the clients, with its name and mark.
+            down: the tensors that are sent.
+        """
         chunk = self.chunk or self.chunk_size(cohort)
         for k in range(part.start, max(part.stop, part.start + 1), chunk):
             clients = ClientStack(cohort, slice(k, min(k + chunk, part.stop)), stacked=True)
@@ -66,7 +87,11 @@ class Vectorised(Engine):
 
     def chunk_size(self, cohort: SimulatedCohort) -> int:
         """How many clients' vectors and activations fit in the memory allowed: a quarter of the free memory of a GPU,
-        2 GB on a CPU, where larger chunks only leave the caches."""
+        2 GB on a CPU, where larger chunks only leave the caches.
+
+        Args:
+            cohort: the clients of the round.
+        """
         problem = cohort.simulation.problem
         if self.memory_gb is not None:
             allowed = self.memory_gb * 1e9

@@ -22,10 +22,11 @@ from pydantic import (
 
 from .. import aggregation, checks, plugins
 from ..aggregation import Budget, Wrapper
+from ..aggregation.cohort import check_wrappers
 from ..clients import PERSONAL_ALREADY, FineTuning
 from ..core import Algorithm
 from ..data import absolute, find_dataset
-from ..engines import cohort_size
+from ..engines.participation import cohort_size
 from ..problems import Neural, load, options_of
 from ..problems.augment import named
 from ..problems.loading import CLIENTS, names_owners, partition_of
@@ -35,7 +36,7 @@ from ..runs.toml import dumps, loads, read_toml
 
 SEED = 2**63  # seeds are counters of 63 bits
 MOST = 10**9  # rounds: more must be a mistake
-LATER = ("norm", "pool")  # options that older files lack: their defaults are not written, so that files stay the same
+LATER = ("choose", "norm", "pool")  # older files lack them: their defaults are not written, so that files stay the same
 
 
 class ProblemTable(BaseModel):
@@ -211,7 +212,7 @@ class Experiment(BaseModel):
         """The aggregation wrappers of every cohort."""
         with errors_named(self.name), errors_named("aggregation"):
             wrappers = [aggregation.make(**table) for table in self.aggregation or ()]
-        return aggregation.check_wrappers(wrappers, self.name)
+        return check_wrappers(wrappers, self.name)
 
     def privacy_budget(self) -> Budget | None:
         """The privacy budget."""
@@ -262,10 +263,33 @@ class Experiment(BaseModel):
         return self.model_copy(update=update)
 
 
+def changed_keys(experiment: Experiment) -> list[str]:
+    """The keys of a completed experiment, dotted, whose values differ from the defaults: what a reader looks at first.
+
+    >>> changed_keys(find("digits").completed())[:4]
+    ['name', 'title', 'rounds', 'every']
+    """
+    table = experiment.model_dump()
+    problem, methods = table.pop("problem"), table.pop("algorithms")
+    usual: dict[str, Any] = {name: field.default for name, field in Experiment.model_fields.items()}
+    usual |= {"weights": "uniform", "every": max(1, experiment.rounds // 100), "cohort": experiment.problem.clients}
+    changed = [key for key, value in table.items() if value not in (usual[key], [])]
+    options: dict[str, Any] = {name: field.default for name, field in ProblemTable.model_fields.items()}
+    for entry in (partitions.find(experiment.problem.partition), models.find(experiment.problem.model)):
+        options |= options_of(entry)
+    options["clients"] = CLIENTS
+    changed += [f"problem.{key}" for key, value in problem.items() if key not in options or value != options[key]]
+    for label, params in methods.items():
+        entry = algorithms.find(params.get("name", label))
+        known = entry.defaults | entry.common | {"name": label}
+        changed += [f"algorithms.{label}.{k}" for k, v in params.items() if k not in known or v != known[k]]
+    return changed
+
+
 def absolute_plugins(names: Iterable[str], folder: Path) -> list[str]:
     """Plugins, each once: files by their absolute paths, modules by their names."""
-    found = (os.path.abspath(folder / name) if name.endswith(".py") else name for name in names)
-    return list(dict.fromkeys(found))
+    absolute = (os.path.abspath(folder / name) if name.endswith(".py") else name for name in names)
+    return list(dict.fromkeys(absolute))
 
 
 def hyper_params(params: dict[str, Any]) -> dict[str, Any]:

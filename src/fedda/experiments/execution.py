@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engines import Distributed, Engine, SingleProcess, Vectorised
+from ..engines import Distributed, Engine, Vectorised
+from ..engines.world import SingleProcess
 from ..problems.gradients.tuning import measured_threads
 from ..runs.names import ENVIRONMENT
 

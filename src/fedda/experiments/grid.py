@@ -71,6 +71,12 @@ def _parse(experiment: Experiment, text: str) -> tuple[str, Axes]:
     path, equals, values = text.partition("=")
     label = owner_of(path, ("*", *experiment.algorithms))
     name = path[len(label) + 1 :] if label else ""
+    if label is None and path.startswith("problem."):
+        first = f"--set {path}={values.split(',')[0].strip()}"
+        raise ValueError(
+            f"--grid: {path} belongs to the problem, and all points of a sweep share one: run a sweep for each value, "
+            f"such as {first}, each with its own --out"
+        )
     if not equals or not values.strip() or label is None or not name:
         known = ", ".join(experiment.algorithms)
         raise ValueError(f"--grid must be LABEL.NAME=VALUES with LABEL * or one of {known}, got {text!r}")

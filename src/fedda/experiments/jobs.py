@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import checks
 from ..clients import FineTuning
-from ..engines import SINGLE_PROCESS, SingleProcess
+from ..engines.world import SINGLE_PROCESS, SingleProcess
 from ..files import json_lines
 from ..processes import Stopped
 from ..run import Diverged, Run

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..clients import FineTuning
 from ..core import Algorithm, Problem, map_fields
-from ..engines import SINGLE_PROCESS, SingleProcess
+from ..engines.world import SINGLE_PROCESS, SingleProcess
 from ..run import Run
 from ..runs.folder import Folder
 

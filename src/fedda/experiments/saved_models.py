@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import checks
 from ..best import MISSING, NO_PERSONAL_BEST
-from ..engines import PERSONAL
+from ..engines.simulated import PERSONAL
 from ..problems import Neural
 from ..runs.folder import Folder
 from ..runs.names import CONFIG

@@ -18,6 +18,11 @@ from ..checks import POSITIVE, count, number
 from ..registry import augmentations
 from .trees import first_tensor, map_tensors
 
+__all__ = [
+    "AddNoise", "Augmentation", "Compose", "Crop", "Cutout", "Flip", "Uniform", "compose", "crop", "crop_flip",
+    "cutout", "flip", "noise",
+]  # fmt: skip
+
 Uniform = Callable[..., Tensor]
 Augmentation = Callable[[Any, Uniform], Any]
 
@@ -77,7 +82,11 @@ class Flip:
 @augmentations.register("crop")
 @dataclass(frozen=True)
 class Crop:
-    """Shift an image by up to `pad` pixels in each direction; what comes in from outside is 0."""
+    """Shift an image at random; what comes in from outside is 0.
+
+    Args:
+        pad: the largest shift in each direction, in pixels.
+    """
 
     pad: int = 4
 
@@ -100,7 +109,11 @@ class Crop:
 @augmentations.register("cutout")
 @dataclass(frozen=True)
 class Cutout:
-    """Set a square of `size` pixels at a random position to 0 (DeVries, Taylor 2017); it may reach over the edge."""
+    """Set a square at a random position to 0 (DeVries, Taylor 2017); it may reach over the edge.
+
+    Args:
+        size: the side of the square, in pixels.
+    """
 
     size: int = 8
 
@@ -119,7 +132,11 @@ class Cutout:
 @augmentations.register("noise")
 @dataclass(frozen=True)
 class AddNoise:
-    """Add normal noise with deviation `std`, in the units in which the samples are stored (0 to 255 for bytes)."""
+    """Add normal noise.
+
+    Args:
+        std: its deviation, in the units in which the samples are stored (0 to 255 for bytes).
+    """
 
     std: float = 0.1
 
@@ -135,7 +152,11 @@ class AddNoise:
 
 @dataclass(frozen=True)
 class Compose:
-    """One augmentation after the other."""
+    """One augmentation after the other.
+
+    Args:
+        parts: the augmentations, in this order.
+    """
 
     parts: tuple[Augmentation, ...]
 
@@ -150,12 +171,20 @@ flip, crop, cutout, noise = Flip, Crop, Cutout, AddNoise  # `fedda.augment.crop(
 
 @augmentations.register("crop_flip")
 def crop_flip(pad: int = 4) -> Compose:
-    """The usual augmentation for small images: `crop(pad)`, then `flip()`."""
+    """The usual augmentation for small images: `crop(pad)`, then `flip()`.
+
+    Args:
+        pad: the largest shift in each direction, in pixels.
+    """
     return Compose((Crop(pad), Flip()))
 
 
 def compose(*parts: Augmentation) -> Compose:
-    """One augmentation after the other."""
+    """One augmentation after the other.
+
+    Args:
+        parts: the augmentations, in this order.
+    """
     return Compose(parts)
 
 
@@ -180,3 +209,7 @@ def named(owner: str, augment: Any) -> Augmentation | None:
     entry = augmentations.find(table["kind"])
     made: Augmentation = entry(**{key: value for key, value in table.items() if key != "kind"})
     return made
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

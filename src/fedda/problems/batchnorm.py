@@ -192,7 +192,9 @@ def _copy(model: nn.Module) -> nn.Module:
 def to_group_norm(module: nn.Module, groups: int = GROUPS) -> nn.Module:
     """A copy of a module with a GroupNorm (Wu, He 2018) in place of each BatchNorm, with the same scale and offset.
 
-    A layer gets the largest number of groups that divides its channels and is at most `groups`.
+    Args:
+        module: the network; it is not changed.
+        groups: the largest number of groups: a layer gets the largest one up to this that divides its channels.
 
     >>> to_group_norm(nn.Sequential(nn.Conv2d(1, 48, 3), nn.BatchNorm2d(48)))[1].num_groups
     24

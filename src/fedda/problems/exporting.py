@@ -1,6 +1,5 @@
 """A trained model as a file for other programs: .pt (PyTorch), .safetensors (weights) or .onnx (ONNX Runtime)."""
 
-import importlib.util
 import io
 import json
 import logging
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..checks import one_line
+from ..extras import needed_for
 from ..files import write_whole
 from .neural import Neural
 from .trained import trained_model, trained_state
@@ -27,8 +27,10 @@ def check_suffix(path: Path) -> None:
     """Refuse a file name that no format fits, and .onnx without its packages."""
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: a model file must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    if path.suffix == ".onnx" and not all(map(importlib.util.find_spec, ("onnx", "onnxscript"))):
-        raise ValueError(f"{path}: needs onnx and onnxscript: pip install 'fedda[onnx]'")
+    if path.suffix == ".onnx":
+        with needed_for(str(path)):
+            import onnx  # noqa: F401
+            import onnxscript  # noqa: F401
 
 
 def write_model(

@@ -44,33 +44,35 @@ def problem(
     personal_lr: Any = None,
     metrics: Mapping[str, Function] | Sequence[str] | None = None,
 ) -> Neural:
-    """A federated problem from a model, a loss (a mean over the batch) and arrays.
+    """A federated problem from your own model, loss and arrays.
 
-    `x` is an array of samples, or several: a tuple becomes the positional arguments of the model, a dict its keyword
-    arguments. `y` may be a tuple or dict as well. The loss gets the output of the model and y as they are.
-
-    `client` is the owner of each sample (whole numbers or names; clients may have unequal sizes). Runs start at the
-    parameters of the model, or at `init(seed)`, a flat vector. With `scale=(mean, std)`, arrays that fit a sample (such
-    as [channels, 1, 1]), x stays as it is (images as bytes) and is standardised when it is used. A file that is mapped
-    into memory (`np.load(..., mmap_mode="r")`) stays on disk; `rows` are the rows of it that y and client describe.
-    `validation` is a share, such as 0.1, of each client's samples to hold out, or a pair (x, y) of other samples; the
-    rows of metrics get `validation_loss` and, for classes, `validation_accuracy`. `test` and `validation` may be
-    triples (x, y, client): then each client is also evaluated on its own held-out samples.
-
-    `metrics` are functions f(output, target) by name, each to one number for a whole set of samples or to a tensor with
-    a number for each sample, which is averaged as the loss is; or a list of names, such as ["f1"]. Higher is better,
-    unless it is `fedda.Metric(f, higher_is_better=False)`. Rows get `train_NAME`, `validation_NAME` and `test_NAME`.
-
-    `augment` changes training samples at random, as they are drawn: a function as in `fedda.augment`, or the name of
-    one, such as "crop_flip" or {"kind": "crop", "pad": 2}, or a list of these.
-
-    `trainable` names the parameters to train, by a pattern such as "head.*" or a list of patterns. All others are
-    frozen, like parameters with `requires_grad=False`: they are shared by all clients and never sent.
-
-    `personal` names, by patterns as well, parameters that stay on their clients and are never sent (FedPer, FedBN).
-    Each of a client's mini-batches moves them by one gradient step, with the rate `personal_lr` (a number or a
-    schedule), by default the algorithm's `lr`. A client's samples are evaluated with its own parameters, `test` and
-    `validation` too if they are (x, y, client); without owners, with the mean over clients.
+    Args:
+        model: an nn.Module; its parameters are the first ones of a run.
+        loss: a function of the model's output and y, as they are: a mean over the batch.
+        x: an array of samples; a tuple of arrays becomes the positional arguments of the model, a dict its keyword
+            arguments. A file that is mapped into memory (`np.load(..., mmap_mode="r")`) stays on disk.
+        y: the targets: an array, or a tuple or dict of arrays.
+        client: the owner of each sample: whole numbers or names; clients may have unequal sizes.
+        batch: samples in a mini-batch.
+        test: held-out samples (x, y) for `test_loss` and so on; as (x, y, client), each client is also evaluated on its
+            own.
+        init: a function of the seed to the first parameters, a flat vector, instead of those of the model.
+        scale: (mean, std), arrays that fit a sample (such as [channels, 1, 1]): x stays as it is (images as bytes) and
+            is standardised when it is used.
+        rows: the rows of x that y and client describe, if they are not all.
+        validation: a share of each client's samples to hold out, such as 0.1, or other samples (x, y) or (x, y,
+            client): for `validation_loss` and, for classes, `validation_accuracy`.
+        augment: changes training samples at random, as they are drawn: a function as in `fedda.augment`, a name such as
+            "crop_flip", a table such as {"kind": "crop", "pad": 2}, or a list of these.
+        trainable: the parameters to train, by a pattern such as "head.*" or a list of patterns; all by default. All
+            others are frozen, like those with `requires_grad=False`: they are shared by all clients and never sent.
+        personal: patterns of parameters that stay on their clients and are never sent (FedPer, FedBN). Each of a
+            client's mini-batches moves them by one gradient step. Samples are evaluated with the parameters of their
+            client; without owners, with the mean over clients.
+        personal_lr: the rate of the personal parameters, a number or a schedule; by default the algorithm's `lr`.
+        metrics: functions f(output, target) by name, or a list of names such as ["f1"] (`fedda list metrics`). Higher
+            is better, unless it is `fedda.Metric(f, higher_is_better=False)`. Rows get `train_NAME`, `validation_NAME`
+            and `test_NAME`.
 
     >>> import torch, fedda
     >>> x, y = torch.randn(40, 3), torch.randint(0, 2, (40,))

@@ -47,18 +47,37 @@ def load(
     metrics: Mapping[str, Function] | Sequence[str] | None = None,
     **options: Any,
 ) -> Neural:
-    """A problem from a data set (a name, a .npz, .csv or .parquet file, or a folder of images), a partition over the
-    clients, and a model: a name, or an nn.Module with its `loss`. In a table, `target` and `client` name columns, and
-    `ignore` those that are not features.
+    """A problem from a data set, a partition over clients, and a model.
 
-    Options go to the partition (rho, alpha) and to the model (hidden, filters). There are 10 `clients` by default; with
-    the partition `by_client`, all that the data names. `seed` is the seed of the partition; the seed of a run gives the
-    first parameters of the model. With `resplit`, training and test samples are joined and divided again, at random
-    within each owner. With `validation=0.1`, this share of each client's training samples is held out and gives
-    `validation_loss` and `validation_accuracy`, next to the metrics of the test set. With `validation=True`, a fifth of
-    the training samples replaces the test set, as in a sweep. `trainable` names the parameters to train, and
-    `personal` those that stay on their clients, as in `fedda.problem`. `metrics` are a user's functions by name, or
-    names such as ["f1", "mae"] (`fedda list metrics`).
+    Args:
+        name: a data set (`fedda list data`), a .npz, .csv or .parquet file, or a folder of images by class.
+        clients: how many; 10 by default, and with the partition `by_client` all that the data names.
+        partition: how the samples are divided (`fedda list partitions`).
+        model: a name (`fedda list models`), or an nn.Module with its `loss`.
+        batch: samples in a mini-batch.
+        seed: the seed of the partition. The seed of a run gives the first parameters of the model.
+        validation: a share of each client's training samples to hold out, such as 0.1, next to the test set; True
+            replaces the test set by a fifth of the training samples, as in a sweep.
+        resplit: join training and test samples and divide them again, at random within each owner.
+        dtype: the dtype of the model.
+        device: where the problem is, such as "cuda".
+        loss: with an nn.Module: a function of its output and the target, a mean over the batch. Models by name have
+            their own.
+        target: in a table, the column to predict.
+        client: in a table, the column that says who owns a row.
+        ignore: in a table, the columns that are not features.
+        augment: changes training samples at random, as they are drawn: a function as in `fedda.augment`, a name such as
+            "crop_flip", a table such as {"kind": "crop", "pad": 2}, or a list of these.
+        trainable: the parameters to train, by a pattern such as "head.*" or a list of patterns; all by default. All
+            others are frozen, like those with `requires_grad=False`: they are shared by all clients and never sent.
+        personal: patterns of parameters that stay on their clients and are never sent (FedPer, FedBN). Each of a
+            client's mini-batches moves them by one gradient step. Samples are evaluated with the parameters of their
+            client; without owners, with the mean over clients.
+        personal_lr: the rate of the personal parameters, a number or a schedule; by default the algorithm's `lr`.
+        metrics: functions f(output, target) by name, or a list of names such as ["f1"] (`fedda list metrics`). Higher
+            is better, unless it is `fedda.Metric(f, higher_is_better=False)`. Rows get `train_NAME`, `validation_NAME`
+            and `test_NAME`.
+        options: of the partition (rho, alpha) and of the model (hidden, filters).
 
     >>> import fedda
     >>> fedda.load("digits", clients=10, partition="dominant_class", rho=0.8, model="mlp", hidden=32).d

@@ -17,9 +17,13 @@ Function = Callable[[Tensor, Tensor], Any]
 
 
 class Metric:
-    """A function f(output, target) to one number for a whole set of samples, or to a number for each sample.
+    """A metric of your own.
 
-    Numbers for each sample are averaged as the loss is; `of_mean` is applied to their mean, such as torch.sqrt.
+    Args:
+        function: f(output, target) to one number for a whole set of samples, or to a tensor with a number for each
+            sample, which is averaged as the loss is.
+        higher_is_better: whether a larger value is better, for `best`, sweeps and reports.
+        of_mean: applied to the mean over samples, such as torch.sqrt.
 
     >>> import fedda
     >>> mae = fedda.Metric(lambda output, target: (output - target).abs(), higher_is_better=False)
@@ -46,12 +50,22 @@ class Metric:
         return "higher" if self.higher_is_better else "lower"
 
     def each(self, outputs: Any, targets: Any) -> Tensor:
-        """The numbers of each sample, [replicas, samples], from outputs [replicas, samples, ...]."""
+        """The numbers of each sample, [replicas, samples].
+
+        Args:
+            outputs: of the model, [replicas, samples, ...].
+            targets: of the samples.
+        """
         replicas = len(first_tensor(outputs))
         return torch.stack([self(at(outputs, i), targets) for i in range(replicas)]).double()
 
     def whole(self, outputs: Any, targets: Any) -> Tensor:
-        """The number of a set of samples, [replicas], from outputs [replicas, samples, ...]."""
+        """The number of a set of samples, [replicas].
+
+        Args:
+            outputs: of the model, [replicas, samples, ...].
+            targets: of the samples.
+        """
         first = first_tensor(outputs)
         values = [self(at(outputs, i), targets) for i in range(len(first))]
         return torch.stack([torch.as_tensor(v, dtype=torch.float64).reshape(()) for v in values]).to(first.device)

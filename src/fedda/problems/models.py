@@ -28,7 +28,13 @@ def logistic(shape: tuple[int, ...], classes: int) -> Model:
 
 @models.register("mlp")
 def mlp(shape: tuple[int, ...], classes: int, hidden: Any = (32,)) -> Model:
-    """A multi-layer perceptron with ReLU; `hidden` gives the widths of its hidden layers."""
+    """A multi-layer perceptron with ReLU.
+
+    Args:
+        shape: the shape of a sample.
+        classes: how many.
+        hidden: the widths of its hidden layers, one number or a list.
+    """
     inner = [hidden] if isinstance(hidden, int) else hidden
     if not isinstance(inner, list | tuple):
         raise ValueError(f"mlp: hidden must be a whole number >= 1, or a list of them, got {hidden!r}")
@@ -47,8 +53,15 @@ def cnn(
 ) -> Model:
     """The paper's network: `layers` times (3x3 convolution, ReLU, 2x2 max-pool), then linear.
 
-    With `norm="batch"` a BatchNorm follows each ReLU. With `pool="stride"` the convolutions have stride 2, and there is
-    no pool. There is no pool or stride once the image has only one pixel (small images only).
+    There is no pool or stride once the image has only one pixel (small images only).
+
+    Args:
+        shape: the shape of a sample.
+        classes: how many.
+        filters: channels of each convolution.
+        layers: how many convolutions.
+        norm: "none", or "batch": a BatchNorm follows each ReLU.
+        pool: "max", or "stride": the convolutions have stride 2, and there is no pool.
     """
     one_of("cnn", "norm", norm, ("none", "batch"))
     one_of("cnn", "pool", pool, ("max", "stride"))
@@ -69,6 +82,47 @@ def cnn(
             body.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
     return _with_head([*body, nn.Flatten()], filters * height * width, classes)
+
+
+@models.register("resnet8")
+def resnet8(shape: tuple[int, ...], classes: int, width: int = 16, groups: int = 8) -> Model:
+    """A small residual network with GroupNorm: a 3x3 convolution, three blocks of two with `width`, 2 and 4 times
+    `width` channels, a mean over the pixels, then linear. It keeps no statistics, so clients have none to average.
+
+    Args:
+        shape: the shape of a sample.
+        classes: how many.
+        width: channels of the first block.
+        groups: of each GroupNorm; they divide the width.
+    """
+    count("resnet8", "width", width)
+    count("resnet8", "groups", groups)
+    if len(shape) != 3:
+        raise ValueError(f"resnet8: the data must be images [channels, height, width], got samples of {list(shape)}")
+    if width % groups:
+        raise ValueError(f"resnet8: width must be a multiple of groups, got {width} and {groups}")
+    body: list[nn.Module] = [
+        nn.Conv2d(shape[0], width, 3, padding=1, bias=False), nn.GroupNorm(groups, width), nn.ReLU(),
+        ResidualBlock(width, width, 1, groups), ResidualBlock(width, 2 * width, 2, groups),
+        ResidualBlock(2 * width, 4 * width, 2, groups), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    ]  # fmt: skip
+    return _with_head(body, 4 * width, classes)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with GroupNorm beside a shortcut, which is a 1x1 convolution if the shape changes."""
+
+    def __init__(self, channels: int, width: int, stride: int, groups: int):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, width, 3, stride, padding=1, bias=False), nn.GroupNorm(groups, width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.GroupNorm(groups, width),
+        )  # fmt: skip
+        same = channels == width and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Conv2d(channels, width, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x))
 
 
 def _with_head(layers: list[nn.Module], features: int, classes: int) -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from typing import Any
 
 import torch
@@ -17,11 +18,17 @@ Sample = tuple[Tensor, Tensor, Tensor | float]  # A, b and the noise
 
 
 class Quadratic(Problem):
-    """f_k(x) = sum A_k (x - b_k)^2 / 2 on client k; A [K, d] holds the diagonal Hessians, b [K, d] the minima.
+    """f_k(x) = sum A_k (x - b_k)^2 / 2 on client k: a problem with a known minimum, for tests and examples.
 
     A gradient is A_k (x - b_k) + noise xi, xi standard normal in each coordinate, the same at every point of one call.
-    It computes in float64; `.to(dtype=...)` changes that. `sizes` are the numbers of samples of the clients, 1 by
-    default: for ``weights="samples"`` and for methods whose clients do unequal work.
+    It computes in float64; `.to(dtype=...)` changes that.
+
+    Args:
+        A: the diagonal Hessians, [clients, d].
+        b: the minima of the clients, [clients, d].
+        noise: the deviation of the noise of a gradient.
+        sizes: samples of each client, 1 by default: for ``weights="samples"`` and for methods whose clients do unequal
+            work.
 
     >>> Quadratic(A=[[1.0], [3.0]], b=[[0.0], [4.0]]).minimum
     tensor([3.], dtype=torch.float64)
@@ -52,6 +59,11 @@ class Quadratic(Problem):
     @property
     def layout(self) -> list[tuple[str, tuple[int, ...]]]:
         return [("x", (self.d,))]
+
+    @property
+    def fingerprint(self) -> str:
+        parts = (self.A, self.b, self.sizes, torch.tensor(self.noise))
+        return hashlib.sha256(b"".join(v.cpu().contiguous().numpy().tobytes() for v in parts)).hexdigest()
 
     @property
     def noiseless(self) -> bool:

@@ -64,7 +64,15 @@ class Transformer(nn.Module):
 
 @models.register("lstm")
 def lstm(shape: tuple[int, ...], classes: int, width: int = 128, layers: int = 2, dropout: float = 0.0) -> Model:
-    """An LSTM that predicts the next token at every position of a sequence."""
+    """An LSTM that predicts the next token at every position of a sequence.
+
+    Args:
+        shape: the shape of a sample, [positions].
+        classes: how many tokens there are.
+        width: of the embedding and of each layer.
+        layers: how many.
+        dropout: the share of activations that is dropped between layers.
+    """
     _length("lstm", shape)
     count("lstm", "width", width)
     count("lstm", "layers", layers)
@@ -75,7 +83,16 @@ def lstm(shape: tuple[int, ...], classes: int, width: int = 128, layers: int = 2
 def transformer(
     shape: tuple[int, ...], classes: int, width: int = 96, layers: int = 2, heads: int = 4, dropout: float = 0.0
 ) -> Model:
-    """A causal transformer that predicts the next token at every position of a sequence."""
+    """A causal transformer that predicts the next token at every position of a sequence.
+
+    Args:
+        shape: the shape of a sample, [positions].
+        classes: how many tokens there are.
+        width: of the embedding and of each layer.
+        layers: how many.
+        heads: of the attention; they divide the width.
+        dropout: the share of activations that is dropped.
+    """
     length = _length("transformer", shape)
     for name, value in (("width", width), ("layers", layers), ("heads", heads)):
         count("transformer", name, value)

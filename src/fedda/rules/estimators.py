@@ -16,11 +16,18 @@ from torch import Tensor
 
 from ..checks import check, one_of
 
+__all__ = ["Estimator", "Gradients", "Momentum", "Mvr", "Plain"]
+
 
 class Gradients(Protocol):
     """The part of a client that an estimator uses."""
 
-    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]: ...
+    def gradients(self, *points: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of one fresh mini-batch.
+
+        Args:
+            points: where to take them, each [..., d].
+        """
 
 
 Estimator = Callable[[Tensor, Tensor, Tensor, Any, Gradients], Tensor]
@@ -37,10 +44,11 @@ class Plain:
 
 @dataclass(frozen=True)
 class Momentum:
-    """nu = a g(x; B) + (1 - a) nu (equation nu-case2).
+    """nu = a g(x; B) + (1 - a) nu (equation nu-case2), a = 1 - momentum.
 
-    `momentum` is the weight of the HISTORY, a = 1 - momentum; with ``alpha_mode="weight"`` it is read as the
-    equation prints it, the weight of the new gradient.
+    Args:
+        momentum: the weight of the history.
+        alpha_mode: "history", or "weight": `momentum` is then a itself, as the equation prints it.
     """
 
     momentum: float = 0.9
@@ -61,6 +69,9 @@ class Mvr:
     """nu = g(x; B) + (1 - a) (nu - g(x_prev; B)), a = min(1, c eta^2) (equation nu-case1).
 
     Momentum-based variance reduction (STORM): ONE batch for both points, so that its noise cancels in the difference.
+
+    Args:
+        c: how fast old gradients are forgotten, relative to eta^2; larger is nearer to the plain gradient.
     """
 
     c: float
@@ -70,13 +81,28 @@ class Mvr:
 
     @classmethod
     def default(cls, c: Any, rate: Callable[[Tensor], Any]) -> Mvr:
+        """The estimator with c, or with 0.5 / eta_0^2.
+
+        Args:
+            c: the number, or None.
+            rate: the schedule, for eta_0.
+        """
         return cls(default_c(c, rate))
 
     def weight(self, eta: Any) -> Any:
+        """a = min(1, c eta^2).
+
+        Args:
+            eta: the rate of the step.
+        """
         return weight(self.c, eta)
 
     def warn(self, eta: Any) -> None:
-        """Warn if c eta^2 > 1: without the clip 1 - a would be negative and the estimate would oscillate."""
+        """Warn if c eta^2 > 1: without the clip 1 - a would be negative and the estimate would oscillate.
+
+        Args:
+            eta: the first rate.
+        """
         a = float(torch.as_tensor(self.c * eta**2).max())
         if a > 1:
             warnings.warn(
@@ -99,3 +125,7 @@ def weight(c: Any, eta: Any) -> Any:
     """a = min(1, c eta^2)."""
     a = c * eta**2
     return a.clamp(max=1) if isinstance(a, Tensor) else min(1.0, a)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -12,20 +12,49 @@ from torch import Tensor
 
 from ..checks import POSITIVE, check, number, one_of
 
+__all__ = ["Diagonal", "Fixed", "Identity", "Preconditioner", "Scalar"]
+
 FLOOR = 1e-12  # the smallest h, whatever eps is
 
 
 class Preconditioner(Protocol):
+    """What FedDA asks of a matrix: mu is its state, h the diagonal of H."""
+
     @property
-    def measures_first(self) -> bool: ...  # whether the first round only measures H, and no client moves
-    def start(self, s0: Tensor) -> Tensor: ...
-    def diagonal(self, mu: Tensor, n: Tensor) -> Tensor: ...
-    def update(self, mu: Tensor, s: Tensor) -> Tensor: ...
+    def measures_first(self) -> bool:
+        """Whether the first round only measures H, and no client moves."""
+
+    def start(self, s0: Tensor) -> Tensor:
+        """The first mu.
+
+        Args:
+            s0: the first gradient estimate, as long as the s of a round.
+        """
+
+    def diagonal(self, mu: Tensor, n: Tensor) -> Tensor:
+        """h.
+
+        Args:
+            mu: the state.
+            n: how often it was updated.
+        """
+
+    def update(self, mu: Tensor, s: Tensor) -> Tensor:
+        """The next mu.
+
+        Args:
+            mu: the state.
+            s: the sum of the gradient estimates of the round, up to sign.
+        """
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """H = Diag(h) for the whole run, h a number or a vector [d]."""
+class Fixed(Preconditioner):
+    """H = Diag(h) for the whole run.
+
+    Args:
+        h: a number, or one for each coordinate.
+    """
 
     measures_first: ClassVar[bool] = False
     h: Any = 1.0
@@ -46,20 +75,30 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Identity(Fixed):
-    """H = I."""
+    """H = I.
+
+    Args:
+        h: 1; any other number is a scaled identity.
+    """
 
 
 @dataclass(frozen=True)
-class Diagonal:
-    """mu = beta mu + (1 - beta) s^2,  h = sqrt(mu) + eps  (equation mu-case1).
+class Diagonal(Preconditioner):
+    """mu = beta mu + (1 - beta) s^2, h = sqrt(mu) + eps (equation mu-case1).
 
-    `beta` is the decay; ``beta_mode="weight"`` reads the equation as printed, beta on the new term.
-    ``mu0="zero"`` is the paper's start, ``"nu0"`` starts at the first estimate; ``h0="one"`` makes the first
-    round's H the identity; `bias_correction` divides mu by 1 - beta^n as Adam does.
+    With ``eps_mode="relative"``, h has the size of the gradients, whatever the model, and only their ratios matter. H
+    is unknown before the first update, so the first round measures it and no client moves.
 
-    ``eps_mode="relative"`` needs no epsilon: h = sqrt(mu) + kappa mean_j sqrt(mu_j), with bias correction. Then h has
-    the size of the gradients, whatever the model, and only their ratios matter. H is unknown before the first update,
-    so the first round measures it and no client moves.
+    Args:
+        beta: the decay of mu: nearer to 1 remembers longer.
+        eps: added to the root of mu: it limits the step where gradients are small.
+        mu0: the start of mu: "zero" as in the paper, or "nu0" for the first estimate.
+        beta_mode: "decay", or "weight": `beta` is then the weight of the new term, as the equation prints it.
+        h0: "from_mu", or "one": the H of the first round is the identity.
+        bias_correction: divide mu by 1 - beta^n, as Adam does.
+        eps_mode: "absolute" adds `eps`; "relative" adds kappa mean_j sqrt(mu_j) and needs bias correction.
+        kappa: the factor of `eps_mode="relative"`.
+        mu_update: "after" a round, or "before" the first step: mu then holds the first estimate already.
 
     >>> matrix = Diagonal(beta=0.5, eps_mode="relative", bias_correction=True)
     >>> mu = matrix.update(torch.zeros(1, 2), torch.tensor([[3.0, 1.0]]))
@@ -75,6 +114,7 @@ class Diagonal:
     bias_correction: bool = False
     eps_mode: str = "absolute"
     kappa: float = 1.0
+    mu_update: str = "after"
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -85,26 +125,42 @@ class Diagonal:
         one_of(name, "eps_mode", self.eps_mode, ("absolute", "relative"))
         if self.measures_first and not self.bias_correction:
             raise ValueError(f"{name}: bias_correction must be True with eps_mode='relative', got False")
-        if self.bias_correction and self.mu0 == "nu0":
+        one_of(name, "mu_update", self.mu_update, ("after", "before"))
+        before = self.mu_update == "before"
+        if self.bias_correction and self.mu0 == "nu0" and not before:
             raise ValueError(f"{name}: bias_correction must be False with mu0='nu0', which has no bias, got True")
+        if before and self.measures_first:
+            raise ValueError(f"{name}: mu_update must be 'after' with eps_mode='relative', got 'before'")
 
     @property
     def measures_first(self) -> bool:
         return self.eps_mode == "relative"
 
     def moment(self, s: Tensor) -> Tensor:
+        """What mu is the mean of.
+
+        Args:
+            s: the sum of the gradient estimates of a round.
+        """
         return s**2
 
     def root(self, mu: Tensor) -> Tensor:
+        """The part of h that adapts.
+
+        Args:
+            mu: the state, after bias correction.
+        """
         return mu.sqrt()
 
     def start(self, s0: Tensor) -> Tensor:
-        mu = self.moment(s0)
-        return mu if self.mu0 == "nu0" else torch.zeros_like(mu)
+        moment = self.moment(s0)
+        mu = moment if self.mu0 == "nu0" else torch.zeros_like(moment)
+        return self.update(mu, s0) if self.mu_update == "before" else mu
 
     def diagonal(self, mu: Tensor, n: Tensor) -> Tensor:
         if self.bias_correction:
-            mu = mu / torch.where(n > 0, 1 - self.decay**n, 1.0).to(mu.dtype)
+            updates = n + 1 if self.mu_update == "before" else n
+            mu = mu / torch.where(updates > 0, 1 - self.decay**updates, 1.0).to(mu.dtype)
         root = self.root(mu)
         eps = self.kappa * root.mean(-1, keepdim=True) if self.measures_first else self.eps
         h = (root + eps).clamp(min=FLOOR)
@@ -124,6 +180,17 @@ class Scalar(Diagonal):
 
     The norm itself, not its square, and no root. Started at zero, the tuned rate of FedDA-1-2 diverges in the
     first round, hence ``mu0="nu0"``.
+
+    Args:
+        beta: the decay of mu: nearer to 1 remembers longer.
+        eps: added to the root of mu: it limits the step where gradients are small.
+        mu0: the start of mu: "nu0" for the first estimate, or "zero" as in the paper.
+        beta_mode: "decay", or "weight": `beta` is then the weight of the new term, as the equation prints it.
+        h0: "from_mu", or "one": the H of the first round is the identity.
+        bias_correction: divide mu by 1 - beta^n, as Adam does.
+        eps_mode: "absolute" adds `eps`; "relative" adds kappa mean_j sqrt(mu_j) and needs bias correction.
+        kappa: the factor of `eps_mode="relative"`.
+        mu_update: "after" a round, or "before" the first step: mu then holds the first estimate already.
     """
 
     mu0: str = "nu0"
@@ -134,3 +201,7 @@ class Scalar(Diagonal):
 
     def root(self, mu: Tensor) -> Tensor:
         return mu
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

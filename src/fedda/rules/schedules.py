@@ -10,12 +10,20 @@ from torch import Tensor
 from ..checks import AT_LEAST_ZERO, POSITIVE, check, number
 from ..registry import schedules
 
+__all__ = [
+    "Constant", "CosineDecay", "CubeRoot", "InverseSqrt", "LinearDecay", "RateDecay", "Schedule", "StepDecay",
+    "constant", "cosine", "cube_root", "inverse_sqrt", "linear", "schedule", "steps",
+]  # fmt: skip
+
 Schedule = Callable[[Tensor], Any]  # t -> eta_t: a float, or a tensor that broadcasts with [..., 1, 1]
 
 
 @dataclass(frozen=True)
 class Constant:
     """eta_t = lr.
+
+    Args:
+        lr: the rate: a number, or a tensor [replicas, 1, 1] with one for each replica.
 
     >>> Constant(0.1)(torch.tensor(7.0))
     0.1
@@ -33,6 +41,10 @@ class Constant:
 @dataclass(frozen=True)
 class CubeRoot:
     """eta_t = lr / (w + t)^(1/3), the schedule of variance-reduced methods (algorithms 1-1, 1-2, STEM).
+
+    Args:
+        lr: the numerator, the rate at w + t = 1.
+        w: the offset: the rate stays about constant for w steps.
 
     >>> CubeRoot(0.02, w=8.0)(torch.tensor(0.0))
     tensor(0.0100)
@@ -55,22 +67,33 @@ def check_on_host(owner: str, **values: Any) -> None:
 
 
 def cube_root(lr: Any, w: Any) -> Schedule:
-    """lr / (w + t)^(1/3) from numbers, or `lr` itself if it is a schedule."""
+    """lr / (w + t)^(1/3) from numbers, or `lr` itself if it is a schedule.
+
+    Args:
+        lr: a number, or a schedule.
+        w: the offset of the decay; a schedule ignores it.
+    """
     return lr if callable(lr) else CubeRoot(lr, w)
 
 
 def schedule(lr: Any) -> Schedule:
-    """A schedule from a number, a tensor of numbers (one for each replica), or a schedule."""
+    """A schedule from a number, a tensor of numbers (one for each replica), or a schedule.
+
+    Args:
+        lr: a number, a tensor [replicas, 1, 1], or a schedule.
+    """
     return lr if callable(lr) else Constant(lr)
 
 
 @schedules.register("constant")
 @dataclass(frozen=True)
 class RateDecay:
-    """A constant rate after a warm-up; the base of rates that depend on how much of the run is over. `train` fills in
-    `horizon`, the run's number of local steps.
+    """A constant rate after a warm-up; the base of rates that depend on how much of the run is over.
 
-    With `warmup`, a share of the run such as 0.05, the rate first rises from 0 in a straight line.
+    Args:
+        start: the first rate, after the warm-up.
+        warmup: the share of the run, such as 0.05, in which the rate rises from 0 in a straight line.
+        horizon: the local steps of the run; `train` fills it in.
     """
 
     start: float
@@ -101,7 +124,11 @@ class RateDecay:
         )
 
     def factor(self, share: Tensor) -> Tensor:
-        """What the first rate is multiplied by after this share of the run."""
+        """What the first rate is multiplied by after this share of the run.
+
+        Args:
+            share: how much of the run after the warm-up is over, from 0 to 1.
+        """
         return torch.ones_like(share)
 
 
@@ -109,6 +136,12 @@ class RateDecay:
 @dataclass(frozen=True)
 class CosineDecay(RateDecay):
     """From `start` to `end` along half a cosine (Loshchilov, Hutter 2017).
+
+    Args:
+        start: the first rate, after the warm-up.
+        warmup: the share of the run, such as 0.05, in which the rate rises from 0 in a straight line.
+        horizon: the local steps of the run; `train` fills it in.
+        end: the last rate.
 
     >>> [round(float(CosineDecay(1.0, horizon=4)(torch.tensor(float(t)))), 3) for t in range(5)]
     [1.0, 0.854, 0.5, 0.146, 0.0]
@@ -130,6 +163,12 @@ class CosineDecay(RateDecay):
 class LinearDecay(RateDecay):
     """From `start` to `end` in a straight line.
 
+    Args:
+        start: the first rate, after the warm-up.
+        warmup: the share of the run, such as 0.05, in which the rate rises from 0 in a straight line.
+        horizon: the local steps of the run; `train` fills it in.
+        end: the last rate.
+
     >>> [float(LinearDecay(1.0, horizon=4)(torch.tensor(float(t)))) for t in range(5)]
     [1.0, 0.75, 0.5, 0.25, 0.0]
     """
@@ -148,6 +187,13 @@ class LinearDecay(RateDecay):
 @dataclass(frozen=True)
 class StepDecay(RateDecay):
     """Multiplied by `by` at each of the shares `at` of the run.
+
+    Args:
+        start: the first rate, after the warm-up.
+        warmup: the share of the run, such as 0.05, in which the rate rises from 0 in a straight line.
+        horizon: the local steps of the run; `train` fills it in.
+        at: the shares of the run at which the rate falls.
+        by: the factor of each fall.
 
     >>> [round(float(StepDecay(1.0, horizon=4)(torch.tensor(float(t)))), 3) for t in range(4)]
     [1.0, 1.0, 0.1, 0.01]
@@ -173,6 +219,10 @@ class StepDecay(RateDecay):
 class InverseSqrt:
     """start / sqrt(1 + t / scale), with t in local steps.
 
+    Args:
+        start: the first rate.
+        scale: local steps after which the rate has fallen by about a third, to start / sqrt(2).
+
     >>> float(InverseSqrt(1.0, scale=10.0)(torch.tensor(30.0)))
     0.5
     """
@@ -189,3 +239,7 @@ class InverseSqrt:
 
 # As users call them: `fedda.schedules.cosine(0.1)`.
 constant, cosine, linear, steps, inverse_sqrt = RateDecay, CosineDecay, LinearDecay, StepDecay, InverseSqrt
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -25,3 +25,7 @@ __all__ = [
     "NonNegative", "NuclearNorm", "Prox", "Separable", "Shifted", "Simplex", "SparseGroupLasso", "SquaredL2", "Sum",
     "Unconstrained", "feasible_start", "prox",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -21,6 +21,9 @@ SAMPLED = 1 << 16  # from this size on a sample of the coordinates gives the fir
 class L2Ball(Prox):
     """C = {||x||_2 <= radius}: x_j = q_j u_j / (q_j + m), the multiplier m >= 0 by Newton's method; q = 1 rescales.
 
+    Args:
+        radius: the largest Euclidean norm.
+
     >>> L2Ball(radius=1.0)(torch.tensor([3.0, 4.0]), q=2.0, s=1.0)
     tensor([0.6000, 0.8000])
     """
@@ -65,7 +68,9 @@ class L2Ball(Prox):
 class L1Ball(Prox):
     """C = {||x||_1 <= radius}: soft thresholding at th / q, th such that the norm is the radius; with exact zeros.
 
-    `method` "newton" takes a pass over the model for each of about ten steps, "sort" sorts the model once.
+    Args:
+        radius: the largest L1 norm.
+        method: "newton" passes over the model about ten times, "sort" sorts it once.
 
     >>> L1Ball(radius=1.0)(torch.tensor([2.0, -1.5, 0.1]), q=1.0, s=1.0)
     tensor([ 0.7500, -0.2500, 0.0000])
@@ -101,6 +106,9 @@ class L1Ball(Prox):
 @dataclass(frozen=True)
 class Simplex(Prox):
     """C = {x >= 0, sum x = radius}: x = max(u - th / q, 0), th such that the sum is the radius.
+
+    Args:
+        radius: the sum of the coordinates.
 
     >>> Simplex()(torch.tensor([0.9, 0.5, -1.0]), q=1.0, s=1.0)
     tensor([0.7000, 0.3000, 0.0000])

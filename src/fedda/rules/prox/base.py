@@ -19,27 +19,57 @@ class Prox:
     """The base of all maps: psi = 0 and C = R^d."""
 
     def __call__(self, u: Tensor, q: Any, s: Any) -> Tensor:
+        """The map itself: argmin_x s psi(x) + 1/2 sum_j q_j (x_j - u_j)^2 over x in C.
+
+        Args:
+            u: points, [..., d].
+            q: the metric: a number for each row, or a diagonal that broadcasts with u.
+            s: the weight of psi.
+
+        Returns:
+            The solutions, in the shape and dtype of u.
+        """
         return u
 
     def value(self, x: Tensor) -> Tensor:
-        """psi(x), without the constraint: [...] from [..., d]."""
+        """psi(x), without the constraint: [...] from [..., d].
+
+        Args:
+            x: points, [..., d].
+        """
         return torch.zeros_like(x[..., 0])
 
     def feasible(self, x: Tensor, tol: float = 0.0) -> Tensor:
-        """Whether x lies in C up to `tol` and the rounding of its dtype: [...] from [..., d]."""
+        """Whether x lies in C up to `tol` and the rounding of its dtype: [...] from [..., d].
+
+        Args:
+            x: points, [..., d].
+            tol: how far outside a point may lie, as a length.
+        """
         return torch.ones_like(x[..., 0], dtype=torch.bool)
 
     def project(self, x: Tensor) -> Tensor:
-        """The nearest point of C."""
+        """The nearest point of C.
+
+        Args:
+            x: points, [..., d].
+        """
         return self(x, 1.0, 0.0)
 
     def bind(self, layout: Layout) -> Prox:
-        """This map for a model with this layout: names and patterns become masks and groups."""
+        """This map for a model with this layout: names and patterns become masks and groups.
+
+        Args:
+            layout: names and shapes of the model's parameters, in the order of the flat vector.
+        """
         return self
 
 
 def prox(value: Prox | dict[str, Any] | None) -> Prox:
     """A map from None, a map, or a table as in TOML: ``{kind = "l1", gamma = 0.01}``.
+
+    Args:
+        value: None for no penalty, a map, or a table with its "kind" and parameters.
 
     >>> prox({"kind": "l1-ball", "radius": 50})
     L1Ball(radius=50, method='newton')
@@ -54,7 +84,13 @@ def prox(value: Prox | dict[str, Any] | None) -> Prox:
 
 
 def feasible_start(owner: str, prox: Prox, x: Tensor) -> Tensor:
-    """x if it lies in C; else its projection, with a warning."""
+    """A first model in the set: x if it lies in C; else its projection, with a warning.
+
+    Args:
+        owner: the name of the algorithm, for the warning.
+        prox: the map.
+        x: the first model, [..., d].
+    """
     if bool(prox.feasible(x).all()):
         return x
     projected = prox.project(x)

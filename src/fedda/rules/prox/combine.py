@@ -20,6 +20,11 @@ class Sum(Separable):
     Any penalties of L1, SquaredL2 and ElasticNet with any of Box, NonNegative and LInfBall. Anything else has no
     closed form in a diagonal metric and is refused. In TOML: ``{kind = "sum", of = [{kind = "l1", ...}, ...]}``.
 
+    Args:
+        first: a map, or its table.
+        second: another one.
+        more: further ones.
+
     >>> from fedda.rules.prox import L1, NonNegative
     >>> Sum(L1(gamma=1.0), NonNegative())(torch.tensor([3.0, -2.0]), q=2.0, s=1.0)
     tensor([2.5000, 0.0000])
@@ -66,7 +71,11 @@ class Sum(Separable):
 
 @registry.proxes.register("sum", owner="Sum")
 def summed(of: Any) -> Prox:
-    """Several separable maps at once: penalties (l1, squared-l2, elastic-net) and sets (box, nonnegative, ...)."""
+    """Several separable maps at once: penalties (l1, squared-l2, elastic-net) and sets (box, nonnegative, ...).
+
+    Args:
+        of: two or more maps, or their tables.
+    """
     if not isinstance(of, list | tuple) or len(of) < 2:
         raise ValueError(f"Sum: of must be a list of two or more tables with 'kind', got {checks.shown(of)}")
     return Sum(*of)
@@ -80,6 +89,10 @@ def _plus(a: Any, b: Any) -> Any:
 @dataclass(frozen=True)
 class Shifted(Prox):
     """psi(x - centre) on centre + C: x = centre + prox(u - centre, q, s), for any map.
+
+    Args:
+        prox: the map to shift, or its table.
+        centre: the new origin: a number, or one for each coordinate.
 
     >>> from fedda.rules.prox import L2Ball
     >>> Shifted(L2Ball(radius=1.0), centre=1.0)(torch.tensor([4.0, 5.0]), q=2.0, s=1.0)

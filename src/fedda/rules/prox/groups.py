@@ -110,9 +110,12 @@ def _diagonal(u: Tensor, q: Tensor, kap: Tensor, shift: Tensor | None, segments:
 class GroupLasso(Grouped):
     """psi(x) = gamma sum_g w_g ||x_g||: the norm of every group shrinks, and small groups are exactly zero.
 
-    `groups` is a number for every coordinate (-1: not penalised), or "layer", "filter" (output channel or row of every
-    weight) or "feature" (input of the first weight) of a model, biases not penalised. `weights` is one number, one for
-    each group, or None: the square root of the group's size.
+    Args:
+        gamma: the weight of the penalty.
+        groups: a group number for every coordinate (-1: in none), or "layer", "filter" (output channel or row of every
+            weight) or "feature" (input of the first weight). Biases of a model are not penalised.
+        weights: the weights of the groups: one number, or one for each group; by default the square root of the size of
+            a group.
 
     >>> GroupLasso(gamma=1.0, groups=[0, 0, 1, -1], weights=1.0)(torch.tensor([3.0, 4.0, 0.5, 0.5]), q=1.0, s=1.0)
     tensor([2.4000, 3.2000, 0.0000, 0.5000])
@@ -138,6 +141,14 @@ class GroupLasso(Grouped):
 @dataclass(frozen=True)
 class SparseGroupLasso(Grouped):
     """psi(x) = gamma1 ||x||_1 + gamma2 sum_g w_g ||x_g||, over the coordinates that are in a group.
+
+    Args:
+        gamma1: the weight of the L1 norm.
+        gamma2: the weight of the norms of the groups.
+        groups: a group number for every coordinate (-1: in none), or "layer", "filter" (output channel or row of every
+            weight) or "feature" (input of the first weight).
+        weights: the weights of the groups: one number, or one for each group; by default the square root of the size of
+            a group.
 
     >>> penalty = SparseGroupLasso(gamma1=1.0, gamma2=1.0, groups=[0, 0, 1, -1], weights=1.0)
     >>> penalty(torch.tensor([4.0, 5.0, 1.5, 0.5]), q=1.0, s=1.0)

@@ -17,6 +17,7 @@ class Interval(Separable):
     """Clipping to [lower, upper]; bound to some parameters of a model, a box that is open elsewhere."""
 
     def ends(self) -> tuple[Any, Any]:
+        """The lower and the upper end of the interval: numbers or vectors."""
         raise TypeError(f"{type(self).__name__} must define ends()")
 
     def bind(self, layout: Layout) -> Prox:
@@ -42,6 +43,10 @@ class Interval(Separable):
 class NonNegative(Interval):
     """C = {x >= 0}.
 
+    Args:
+        on: the parameters that it applies to: "weights" (2 or more dimensions), or a pattern over names; all by
+            default.
+
     >>> NonNegative()(torch.tensor([-3.0, 0.5]), q=2.0, s=1.0)
     tensor([0.0000, 0.5000])
     """
@@ -55,7 +60,13 @@ class NonNegative(Interval):
 @registry.proxes.register("box")
 @dataclass(frozen=True)
 class Box(Interval):
-    """C = {lower <= x <= upper}, numbers or vectors: clipping, in every diagonal metric.
+    """C = {lower <= x <= upper}: clipping, in every diagonal metric.
+
+    Args:
+        lower: the least value: a number, or one for each coordinate.
+        upper: the largest value, likewise.
+        on: the parameters that it applies to: "weights" (2 or more dimensions), or a pattern over names; all by
+            default.
 
     >>> Box(-1.0, 1.0)(torch.tensor([3.0, 0.5]), q=2.0, s=1.0)
     tensor([1.0000, 0.5000])
@@ -81,6 +92,11 @@ class Box(Interval):
 @dataclass(frozen=True)
 class LInfBall(Interval):
     """C = {max_j |x_j| <= radius}: clipping to [-radius, radius].
+
+    Args:
+        radius: the largest absolute value of a coordinate.
+        on: the parameters that it applies to: "weights" (2 or more dimensions), or a pattern over names; all by
+            default.
 
     >>> LInfBall(radius=1.0)(torch.tensor([-3.0, 0.5]), q=2.0, s=1.0)
     tensor([-1.0000, 0.5000])

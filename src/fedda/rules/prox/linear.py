@@ -53,7 +53,11 @@ class Linear(Prox):
 @registry.proxes.register("half-space")
 @dataclass(frozen=True)
 class HalfSpace(Linear):
-    """C = {a'x <= b}: x = u - max(0, a'u - b) / (sum_j a_j^2 / q_j) a / q; a number `a` stands for all coordinates.
+    """C = {a'x <= b}: x = u - max(0, a'u - b) / (sum_j a_j^2 / q_j) a / q.
+
+    Args:
+        a: the normal vector; a number stands for all coordinates.
+        b: the bound.
 
     >>> HalfSpace(a=[1.0, 1.0], b=1.0)(torch.tensor([2.0, 1.0]), q=torch.tensor([1.0, 3.0]), s=1.0)
     tensor([0.5000, 0.5000])
@@ -68,6 +72,10 @@ class HalfSpace(Linear):
 @dataclass(frozen=True)
 class Hyperplane(Linear):
     """C = {a'x = b}: x = u - (a'u - b) / (sum_j a_j^2 / q_j) a / q.
+
+    Args:
+        a: the normal vector; a number stands for all coordinates.
+        b: the value of a'x.
 
     >>> Hyperplane(a=1.0, b=1.0)(torch.tensor([0.0, 0.0]), q=torch.tensor([1.0, 3.0]), s=1.0)
     tensor([0.7500, 0.2500])

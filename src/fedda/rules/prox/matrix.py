@@ -17,9 +17,15 @@ from .layout import Layout, matching
 class NuclearNorm(Prox):
     """psi(x) = gamma (sum of the singular values of one matrix parameter): they are soft thresholded at s gamma / q.
 
-    The matrix is the parameter named by `on` (a convolution as [output channels, the rest]) or, by `shape`, the
-    entries of the flat vector from `start` on. The metric must be a scalar one: the singular vectors of the solution
-    are those of u only where all entries are weighted alike.
+    The metric must be a scalar one: the singular vectors of the solution are those of u only where all entries are
+    weighted alike. Give `on` or `shape`.
+
+    Args:
+        gamma: the weight of the penalty.
+        shape: rows and columns of the matrix, if it is given by its position in the flat vector.
+        on: the name of the parameter, or a pattern that fits one; a convolution is taken as [output channels, the
+            rest].
+        start: with `shape`: the position of the matrix in the flat vector.
 
     >>> NuclearNorm(gamma=1.0, shape=(2, 2))(torch.tensor([3.0, 0.0, 0.0, 0.5]), q=1.0, s=1.0)
     tensor([2., 0., 0., 0.])

@@ -33,16 +33,37 @@ class Separable(Prox):
         return replace(self, on=None, **{name: getattr(self, name) * chosen for name in self.penalties})  # type: ignore[type-var]
 
     def threshold(self, q: Any, s: Any) -> Any:
+        """Where coordinates are soft thresholded; None for nowhere.
+
+        Args:
+            q: the metric.
+            s: the weight of psi.
+        """
         return None
 
     def shrinkage(self, q: Any, s: Any) -> Any:
+        """By how much coordinates shrink, x / (1 + shrinkage); None for not at all.
+
+        Args:
+            q: the metric.
+            s: the weight of psi.
+        """
         return None
 
     def clip(self, x: Tensor) -> Tensor:
+        """The nearest point of the set.
+
+        Args:
+            x: points, [..., d].
+        """
         return x
 
     def terms(self, x: Tensor) -> Any:
-        """psi of every coordinate."""
+        """psi of every coordinate.
+
+        Args:
+            x: points, [..., d].
+        """
         return None
 
     def _bound(self) -> None:
@@ -79,8 +100,12 @@ class Unconstrained(Separable):
 class L1(Separable):
     """psi(x) = gamma ||x||_1: soft thresholding at s gamma / q, with exact zeros.
 
-    `gamma` is a number or a weight for each coordinate. `decoupled` ignores the metric and thresholds at s gamma,
-    the analogue of decoupled weight decay: with h about 0.01 it is a hundred times weaker.
+    Args:
+        gamma: the weight of the penalty: a number, or one for each coordinate.
+        decoupled: ignore the metric and threshold at s gamma, the analogue of decoupled weight decay: with h about 0.01
+            it is a hundred times weaker.
+        on: the parameters that it applies to: "weights" (2 or more dimensions), or a pattern over names; all by
+            default.
 
     >>> L1(gamma=1.0)(torch.tensor([3.0, -0.1]), q=2.0, s=1.0)
     tensor([2.5000, 0.0000])
@@ -107,7 +132,12 @@ class L1(Separable):
 @registry.proxes.register("squared-l2")
 @dataclass(frozen=True)
 class SquaredL2(Separable):
-    """psi(x) = (gamma / 2) ||x||^2: x = u / (1 + s gamma / q); gamma a number or a weight for each coordinate.
+    """psi(x) = (gamma / 2) ||x||^2: x = u / (1 + s gamma / q).
+
+    Args:
+        gamma: the weight of the penalty: a number, or one for each coordinate.
+        on: the parameters that it applies to: "weights" (2 or more dimensions), or a pattern over names; all by
+            default.
 
     >>> SquaredL2(gamma=1.0)(torch.tensor([3.0]), q=2.0, s=1.0)
     tensor([2.])
@@ -128,6 +158,12 @@ class SquaredL2(Separable):
 @dataclass(frozen=True)
 class ElasticNet(Separable):
     """psi(x) = gamma1 ||x||_1 + (gamma2 / 2) ||x||^2: x = soft(u, s gamma1 / q) / (1 + s gamma2 / q).
+
+    Args:
+        gamma1: the weight of the L1 norm: a number, or one for each coordinate.
+        gamma2: the weight of the squared L2 norm, likewise.
+        on: the parameters that it applies to: "weights" (2 or more dimensions), or a pattern over names; all by
+            default.
 
     >>> ElasticNet(gamma1=1.0, gamma2=2.0)(torch.tensor([3.0, -0.1]), q=2.0, s=1.0)
     tensor([1.2500, 0.0000])
