@@ -4,6 +4,7 @@ FedDA with an L1 penalty follows the regularisation path, all penalties as repli
 scikit-learn on the pooled data: the same objective, the same optimum. Then a group lasso keeps or drops each of the ten
 measurements with its three statistics (mean, error, worst) as a whole.
 
+    pip install scikit-learn 'fedda[report]'
     python examples/biomarkers.py        # prints a table, writes biomarkers.png
 """
 

@@ -1,6 +1,6 @@
 """A frozen backbone with a new last layer: only the layer is trained, sent and kept for each client.
 
-The backbone is trained on the even digits of scikit-learn, by plain PyTorch. Clients then learn the odd digits with a
+The backbone is trained on the even digits, by plain PyTorch. Clients then learn the odd digits with a
 new last layer. With `--personal` every client has a layer of its own.
 
     python examples/fine_tuning.py --personal
@@ -10,10 +10,10 @@ import argparse
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 import fedda
+from fedda.data.datasets import embedded
 
 
 def network(classes):
@@ -31,7 +31,7 @@ def network(classes):
 
 def parts():
     """Images and labels of the even and of the odd digits, with labels from 0 to 4."""
-    x, y = load_digits(return_X_y=True)
+    x, y = embedded("digits")
     x = torch.tensor(x / 8 - 1, dtype=torch.float32).view(-1, 1, 8, 8)
     return [(x[y % 2 == odd], torch.tensor(y[y % 2 == odd] // 2)) for odd in (0, 1)]
 

@@ -1,6 +1,6 @@
 """Images from a folder, a ResNet of your own, a model file at the end.
 
-The folder has a subfolder of images for each class. Without one, the digits of scikit-learn are written as a folder.
+The folder has a subfolder of images for each class. Without one, fedda's digits are written as a folder.
 The network has BatchNorm; `--norm group` converts it to GroupNorm, which needs no statistics of the clients.
 
     python examples/images.py --images photos --norm batch --out model.pt
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import fedda
+from fedda.data.datasets import embedded
 
 
 class Block(nn.Module):
@@ -51,12 +52,10 @@ def resnet(channels, classes, width=16):
 
 
 def digits(folder):
-    """The digits of scikit-learn as a folder of images."""
+    """fedda's digits as a folder of images."""
     from PIL import Image
-    from sklearn.datasets import load_digits
 
-    images, labels = load_digits(return_X_y=True)
-    for number, (image, label) in enumerate(zip(images.reshape(-1, 8, 8), labels, strict=True)):
+    for number, (image, label) in enumerate(zip(*embedded("digits"), strict=True)):
         place = folder / str(label)
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray((image * 15.9).astype("uint8")).save(place / f"{number}.png")

@@ -32,6 +32,7 @@ hypothesis.settings.load_profile("fixed")
 LONGEST = [
     "test_federation.py", "test_doors.py", "test_distributed.py", "test_kernels.py", "test_reproduce.py", "test_engines.py",
     "test_resume.py", "test_docs.py README.md", "test_docs.py deployment.md", "test_deploy.py", "test_privacy.py",
+    "test_relay.py", "test_secure.py", "test_site.py", "test_notebooks.py", "test_packaging.py",
     "test_reproduce_smoke.py", "test_report.py", "test_cli.py", "test_aggregation.py", "test_datasets.py",
     "test_theory_theorem.py", "test_examples.py", "test_fusing.py", "test_structure.py", "test_fedda_cv.py",
     "test_claims.py", "test_deploy_app.py", "test_identities.py", "test_docs.py report.md", "test_docs.py theory.md",

@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         "bias-correction-one-round-late", "rules/preconditioners.py",
-        "1 - self.decay**n, 1.0)", "1 - self.decay ** (n + 1), 1.0)",
+        "1 - self.decay**updates, 1.0)", "1 - self.decay ** (updates + 1), 1.0)",
         "test_training.py -k bias_correction_counts_rounds",
     ),
     Mutant(
@@ -245,8 +245,24 @@ MUTANTS = [
     ),
     Mutant(
         "wire-takes-any-number", "deploy/federation.py",
-        "if not all(bool(v.isfinite().all()) for v in up):", "if not up:",
+        "if not all(map(math.isfinite, sizes)):", "if not sizes:",
         "test_deploy.py -k 'faulty_client and nan'",
+    ),
+    Mutant(
+        "a-key-for-any-number", "deploy/participants.py",
+        "if numbers[key] != claimed:", "if claimed < 0:",
+        "test_deploy.py -k key_counts",
+    ),
+    Mutant(
+        "rows-stay-when-a-site-leaves", "deploy/server.py",
+        'kept = [k for k, name in enumerate(facts["names"]) if name not in plan.left_out]',
+        'kept = list(range(len(facts["names"])))',
+        "test_deploy.py -k gone_for_good",
+    ),
+    Mutant(
+        "the-page-runs-scripts", "deploy/status.py",
+        'return f\'<td class="{kind}">{escape(value)}</td>\'', 'return f\'<td class="{kind}">{value}</td>\'',
+        "test_status.py -k escapes",
     ),
     # -- the run folder
     Mutant(
@@ -292,6 +308,32 @@ MUTANTS = [
         "v - other.by_seed[s] for s, v in self.by_seed.items() if s in other.by_seed",
         "v - other.mean for s, v in self.by_seed.items() if s in other.by_seed",
         "test_claims.py -k taken_seed_by_seed",
+    ),
+    # -- secure aggregation
+    Mutant(
+        "masks-do-not-cancel", "deploy/masking.py",
+        "_add_mask(total, key, terms.bits, own < other)", "_add_mask(total, key, terms.bits, True)",
+        "test_secure.py -k one_mean_is_within",
+    ),
+    Mutant(
+        "both-kinds-of-share-revealed", "deploy/masking.py",
+        "[share for other, share in pairs if other not in uploaded]", "[share for other, share in pairs]",
+        "test_secure.py -k never_reveals_both",
+    ),
+    Mutant(
+        "mask-used-twice", "deploy/secure_client.py",
+        "if terms.number <= last:", "if terms.number < last:",
+        "test_secure.py -k refuses_what_a_bad_server",
+    ),
+    Mutant(
+        "mask-of-32-bits", "aggregation/gaussian.py",
+        "np.frombuffer(chacha20(key).update(", "np.frombuffer(chacha20(key[:4] * 8).update(",
+        "test_secure.py -k depends_on_all_bits",
+    ),
+    Mutant(
+        "a-minority-is-enough", "deploy/masking.py",
+        "if len(uploaded) < terms.needed:", "if len(uploaded) < 1:",
+        "test_secure.py -k refuse_sums_of_too_few",
     ),
 ]  # fmt: skip
 

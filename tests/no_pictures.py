@@ -9,5 +9,6 @@ from fedda.report.sweep.charts import SweepFigure
 def prepare(put=setattr):
     put(plots, "draw", lambda *_: b"not drawn")
     put(clients, "histogram", lambda *_: "not drawn")
+    put(clients, "partition", lambda *_: "not drawn")
     put(SweepFigure, "png", lambda _: b"not drawn")
     put(SweepFigure, "svg", lambda _: Markup("<svg></svg>"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedda
-from commands import inside, is_one_line
+from commands import inside, is_one_line, write
 from fedda import rng
 from fedda.bench import scaling, workloads
 from fedda.bench.loop import LoopDraws, LoopFedAvg, LoopFedDA
@@ -159,6 +159,25 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path, fedda_inside, kind):
     assert (code, stdout) == (2, "")
     is_one_line(stderr, *fragments)
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_an_experiment_of_one_s_own(tmp_path, fedda_inside):
+    file = write(
+        tmp_path / "tiny.toml",
+        title="Mine",
+        cohort=3,
+        algorithms={"a": {"name": "fedavg", "lr": 0.1}, "b": {"name": "scaffold", "epochs": 1}},
+    )
+    code, stdout, stderr = fedda_inside("bench", file, "--seconds", "0.01", "--algorithms", "b")
+    assert code == 0 and "tiny: Mine" in stdout, stderr
+    own = json.loads((tmp_path / "bench.json").read_text())["workloads"]["tiny"]
+    assert (
+        own["cohort"] == 3 and list(own["algorithms"]) == ["b"] and own["algorithms"]["b"]["reference"] == "sequential"
+    )
+    for wrong in (("--workload", "small"), ("--scaling",)):
+        code, _, stderr = fedda_inside("bench", file, *wrong)
+        assert code == 2
+        is_one_line(stderr, "leave out EXPERIMENT")
 
 
 def test_help_shows_an_example(fedda_inside):

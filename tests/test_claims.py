@@ -11,10 +11,11 @@ import pytest
 
 from commands import ENVIRONMENT, fedda, inside, is_one_line
 from fedda import claims
-from fedda.claims import compare, kinds, sentences, student
+from fedda.claims import compare, kinds, sentences
 from fedda.claims.runs import source
 from fedda.claims.values import BYTES, ROUNDS, MethodValues, Value, checkpoint, measure
 from fedda.experiments import builtin, find
+from fedda.runs import student
 from fedda.runs.reading import read_run
 from fedda.runs.toml import dumps
 

@@ -4,20 +4,28 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import time
 from functools import partial
 from itertools import product
 
+import click
 import numpy as np
 import pytest
 import torch
+import typer
 
+import fedda_paper.cli
 from commands import ENVIRONMENT, begin, command, fedda, inside, is_one_line, write
 from fedda import __version__, registry, report
+from fedda.cli import options
+from fedda.cli.app import app
 from fedda.experiments import builtin
-from fedda.listing import REGISTRIES
+from fedda.listing import KINDS, REGISTRIES
+from fedda.problems.gradients.choose import PRECISIONS
+from fedda.track import TRACKERS
 
 
 @pytest.fixture
@@ -85,6 +93,7 @@ def test_a_failed_algorithm_does_not_stop_the_others(tmp_path, fedda_inside):
     failures = json.loads((run / "failures.json").read_text())
     assert list(failures) == ["wild"] and "diverged" in failures["wild"]
     assert "wild: failed: " in stderr and f"wild: failed: {failures['wild']}" in stdout
+    assert "1 of 2 algorithms failed: wild; the others have finished" in stdout
     assert report.summary(run)[0]["failure"] and report.summary(run)[1]["rounds"] == 6
     assert "diverged" in (run / "report.html").read_text()
     (run / "failures.json").unlink()  # as after a kill just before it was written
@@ -161,7 +170,7 @@ MISTAKES = {
     "seeds repeated": (["run", "tiny.toml", "--seeds", "1,1"], ["seeds must be distinct"]),
     "algorithms": (["run", "tiny.toml", "--algorithms", "fedavgg"], [NEAR, "'fedavg'"]),
     "no algorithms": (["run", "tiny.toml", "--algorithms", ","], ["--algorithms"]),
-    "engine": (["run", "tiny.toml", "--engine", "vectorized"], [NEAR, "'vectorised'"]),
+    "engine": (["run", "tiny.toml", "--engine", "vectorized"], ["'--engine'", "'vectorised'"]),
     "device": (["run", "tiny.toml", "--device", "gpu"], ["--device 'gpu' cannot be used here"]),
     "device of no memory": (["run", "tiny.toml", "--device", "meta"], ["--device 'meta'"]),
     "save seconds": (["run", "tiny.toml", "--save-seconds", "nan"], ["--save-seconds"]),
@@ -267,10 +276,10 @@ def test_a_failure_of_ours_is_a_traceback(tmp_path, fedda_inside, monkeypatch):
         raise AssertionError("ours")
 
     entry = registry.engines.find("sequential")
-    monkeypatch.setitem(registry.engines.entries, "broken", type(entry)(**vars(entry) | {"build": broken}))
+    monkeypatch.setitem(registry.engines.entries, "sequential", type(entry)(**vars(entry) | {"build": broken}))
     file = write(tmp_path / "tiny.toml")
     with pytest.raises(AssertionError, match="ours"):
-        fedda_inside("run", file, "--engine", "broken")
+        fedda_inside("run", file, "--engine", "sequential")
     assert not (tmp_path / "runs").exists()
 
 
@@ -312,7 +321,7 @@ def test_tensorboard_gets_every_metric(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--precision", "fast"], "precision must be one of 'auto', 'float32', 'tf32', 'bf16', got 'fast'"),
+        (["--precision", "fast"], "'--precision': 'fast' is not one of 'auto', 'float32', 'tf32', 'bf16'"),
         (["--precision", "tf32"], "needs a float32 problem on a CUDA device"),
         (["--precision", "bf16", "--engine", "sequential"], "--precision is for the vectorised engine"),
         (["--precision", "float32", "--resume"], "for a new run"),
@@ -322,3 +331,98 @@ def test_a_precision_that_cannot_be_is_refused(fedda_inside, tmp_path, options, 
     code, _, stderr = fedda_inside("run", "digits", "--rounds", "2", "--out", tmp_path / "run", *options)
     assert code == 2 and not (tmp_path / "run").exists()
     is_one_line(stderr, words)
+
+
+def leaves(command, path):
+    """(path, command) of every command that does something."""
+    for name, own in getattr(command, "commands", {}).items():
+        yield from leaves(own, f"{path} {name}")
+    if not getattr(command, "commands", {}):
+        yield path, command
+
+
+PROGRAM = typer.main.get_command(app)
+LEAVES = dict([*leaves(PROGRAM, "fedda"), ("fedda reproduce", typer.main.get_command(fedda_paper.cli.app))])
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_every_command_explains_itself(path):
+    own = LEAVES[path]
+    assert own.help and "\n" not in own.help.replace("\n\n", "")
+    for param in own.params:
+        assert getattr(param, "hidden", False) or param.help, f"{path}: {param.name} has no help"
+    example = own.epilog.removeprefix("Example: ")
+    assert example.startswith(f"{path} ") or example == path
+    # The example has options and arguments that the command takes.
+    context = click.Context(own, info_name=path)
+    own.make_parser(context).parse_args(shlex.split(example)[len(path.split()) :])
+
+
+def test_commands_are_listed_in_groups(fedda_inside):
+    code, stdout, _ = fedda_inside("--help")
+    heads = re.findall(r"^╭─ (.*?) ─", stdout, re.M)
+    assert code == 0 and heads == ["Options", "Your own work", "Federations", "This machine", "The paper"]
+    assert [name for name in re.findall(r"^│ (\w+)", stdout, re.M) if name in dict(PROGRAM.commands)][:2] == [
+        "run",
+        "sweep",
+    ]
+    code, stdout, _ = fedda_inside("run", "--help")
+    heads = re.findall(r"^╭─ (.*?) ─", stdout, re.M)
+    assert heads == ["Arguments", "Options", "Experiment", "Folder and output", "Machine"]
+
+
+def test_the_choices_of_options_are_those_of_the_program():
+    choices = {
+        param.name: param.type.choices for param in LEAVES["fedda run"].params if isinstance(param.type, click.Choice)
+    }
+    assert set(choices["engine"]) == {"auto", *registry.engines.entries}
+    assert set(choices["precision"]) == {"auto", *PRECISIONS} and tuple(choices["track"]) == TRACKERS
+    assert set(choices["shard"]) == {"clients", "replicas"}
+    assert options.KINDS == KINDS
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("swe", ["sweep"]),
+        ("run digits-", ["digits-heterogeneous"]),
+        ("run digits --algorithms fedavg,fedda-c", ["fedavg,fedda-cv", "fedavg,fedda-cv-mvr"]),
+        ("run digits --engine s", ["sequential"]),
+        ("list prox l1", ["l1", "l1-ball"]),
+        ("data show breast-", ["breast-cancer"]),
+    ],
+)
+def test_completion(fedda_inside, monkeypatch, typed, shown):
+    words = ["fedda", *typed.split()]
+    monkeypatch.setenv("_FEDDA_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    code, stdout, _ = fedda_inside()
+    assert (code, stdout.split()) == (0, shown)
+
+
+def test_completion_knows_files_of_one_s_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits.toml").touch()
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "mine.toml").touch()
+    assert options.complete_experiment("digits") == ["digits", "digits-heterogeneous", "digits.toml"]
+    assert options.complete_experiment("more/") == ["more/mine.toml"]
+
+
+def test_list_shows_what_the_parameters_of_one_mean(fedda_inside):
+    code, stdout, _ = fedda_inside("list", "algorithms", "fedyogi")
+    assert code == 0 and stdout.startswith("fedyogi: FedAdam with Yogi")
+    assert "server_lr" in stdout and "max_grad_norm" in stdout and "Adam" in stdout
+    assert "radius" in fedda_inside("list", "prox", "l1-ball")[1]
+    for wrong, fragment in ((("algorithms", "fedyoga"), "'fedyogi'"), (("presets", "x"), "have no parameters")):
+        code, _, stderr = fedda_inside("list", *wrong)
+        assert code == 2
+        is_one_line(stderr, fragment)
+
+
+def test_a_run_of_one_s_own_says_nothing_about_the_paper(tmp_path, fedda_inside):
+    file = write(tmp_path / "tiny.toml", rounds=1, seeds=[0], algorithms={"fedavg": {"lr": 0.1}})
+    assert fedda_inside("run", file, "--no-summary")[0] == 0
+    code, stdout, _ = fedda_inside("claims", "runs/tiny")
+    assert code == 0 and stdout == "runs/tiny: no run of a figure of the paper, so none of its claims is tested\n"

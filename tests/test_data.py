@@ -54,6 +54,12 @@ def test_by_client_keeps_the_data_s_own_owners():
     ids = np.array([40, 7, 7, 99, 40, 12])
     assert by_client(ids).tolist() == [2, 0, 0, 3, 2, 1]
     assert by_client(ids, 2).tolist() == [-1, 0, 0, 1, -1, -1]  # the first and the last
+    names = np.repeat(np.arange(100), 3)
+    chosen = [by_client(names, 20, seed, "random") for seed in (0, 0, 1)]
+    assert (chosen[0] == chosen[1]).all() and (chosen[0] != chosen[2]).any()
+    kept = [np.unique(names[owner >= 0]) for owner in chosen]
+    assert [len(own) for own in kept] == [20] * 3 and len(np.unique(np.diff(kept[0]))) > 2  # not evenly spread
+    assert sorted(set(chosen[0].tolist())) == list(range(-1, 20))
     assert split("by_client", ids * 0, 4, client=ids).tolist() == [2, 0, 0, 3, 2, 1]
 
 

@@ -12,9 +12,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -441,11 +443,20 @@ def test_a_pipe_is_not_waited_for(place):
         open_dataset("pathmnist")
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
-def test_a_file_without_permission(place):
-    write_medmnist(place)[0].chmod(0)
-    with pytest.raises(ValueError, match=r"pathmnist.npz: cannot be read: Permission denied"):
-        open_dataset("pathmnist")
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs users as Unix has them")
+def test_a_file_without_permission(monkeypatch):
+    """Root reads everything, so root reads as another user here, from a folder that is open to all."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        write_medmnist(Path(folder))[0].chmod(0)
+        monkeypatch.setenv("FEDDA_DATA", folder)
+        try:
+            os.seteuid(user or 65534)
+            with pytest.raises(ValueError, match=r"pathmnist.npz: cannot be read: Permission denied"):
+                open_dataset("pathmnist")
+        finally:
+            os.seteuid(user)
 
 
 def test_names(place):

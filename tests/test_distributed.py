@@ -295,7 +295,7 @@ def test_options_for_several_processes(experiment, tmp_path):
     done = fedda("run", experiment, "--out", tmp_path / "run", "--shard", "replicas")
     assert done.returncode == 2 and "torchrun" in done.stderr
     done = fedda("run", experiment, "--out", tmp_path / "run", "--shard", "models")
-    assert done.returncode == 2 and "--shard must be" in done.stderr
+    assert done.returncode == 2 and "'--shard': " in done.stderr
     code, _, err = ended(torchrun(3, "run", experiment, "--out", tmp_path / "run", "--shard", "replicas"))
     assert code != 0 and "3 ranks cannot share 2 replicas" in err
 

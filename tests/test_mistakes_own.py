@@ -245,12 +245,20 @@ def test_other_states_and_outputs_are_refused(tmp_path):
     for how, message in (
         (("scaffold", problem, state), r"the state has no 'server.c', so it is not of a run of Scaffold"),
         (("fedavg", tiny(nn.Linear(6, 3)), state), r"the state is of another model or of other seeds: x is \[1, 14\]"),
+        (
+            ("fedavg", tiny(y=torch.zeros(80).long()), state),
+            r"the state is of a run on other data; .* give x0=result.x",
+        ),
         (("fedavg", problem, "x"), r"state must be result.state of an earlier call, got a str"),
         (("scaffold", tiny(client=None), memory), r"the state is of a run with 4 clients, the problem has 1"),
         (("fedavg", nn.Linear(6, 2), None), r"the problem must be one of fedda.problem or fedda.load, got a Linear"),
     ):
         with pytest.raises(ValueError, match=message):
             fedda.train(fedda.make(how[0]), how[1], rounds=2, state=how[2])
+    quadratic = [fedda.Quadratic(A=[[1.0]], b=[[b]]) for b in (1.0, 2.0)]
+    state_of_other = fedda.train(fedda.make("fedavg"), quadratic[0], rounds=1).state
+    with pytest.raises(ValueError, match="the state is of a run on other data"):
+        fedda.rounds(fedda.make("fedavg"), quadratic[1], 2, state=state_of_other)
     for options, message in (
         ({"rounds": 1, "state": state}, "the state is after round 1, .*: give more than 1, got 1"),
         ({"rounds": 2, "state": state, "x0": torch.zeros(14)}, "give x0 or state, not both"),

@@ -217,3 +217,19 @@ def test_the_loop_takes_over_with_one_warning_if_vmap_fails():
     with pytest.warns(UserWarning, match="its clients run one by one"):
         gradients = stacked(x, batch)
     assert gradients.tolist() == [[1, 1], [2, 2]] * 2
+
+
+def test_the_residual_network_has_groups_and_no_statistics():
+    """ResNet-8 on CIFAR-10's shape: the parameters, counted by hand, and the engines agree."""
+    model, _ = fedda.registry.models.find("resnet8")(shape=(3, 32, 32), classes=10)
+    convolutions = 27 * 16 + 2 * 144 * 16 + 144 * 32 + 288 * 32 + 16 * 32 + 288 * 64 + 576 * 64 + 32 * 64
+    norms = 2 * (16 + 2 * 16 + 2 * 32 + 2 * 64)
+    assert sum(p.numel() for p in model.parameters()) == convolutions + norms + 64 * 10 + 10 and not list(
+        model.buffers()
+    )
+    problem = fedda.load("digits", clients=3, model="resnet8", width=4, groups=2, batch=4)
+    algorithm = fedda.make("fedavg", lr=0.1, steps=2)
+    xs = [fedda.train(algorithm, problem, 2, engine=engine).x for engine in ("sequential", "vectorised")]
+    torch.testing.assert_close(*xs)
+    with pytest.raises(ValueError, match="width must be a multiple of groups"):
+        fedda.load("digits", clients=3, model="resnet8", width=4, groups=3)

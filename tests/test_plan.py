@@ -10,8 +10,10 @@ import torch
 import fedda
 import wires
 from commands import inside, is_one_line, write
-from fedda.engines import Sequential, Simulation, SingleProcess
+from fedda.engines import Sequential
 from fedda.engines.distributed import MemoryRoute
+from fedda.engines.simulated import Simulation
+from fedda.engines.world import SingleProcess
 from fedda.experiments import find
 from fedda.experiments.ranks import Ranks
 from fedda.experiments.runner import build_problem

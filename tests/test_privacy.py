@@ -27,10 +27,10 @@ dp = pytest.importorskip("dp_accounting", reason="needs fedda[privacy]")
 flwr = pytest.importorskip("flwr", reason="needs fedda[flower]")
 from flwr.app import Error, Message  # noqa: E402
 
-from fedda.deploy import InProcessGrid, Plan, Site, client_app, export  # noqa: E402
+from fedda.deploy import InProcessGrid, Site, client_app, export  # noqa: E402
 from fedda.deploy.checkpoint import STATE, read_state  # noqa: E402
 from fedda.deploy.secret import SecretDraws  # noqa: E402
-from fedda.deploy.server import serve  # noqa: E402
+from fedda.deploy.server import Plan, serve  # noqa: E402
 from fedda.deploy.simulate import FILES  # noqa: E402
 
 CLIENTS = 4
@@ -719,6 +719,8 @@ def test_no_secret_lies_in_any_file_but_its_own(umask, tmp_path, monkeypatch):
 
 def test_what_is_exported_is_the_model_alone(tmp_path, fedda_inside):
     run = serve(InProcessGrid(app(), CLIENTS), plan(tmp_path / "out"), model, LOSS, say=lambda line: None)
+    spent = run.privacy.row(run.round)["epsilon_outside"]
+    assert f"epsilon against the outside: {spent:.3g};" in fedda_inside("deploy", "status", tmp_path / "out")[1]
     for name in ("model.safetensors", "model.pt"):
         code, stdout, stderr = fedda_inside("deploy", "export", tmp_path / "out", "--out", tmp_path / name)
         assert code == 0 and "2 parameters: weight, bias" in stdout, stderr

@@ -282,7 +282,8 @@ def test_fafed_by_hand():
     assert [server.x.item(), server.m.item(), server.v.item()] == pytest.approx([x, m, v], rel=1e-14)
 
 
-def test_fafed_as_in_the_authors_loop():
+@pytest.mark.parametrize("ext", [1.0, 0.95])
+def test_fafed_as_in_the_authors_loop(ext):
     """Every client steps, the points (and v, for a new h) are averaged each second step, then every client estimates at
     the new point and at its own point from before the step; the estimates are averaged with the points."""
     A, b, lr, alpha, beta, eps = (2.0, 0.5), (1.0, -3.0), 0.1, 0.4, 0.9, 0.2
@@ -298,10 +299,11 @@ def test_fafed_as_in_the_authors_loop():
             h = math.sqrt(V[0]) + eps
         for k in range(2):
             g, before = A[k] * (X[k] - b[k]), A[k] * (old[k] - b[k])
+            before *= ext if step % 2 == 0 and step else 1.0  # after an average
             M[k], V[k] = g + (1 - alpha) * (M[k] - before), beta * V[k] + (1 - beta) * g**2
         ends.append(sum(X) / 2)
     problem = fedda.Quadratic([[A[0]], [A[1]]], [[b[0]], [b[1]]])
-    algorithm = fedda.make("fafed", lr=lr, alpha=alpha, beta2=beta, eps=eps, steps=2)
+    algorithm = fedda.make("fafed", lr=lr, alpha=alpha, beta2=beta, eps=eps, steps=2, ext=ext)
     assert path(algorithm, problem, 3).flatten().tolist() == pytest.approx(ends[1::2], rel=1e-13)
 
 
@@ -439,6 +441,17 @@ def hand_subgradient(x, t, s):
     return x + 0.5 * (mean - x)
 
 
+def hand_subgradient_after(x, t, s):
+    ends = []
+    for k in range(2):
+        X = x
+        for i in range(2):
+            X -= eta(t + i) * grad(k, X)
+            X -= eta(t + i) * 0.3 * math.copysign(1, X)
+        ends.append(X)
+    return x + 0.5 * (sum(ends) / 2 - x)
+
+
 def hand_mime(x, t, s):
     m, c = s.get("m", 0.0), sum(grad(k, x) for k in range(2)) / 2
     ys = [descend(k, x, t, lambda y, k=k: 0.3 * (c - grad(k, x)) + 0.7 * m, 0.3) for k in range(2)]
@@ -457,6 +470,18 @@ def hand_local_adapt(x, t, s):
     D = sum(dx) / 2
     s["m"], s["v"] = 0.7 * s.get("m", 0.0) + 0.3 * D, 0.6 * s.get("v", 0.0) + 0.4 * D * D
     return x + 0.5 * s["m"] / (1 - 0.7**n) / (math.sqrt(s["v"] / (1 - 0.6**n)) + 0.2)
+
+
+def hand_local_adagrad(x, t, s):
+    """Clients take Adagrad's steps from v = 0.25, the server takes their mean as it is."""
+    ends = []
+    for k in range(2):
+        X, v = x, 0.25
+        for i in range(2):
+            v += grad(k, X) ** 2
+            X -= eta(t + i) * grad(k, X) / (math.sqrt(v) + 0.1)
+        ends.append(X)
+    return x + 0.5 * (sum(ends) / 2 - x)
 
 
 def hand_amsgrad(x, t, s):
@@ -485,8 +510,10 @@ HALF = {"server_lr": 0.5}
     ("feddyn", {"alpha": 0.4, "evaluate": "cloud", **HALF}, hand_feddyn),
     ("feddyn", {"alpha": 0.4, **HALF}, hand_feddyn_mean),
     ("fedavg-subgradient", {"gamma": 0.3, **HALF}, hand_subgradient),
+    ("fedavg-subgradient", {"gamma": 0.3, "sign": "after", **HALF}, hand_subgradient_after),
     ("mime", {"momentum": 0.7, **HALF}, hand_mime),
     ("local-adapt", ADAPT, hand_local_adapt),
+    ("local-adapt", {"client": "adagrad", "client_v0": 0.25, "eps": 0.1, "server": "sgd", **HALF}, hand_local_adagrad),
     ("local-amsgrad", {"beta1": 0.7, "beta2": 0.6, "eps": 0.1, "v0": 2.0}, hand_amsgrad),
 ])  # fmt: skip
 def test_three_rounds_by_hand_with_a_decaying_rate_and_half_a_server_step(name, words, step):
@@ -497,6 +524,23 @@ def test_three_rounds_by_hand_with_a_decaying_rate_and_half_a_server_step(name, 
     algorithm = fedda.make(name, lr=CubeRoot(0.2, 8.0), steps=2, **words)
     got = last(algorithm, problem, 3, x0=torch.tensor([X0], dtype=torch.float64)).x.item()
     assert got == pytest.approx(x, rel=1e-12)
+
+
+@pytest.mark.parametrize("mu0", ["zero", "nu0"])
+def test_fedda_with_mu_updated_before_the_step_by_hand(mu0):
+    """One client without noise, one step per round: v <- beta v + (1 - beta) nu^2, divided by 1 - beta^t, then a step."""
+    A, b, x, lr, beta, momentum, eps = 2.0, 1.0, 0.0, 0.1, 0.7, 0.6, 0.05
+    nu = A * (x - b)
+    v = nu**2 if mu0 == "nu0" else 0.0
+    for n in range(1, 5):
+        v = beta * v + (1 - beta) * nu**2
+        x -= lr * nu / (math.sqrt(v / (1 - beta**n)) + eps)
+        nu = momentum * nu + (1 - momentum) * A * (x - b)
+    words = {"lr": lr, "beta": beta, "momentum": momentum, "eps": eps, "mu0": mu0, "steps": 1, "bias_correction": True}
+    algorithm = fedda.make("fedda-2-1", v_input="nu", mu_update="before", **words)
+    assert last(algorithm, fedda.Quadratic([[A]], [[b]]), 4).x.item() == pytest.approx(x, rel=1e-13)
+    with pytest.raises(ValueError, match="v_input must be 'nu' with mu_update='before'"):
+        fedda.make("fedda-2-1", mu_update="before")
 
 
 def test_fedadam_on_plain_gradients_is_torch_adam():

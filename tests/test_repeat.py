@@ -195,7 +195,15 @@ def test_doctor_names_versions_devices_and_folders(capsys, monkeypatch, tmp_path
     monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "absent"))
     code, out, _ = inside(capsys, monkeypatch, "doctor")
     assert code == 0 and f"fedda    {fedda.__version__}" in out and torch.__version__ in out
-    assert f"{tmp_path / 'absent'} (not there yet)" in out and "flower" in out and len(out.splitlines()) < 20
+    assert f"{tmp_path / 'absent'} (not there yet" in out and len(out.splitlines()) < 24
+    for name in ("gpu", "triton", "compiler", "flower", "data", "extra    privacy (noise and its accounting): "):
+        assert f"\n{name}" in out
+    monkeypatch.setattr("fedda.cli.doctor.version", lambda name: "1.0" if name == "fedda" else None)
+    monkeypatch.setattr("fedda.cli.doctor.find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    _, out, _ = inside(capsys, monkeypatch, "doctor")
+    for hint in ("pip install triton", "install gcc or clang", "flower   not installed", "pip install 'fedda[flower]'"):
+        assert hint in out
 
 
 def test_the_environment_holds_the_hash(own):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedda import rng
-from fedda.engines import CounterDraws
+from fedda.engines.participation import CounterDraws
 
 MASK = (1 << 64) - 1
 

@@ -60,6 +60,7 @@ def test_a_budget_thins_a_grid_and_draws_from_a_range():
 
 @pytest.mark.parametrize("grids,budget,line", [
     (["fedavg.lr"], None, "--grid must be LABEL.NAME=VALUES"),
+    (["problem.batch=8,16"], None, "problem.batch belongs to the problem, .* such as --set problem.batch=8, each with"),
     (["nobody.lr=1"], None, "with LABEL \\* or one of fedavg, fedda-mvr, got 'nobody.lr=1'"),
     (["fedavg.rl=1"], None, "fedavg has no hyper-parameter 'rl'; did you mean 'lr'\\?"),
     (["*.rl=1"], None, "\\* has no hyper-parameter 'rl'"),

@@ -1,5 +1,7 @@
 """Tables as data sets: columns of every kind, and one clear line for what cannot be used."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -187,5 +189,9 @@ def test_tables_are_checked_and_drawn(tmp_path, capsys, monkeypatch, target, sho
     path, picture = table(tmp_path / "a.csv"), tmp_path / "a.png"
     code, stdout, _ = inside(capsys, monkeypatch, "data", "check", path, "--target", target, "--client", "city")
     assert code == 0 and "columns: standardised" in stdout and "clients (training): 3" in stdout and shown in stdout
+    words = ("data", "check", path, "--target", target, "--client", "city", "--ignore", "area")
+    fewer = inside(capsys, monkeypatch, *words)[1]
+    columns = [int(re.search(r"; (\d+) float32", text)[1]) for text in (stdout, fewer)]
+    assert columns[1] == columns[0] - 1
     words = ("data", "show", path, "--target", target, "--client", "city", "--out", picture)
     assert inside(capsys, monkeypatch, *words)[0] == 0 and picture.read_bytes()[1:4] == b"PNG"

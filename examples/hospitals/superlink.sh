@@ -10,6 +10,9 @@ case "${LISTEN:-127.0.0.1}" in
   127.0.0.1 | localhost | ::1) ;;
   *) echo "WARNING: LISTEN=$LISTEN: whoever reaches port $LINK_PORT can run code here and at the sites: use nginx.conf" >&2 ;;
 esac
+if [ -e keys/ca.key ]; then
+  echo "WARNING: keys/ca.key is here: move it to a place offline: its holder can pose as the server to every site" >&2
+fi
 set -- --host "${LISTEN:-127.0.0.1}" --port "$LINK_PORT" --database "${DATABASE:-.flwr/state.db}"
 if [ -n "${INSECURE:-}" ]; then exec flower-superlink --insecure "$@"; fi
 exec flower-superlink --ssl-ca-certfile keys/ca.crt --ssl-certfile keys/server.crt --ssl-keyfile keys/server.key \

@@ -9,5 +9,7 @@ if [ "${2:-}" = --insecure ]; then export INSECURE=1; fi
 number=$1
 set -- --superlink "$LINK_HOST:$LINK_PORT" --host 127.0.0.1 --port "${NODE_PORT:-$((9100 + number))}" \
   --node-config "partition-id=$number num-partitions=${SITES:-4} memory='$PWD/memory/$number' ${NODE_CONFIG:-}"
+# Flower refuses a node whose clock is off, and does not say so. Status 2: no answer yet; the node will try again.
+fedda deploy check "$LINK_HOST:$LINK_PORT" --clock || [ $? -eq 2 ]
 if [ -n "${INSECURE:-}" ]; then exec flower-supernode --insecure "$@"; fi
 exec flower-supernode --root-certificates keys/ca.crt --auth-supernode-private-key "keys/node$number" "$@"
