@@ -277,9 +277,8 @@ MUTANTS = [
     ),
     # -- report and claims
     Mutant(
-        "worst-marked-best", "report/tables.py",
-        'return min(values) if better == "lower" else max(values)',
-        'return max(values) if better == "lower" else min(values)',
+        "worst-marked-best", "report/ranking.py",
+        'sign = 1 if metric.better == "lower" else -1', 'sign = -1 if metric.better == "lower" else 1',
         "test_report.py -k latex_escapes",
     ),
     Mutant(

@@ -5,7 +5,7 @@ export LINK_PORT="${LINK_PORT:-9092}"
 # Flower keeps its files here, tells nobody of its use, asks for no update and installs nothing.
 export FLWR_HOME="$PWD/.flwr"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1  # seconds between two looks for work on this machine; Flower's own is 1
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.5  # seconds between two looks for work on this machine; Flower's own is 1
 
 if ! command -v flower-superlink > /dev/null; then
   echo "env.sh: Flower's commands are not on the PATH: activate the environment that has fedda[flower]" >&2

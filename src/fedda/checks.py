@@ -93,7 +93,7 @@ def number(owner: str, name: str, value: Any, bound: Bound) -> None:
     if isinstance(value, torch.Tensor):
         good = bool((torch.isfinite(value) & bound.holds(value)).all())
     else:
-        if isinstance(value, Integral) and abs(value) >= 2**63:  # PyTorch cannot hold it
+        if isinstance(value, Integral) and abs(int(value)) >= 2**63:  # PyTorch cannot hold it
             raise ValueError(f"{owner}: {name} must be less than 2^63, got {shown(value)}")
         real = isinstance(value, Real) and not isinstance(value, bool)
         good = real and math.isfinite(value) and bool(bound.holds(value))

@@ -136,7 +136,7 @@ class _Wandb(_Streams):
     def open(self, name: str, round: int) -> Any:
         # The same folder and name give the same id: a resumed run continues the stream that it began.
         number = hashlib.sha256(f"{self.folder.resolve()} {name}".encode()).hexdigest()[:16]
-        kept = {"id": number, "resume": "allow"} if round else {}
+        kept: dict[str, Any] = {"id": number, "resume": "allow"} if round else {}
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.wandb.init(
             project=self.project, name=name, config=dict(self.config), dir=str(self.folder), reinit="create_new", **kept

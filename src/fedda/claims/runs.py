@@ -17,7 +17,8 @@ from .values import MethodValues, known, measure
 THEORY = "theory.json"
 TITLES = {"cifar10": "CIFAR-10", "femnist": "FEMNIST", "pathmnist": "PathMNIST"}
 ALIASES = {"fedda-mvr": "fedda-1-1"}
-PARTITION = frozenset(("partition", "rho", "alpha", "shards", "labels"))  # keys of [problem] about the clients' shares
+# The keys of [problem] about the shares of clients.
+PARTITION = frozenset(("partition", "rho", "alpha", "shards", "labels", "choose"))
 
 Theory = dict[str, dict[str, Any]]
 
