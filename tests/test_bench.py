@@ -82,7 +82,7 @@ def test_the_small_workload(tmp_path, fedda_inside):
     for name, own in small["algorithms"].items():
         assert own["gradients_per_round"] == (100 if name == "fedda-mvr" else 50)
         assert own["reference"] == ("sequential" if name == "scaffold" else "plain loop")
-        assert list(own["paths"]) == ["chain", "traced", "loop", own["reference"]]
+        assert list(own["paths"]) == ["native", "chain", "traced", "loop", own["reference"]]
         assert own["chosen"] in own["paths"] and own["seeds"] == 5 and own["precision"] == "float32"
         for row in own["paths"].values():
             assert all(row[number] > 0 for number in NUMBERS) and row["peak_memory_mb"] is None

@@ -55,7 +55,7 @@ def test_every_kind_of_network_beside_the_loop(tmp_path):
     kinds = {"cnn", "cnn-batchnorm", "mlp", "resnet8", "transformer", "lstm", "gru", "resnet18"}
     assert {row["model"] for row in rows} == kinds
     for row in rows:
-        assert row["path"] in ("chain", "traced", "loop") and min(row["loop_ms"], row["fedda_ms"], row["ratio"]) > 0
+        assert row["path"] in ("native", "traced", "loop") and min(row["loop_ms"], row["fedda_ms"], row["ratio"]) > 0
         assert (
             f"| {row['model']} | {row['parameters']:,} | {row['algorithm']} | float32 | {row['path']} |" in done.stdout
         )

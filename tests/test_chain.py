@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import fedda
 from conftest import stable
 from fedda.problems.gradients import chain as chains
-from fedda.problems.gradients.chain import Chain, pooling, replay
+from fedda.problems.gradients.chain import Chain, native, pooling
 from fedda.problems.gradients.chain.winograd import Winograd
 from fedda.problems.models import binary_cross_entropy, cnn, cross_entropy, logistic, mlp
 from fedda.problems.neural import flatten
@@ -42,20 +42,25 @@ def truth(model, loss, x, inputs, targets):
     return torch.stack(rows)
 
 
+def ways(chain, dtype=torch.float64):
+    """Batched products of PyTorch and, if it knows all layers, C code."""
+    return [way for way in (chain, chain.native(dtype)) if way is not None]
+
+
 def equals_autograd(model, sample, loss=cross_entropy, classes=3, g=4, n=2, batch=5, dtype=torch.float64, inputs=None):
     chain = Chain.of(model, loss, sample)
     assert chain is not None
     x = stack(model, g, dtype)
     inputs = randn(n, batch, *sample, seed=2, dtype=dtype) if inputs is None else inputs
     targets = torch.arange(n * batch).view(n, batch) % classes
-    got, expected = chain.gradients(x, inputs, targets), truth(model, loss, x, inputs, targets)
-    error = (got - expected).abs().amax(1) / expected.abs().amax(1)
-    assert float(error.max()) <= BOUND[dtype], error
-    outputs = chain.outputs(x, inputs[0])
-    for row, output in zip(x, outputs, strict=True):
-        one = copy.deepcopy(model).to(dtype)
-        nn.utils.vector_to_parameters(row.clone(), one.parameters())
-        torch.testing.assert_close(output, one(inputs[0]).detach(), rtol=BOUND[dtype], atol=BOUND[dtype])
+    expected = truth(model, loss, x, inputs, targets)
+    for way in ways(chain, dtype):
+        error = (way.gradients(x, inputs, targets) - expected).abs().amax(1) / expected.abs().amax(1)
+        assert float(error.max()) <= BOUND[dtype], error
+        for row, output in zip(x, way.outputs(x, inputs[0]), strict=True):
+            one = copy.deepcopy(model).to(dtype)
+            nn.utils.vector_to_parameters(row.clone(), one.parameters())
+            torch.testing.assert_close(output, one(inputs[0]).detach(), rtol=BOUND[dtype], atol=BOUND[dtype])
     return chain
 
 
@@ -89,7 +94,8 @@ TABLE = {
 @pytest.mark.parametrize("name", TABLE)
 def test_equals_autograd(name, dtype):
     model, sample = TABLE[name]
-    equals_autograd(model.to(dtype), sample, dtype=dtype)
+    chain = equals_autograd(model.to(dtype), sample, dtype=dtype)
+    assert chain.native(dtype) is not None
 
 
 def test_the_table_has_winograd_in_it():
@@ -112,17 +118,17 @@ def test_stacks_of_other_sizes_one_after_the_other():
     chain, loss = Chain.of(model.double(), cross_entropy, sample), cross_entropy
     for g, batch in ((3, 4), (1, 7), (5, 2), (3, 4)):
         x, inputs, y = stack(model, g, seed=g), randn(g, batch, *sample, seed=batch), torch.zeros(g, batch).long()
-        torch.testing.assert_close(
-            chain.gradients(x, inputs, y), truth(model, loss, x, inputs, y), rtol=1e-10, atol=1e-12
-        )
+        expected = truth(model, loss, x, inputs, y)
+        for way in ways(chain):
+            torch.testing.assert_close(way.gradients(x, inputs, y), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_members_that_are_the_same_point_need_no_copy():
     model, sample = TABLE["mlp"]
     x = stack(model.double(), 1)
     inputs, y = randn(4, 5, *sample), torch.zeros(4, 5).long()
-    chain = Chain.of(model, cross_entropy, sample)
-    assert torch.equal(chain.gradients(x.expand(4, -1), inputs, y), chain.gradients(x.repeat(4, 1), inputs, y))
+    for way in ways(Chain.of(model, cross_entropy, sample)):
+        assert torch.equal(way.gradients(x.expand(4, -1), inputs, y), way.gradients(x.repeat(4, 1), inputs, y))
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, F.cross_entropy, nn.CrossEntropyLoss(), nn.CrossEntropyLoss().eval()])
@@ -166,8 +172,9 @@ def test_of_equal_maxima_the_first_is_taken(channels, pattern):
                 p.copy_((10 * p).round().clamp(-2, 2))
         x = flatten(model).expand(2, -1)
         y = torch.arange(10).view(2, 5) % 3
-        got = Chain.of(model, cross_entropy, (channels, 12, 12)).gradients(x, inputs, y)
-        torch.testing.assert_close(got, truth(model, cross_entropy, x, inputs, y), rtol=1e-11, atol=1e-11)
+        expected = truth(model, cross_entropy, x, inputs, y)
+        for way in ways(Chain.of(model, cross_entropy, (channels, 12, 12))):
+            torch.testing.assert_close(way.gradients(x, inputs, y), expected, rtol=1e-11, atol=1e-11)
     else:
         equals_autograd(model, (channels, 12, 12), inputs=inputs)
 
@@ -176,28 +183,29 @@ def test_the_slope_of_relu_at_zero_is_zero():
     model = S(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
     x = torch.zeros(2, flatten(model).numel(), dtype=torch.float64)
     inputs, y = randn(2, 5, 4), torch.zeros(2, 5).long()
-    got = Chain.of(model, cross_entropy, (4,)).gradients(x, inputs, y)
-    torch.testing.assert_close(got, truth(model, cross_entropy, x, inputs, y), rtol=1e-14, atol=0)
-    assert not got[:, :30].any()
+    for way in ways(Chain.of(model, cross_entropy, (4,))):
+        got = way.gradients(x, inputs, y)
+        torch.testing.assert_close(got, truth(model, cross_entropy, x, inputs, y), rtol=1e-14, atol=0)
+        assert not got[:, :30].any()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300])
 @pytest.mark.parametrize("name", ["mlp", "the paper's", "odd sizes", "3x3 pool, odd rest", "pools and relus alone"])
 def test_a_member_that_diverged_is_not_finite_and_the_others_are_as_they_were(name, value):
     model, sample = TABLE[name]
-    chain = Chain.of(model.double(), cross_entropy, sample)
     inputs, y = randn(1, 5, *sample), torch.zeros(1, 5).long()
-    x = stack(model, 3)
-    fine = chain.gradients(x, inputs, y)
-    for place in (0, x.shape[1] // 2, x.shape[1] - 1):
+    x = stack(model.double(), 3)
+    for way in ways(Chain.of(model, cross_entropy, sample)):
+        fine = way.gradients(x, inputs, y)
+        for place in (0, x.shape[1] // 2, x.shape[1] - 1):
+            bad = x.clone()
+            bad[1, place] = value
+            got, expected = way.gradients(bad, inputs, y), truth(model, cross_entropy, bad, inputs, y)
+            assert bool(got[1].isfinite().all()) == bool(expected[1].isfinite().all())
+            assert torch.equal(got[::2], fine[::2])
         bad = x.clone()
-        bad[1, place] = value
-        got, expected = chain.gradients(bad, inputs, y), truth(model, cross_entropy, bad, inputs, y)
-        assert bool(got[1].isfinite().all()) == bool(expected[1].isfinite().all())
-        assert torch.equal(got[::2], fine[::2])
-    bad = x.clone()
-    bad[1] = value
-    assert not chain.gradients(bad, inputs, y)[1].isfinite().all()
+        bad[1] = value
+        assert not way.gradients(bad, inputs, y)[1].isfinite().all()
 
 
 # -- chains drawn at random ---------------------------------------------------------------------------------------------
@@ -370,46 +378,46 @@ def test_what_is_not_known_runs_as_before(name):
     torch.testing.assert_close(runs[0][-1].x, runs[1][-1].x, rtol=1e-11, atol=1e-11)
 
 
-# -- recorded calls -----------------------------------------------------------------------------------------------------
-LINEAR = {
-    "one layer": lambda: nn.Linear(5, 3),
-    "two": lambda: S(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)),
-    "without a bias": lambda: S(nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 3, bias=False)),
-    "of images": lambda: S(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU()),
-    "a logit": lambda: S(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1), nn.Flatten(0)),
-}
+# -- the memory of the C code ---------------------------------------------------------------------------------------------
+def test_a_result_of_the_c_code_is_the_caller_s():
+    model, sample = TABLE["mlp"]
+    way = Chain.of(model.double(), cross_entropy, sample).native(torch.float64)
+    x, inputs, y = stack(model, 3), randn(3, 5, *sample), torch.zeros(3, 5).long()
+    first = way.gradients(x, inputs, y)
+    kept = first.clone()
+    second = way.gradients(x + 1, inputs, y)
+    assert first.equal(kept) and first.data_ptr() != second.data_ptr()
 
 
-@pytest.mark.parametrize("points,n", [(1, 1), (1, 4), (2, 4), (3, 2)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", LINEAR)
-def test_recorded_calls_give_the_bits_of_the_stages(name, dtype, points, n):
-    sample = (3, 2, 2) if name == "of images" else (5,)
-    loss = binary_cross_entropy if name == "a logit" else cross_entropy
-    model = LINEAR[name]().to(dtype)
-    chain, plain = (Chain.of(model, loss, sample) for _ in range(2))
-    plain.replayed.fits = False
-    d = sum(p.numel() for p in model.parameters())
-    for shift in (0, 1):  # the second time from what was recorded
-        x, inputs = randn(points * n, d).to(dtype) + shift, randn(n, 6, *sample).to(dtype) - shift
-        targets = (torch.arange(6 * n).view(n, 6) + shift) % (2 if loss is binary_cross_entropy else 3)
-        ours, truth = (c.gradients(x, inputs, targets) for c in (chain, plain))
-        assert ours.equal(truth) and ours.data_ptr() != truth.data_ptr()
-    assert len(chain.replayed.recordings) == 1 and not plain.replayed.recordings
-    kept = ours.clone()
-    chain.gradients(x + 1, inputs, targets)
-    assert kept.equal(ours)  # a result is the caller's
+@pytest.mark.parametrize("batch", [1, 7, 8, 9, 16, 17, 40])  # around the number of samples in a vector
+@pytest.mark.parametrize("name", ["mlp", "odd sizes", "stride 2, 5x5"])
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_batches_of_any_size(name, dtype, batch):
+    model, sample = TABLE[name]
+    equals_autograd(model.to(dtype), sample, dtype=dtype, batch=batch)
 
 
-def test_only_small_stacks_of_linear_layers_are_recorded(monkeypatch):
-    for model, sample in ((S(nn.Linear(5, 3)), (5,)), (S(C(2, 2, 3), nn.Flatten(), nn.Linear(32, 3)), (2, 6, 6))):
-        assert Chain.of(model, cross_entropy, sample).replayed.fits == (sample == (5,))
-    chain = Chain.of(nn.Linear(5, 3), cross_entropy, (5,))
-    for n in range(1, 12):
-        chain.gradients(randn(n, 18), randn(n, 6, 5), torch.zeros(n, 6, dtype=torch.long))
-    assert 0 < len(chain.replayed.recordings) <= replay.KEPT
-    monkeypatch.setattr(replay, "NUMBERS", 10)
-    assert chain.replayed(randn(1, 18), randn(1, 6, 5), torch.zeros(1, 6, dtype=torch.long)) is None
+@pytest.mark.parametrize("name", ["mlp", "the paper's"])
+def test_threads_do_not_change_a_bit(monkeypatch, name):
+    model, sample = TABLE[name]
+    way = Chain.of(model.double(), cross_entropy, sample).native(torch.float64)
+    x, inputs, y = stack(model, 10), randn(5, 20, *sample), torch.arange(100).view(5, 20) % 3
+    one = way.gradients(x, inputs, y), way.outputs(x, inputs.flatten(0, 1))
+    monkeypatch.setattr(native, "THREAD_WORK", 1)
+    for threads in (2, 3, 8, 64):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert way.gradients(x, inputs, y).equal(one[0]) and way.outputs(x, inputs.flatten(0, 1)).equal(one[1])
+    assert len(way.free) > 1  # several threads had memory of their own
+
+
+def test_unusual_inputs_of_the_c_code():
+    """Rows that are not contiguous, targets of another type, images that are a view."""
+    model, loss = logistic((2, 3), 2)
+    way = Chain.of(model.double(), loss, (2, 3)).native(torch.float64)
+    x, inputs, y = stack(model, 2), randn(2, 5, 2, 3), torch.arange(10).view(2, 5) % 2
+    plain = way.gradients(x, inputs, y)
+    turned = inputs.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    assert way.gradients(x.mT.contiguous().mT, turned, y.double()).equal(plain)
 
 
 # -- the tests can fail -------------------------------------------------------------------------------------------------

@@ -447,15 +447,17 @@ def convolution(**options):
     return fedda.load("digits", clients=5, model="cnn", filters=2, batch=4, **options)
 
 
-def test_on_a_cpu_a_chain_of_convolutions_is_measured_against_the_loop_alone(memory, monkeypatch):
+@pytest.mark.parametrize("fastest", ["native", "chain"])
+def test_on_a_cpu_a_chain_of_convolutions_is_measured_against_the_loop_alone(fastest, memory, monkeypatch):
+    if fastest == "chain":
+        monkeypatch.setattr("fedda.problems.gradients.chain.native.library", lambda *_: None)  # no C compiler
     problem = convolution()
     seen = []
     monkeypatch.setattr(choose, "autotune", lambda ways, device, *about: seen.append(list(ways)) or "loop")
-    assert problem.with_path("auto", "auto", 3).gradient_paths.chosen == "loop" and seen == [["loop", "chain"]]
+    assert problem.with_path("auto", "auto", 3).gradient_paths.chosen == "loop" and seen == [["loop", fastest]]
     assert problem.with_path("traced", "auto", 3).gradient_paths.chosen == "traced"
-    assert (
-        digits().with_path("auto", "auto", 3).gradient_paths.chosen == "chain" and len(seen) == 1
-    )  # no convolution: nothing is open
+    # Without convolutions nothing is open.
+    assert digits().with_path("auto", "auto", 3).gradient_paths.chosen == fastest and len(seen) == 1
     problem.chain = None
     problem._rebuild_caches()
     problem.with_path("auto", "auto", 3)
@@ -463,14 +465,14 @@ def test_on_a_cpu_a_chain_of_convolutions_is_measured_against_the_loop_alone(mem
     d = digits().d
     for clients, open_choice in ((5, False), (6, True)):  # linear layers: only larger stacks
         seen.clear()
-        monkeypatch.setattr(choose, "NUMBERS", 5 * d)
+        monkeypatch.setattr(choose, "SMALL", 5 * d)
         digits().with_path("auto", "auto", clients)
-        assert seen == [["loop", "chain"]] * open_choice
+        assert seen == [["loop", fastest]] * open_choice
 
 
 def test_where_kernels_fit_only_the_chain_is_measured_beside_them():
     own = convolution().gradient_paths
-    own.paths = {name: own.by_chain for name in choose.PATHS}
+    own.paths = {name: own.by_loop for name in choose.PATHS if name != "native"}  # which is for CPUs
     assert list(own.candidates(3)) == ["kernels", "chain"]
 
 

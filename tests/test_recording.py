@@ -11,6 +11,7 @@ import fedda
 from conftest import digits, quadratic, stable
 from fedda import rng
 from fedda import run as run_module
+from fedda.engines import Vectorised
 from fedda.recording import record
 
 
@@ -129,7 +130,8 @@ def test_rounds_replayed_as_a_gpu_replays_them(name, kind, monkeypatch):
     if name in ("mime", "mimelite"):
         pytest.skip("full gradients client by client: the host asks for ids")
     problem = quadratic(noise=0.3) if kind == "quadratic" else digits()
-    plain, other = (fedda.Run(stable(name), problem, cohort=3, seed=[0, 1]) for _ in range(2))
+    engine = Vectorised(path="chain" if kind == "digits" else "auto")  # on a GPU there is no C code
+    plain, other = (fedda.Run(stable(name), problem, cohort=3, seed=[0, 1], engine=engine) for _ in range(2))
     states = [[plain.step() for _ in range(4)]]
     monkeypatch.setattr(run_module, "capture", Replayed)
     monkeypatch.setattr(rng, "on_cpu", lambda v: False)

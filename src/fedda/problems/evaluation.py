@@ -302,8 +302,9 @@ class Evaluation:
 
     def outputs(self, x: Tensor, inputs: Any) -> Any:
         """The outputs of the model, [replicas, samples, ...]: a tensor, or a tuple or dict of tensors."""
-        if self.problem.chain is not None and inputs.is_cpu:
-            return self.problem.chain.outputs(x, inputs)
+        chain = self.problem.chain
+        if chain is not None and inputs.is_cpu:
+            return (chain.native(x.dtype) or chain).outputs(x, inputs)
         paths = self.problem.gradient_paths
         if paths.kernels is not None and paths.chosen == "kernels":
             return paths.kernels.outputs(x, inputs)

@@ -15,27 +15,30 @@ from torch.utils._pytree import tree_map
 
 from ...checks import one_of
 from ..evaluation import convolutional
-from .chain.replay import NUMBERS
 from .kernels import kernels_for
 from .tuning import STACK, autotune, threads
 from .vmap import StackedGradient
 
 if TYPE_CHECKING:
     from ..neural import Batch, Neural, Scale
+    from .chain import Chain
+    from .chain.native import NativeChain
     from .kernels.operators import Kernels
 
 PRECISIONS = ("float32", "tf32", "bf16")
-PATHS = ("kernels", "chain", "traced", "loop")
+PATHS = ("kernels", "native", "chain", "traced", "loop")
 Path = Callable[[Tensor, "Batch"], Tensor]  # x [points * c, d] and raw batches [c, ...] -> gradients [points * c, d]
+SMALL = 1_000_000  # numbers in a stack of linear layers whose path needs no measurement
 MEASURED_CLIENTS = 4  # at least, in a measurement, and exactly so many with convolutions, which take long
 
 
 class GradientPaths:
     """The gradients of a stack of models by one of several paths.
 
-    `kernels`: our GPU kernels for convolutional networks; `chain`: known layers, written out as batched products;
-    `traced`: any module through vmap, recorded as plain operations; `loop`: one model after the other. `auto` takes
-    the chain for small stacks of linear layers, and otherwise the fastest of the paths that fit, by measurement.
+    `kernels`: our GPU kernels for convolutional networks; `native`: C code for known layers, on a CPU; `chain`: known
+    layers as batched products; `traced`: any module through vmap, recorded as plain operations; `loop`: one model after
+    the other. `auto` takes the first that fits for small stacks of linear layers, and otherwise the fastest of the
+    paths that fit, by measurement.
     """
 
     def __init__(self, problem: Neural, path: str, precision: str):
@@ -59,7 +62,9 @@ class GradientPaths:
             if self.kernels is not None:
                 self.paths["kernels"] = partial(self.by_kernels, self.kernels)
         if problem.chain is not None and self.precision != "bf16":
-            self.paths["chain"] = self.by_chain
+            if problem.device.type == "cpu" and (native := problem.chain.native(problem.dtype)) is not None:
+                self.paths["native"] = partial(self.by_chain, native)
+            self.paths["chain"] = partial(self.by_chain, problem.chain)
         self.paths |= {"traced": self.by_vmap, "loop": self.by_loop}
         if path != "auto" and path not in self.paths:
             raise ValueError(f"Vectorised: path {path!r} does not fit this problem; these do: {', '.join(self.paths)}")
@@ -89,16 +94,17 @@ class GradientPaths:
     def candidates(self, clients: int) -> dict[str, Path]:
         """The paths that `auto` measures for a stack of `clients`; on a CPU the loop is the first, so that a path that
         is hardly faster does not replace it. A small stack of linear layers has always been the fastest as a chain.
-        Next to kernels or, on a CPU, a chain, vmap has always been slower, and recording it takes seconds."""
+        Next to kernels or, on a CPU, a chain, vmap has always been slower, and recording it takes seconds. C code has
+        always been faster than its chain."""
         cpu = self.problem.device.type == "cpu"
-        linear = self.chosen == "chain" and not convolutional(self.problem.model)
-        if self.path != "auto" or (linear and (not cpu or clients * self.problem.d <= NUMBERS)):
+        linear = self.chosen in ("native", "chain") and not convolutional(self.problem.model)
+        if self.path != "auto" or (linear and (not cpu or clients * self.problem.d <= SMALL)):
             return {self.chosen: self.paths[self.chosen]}
         slower: tuple[str, ...] = ()
         if "kernels" in self.paths:
             slower = ("traced", "loop")
         elif "chain" in self.paths and cpu:
-            slower = ("traced",)
+            slower = ("traced", "chain") if "native" in self.paths else ("traced",)
         names = sorted((name for name in self.paths if name not in slower), key=lambda name: cpu and name != "loop")
         return {name: self.paths[name] for name in names}
 
@@ -122,9 +128,8 @@ class GradientPaths:
             batch = self.problem.standardised(batch)
         return kernels(x, batch.x, batch.y, channels)
 
-    def by_chain(self, x: Tensor, batch: Batch) -> Tensor:
-        assert self.problem.chain is not None
-        return self.problem.chain.gradients(x, *self.problem.standardised(batch))
+    def by_chain(self, chain: Chain | NativeChain, x: Tensor, batch: Batch) -> Tensor:
+        return chain.gradients(x, *self.problem.standardised(batch))
 
     def by_vmap(self, x: Tensor, batch: Batch) -> Tensor:
         return self.stacked(x, *self.problem.standardised(batch).leaves())

@@ -6,6 +6,7 @@ are [g, height, width, batch, channels].
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from .build import build_stages
 from .losses import LossGradient, in_range, loss_gradient
-from .replay import ReplayedGradients
+from .native import NativeChain, native_chain
 from .stages import Flatten, Stage
 
 CACHE = 40_000_000  # bytes that are processed at once on a CPU: about the size of its last cache
@@ -23,15 +24,15 @@ CACHE = 40_000_000  # bytes that are processed at once on a CPU: about the size 
 class Chain:
     """A model and a loss as stages whose gradients are known; made by `Chain.of`."""
 
-    def __init__(self, stages: list[Stage], loss: LossGradient):
-        self.loss, self.shape = loss, stages[-1].shape
+    def __init__(self, stages: list[Stage], loss: LossGradient, sample: tuple[int, ...]):
+        self.loss, self.shape, self.sample = loss, stages[-1].shape, sample
         self.flat = isinstance(stages[0], Flatten)  # a first Flatten is a view, for samples of any shape
         stages = stages[1:] if self.flat else stages
         first = next(i for i, stage in enumerate(stages) if stage.weight)
         # The stages before the first parameters give the same result for all points that share a batch.
         self.shared, self.stages = stages[:first], stages[first:]
         self.numbers = sum(stage.numbers for stage in stages)
-        self.replayed = ReplayedGradients(stages, loss)
+        self._native: dict[torch.dtype, NativeChain | None] = {}
 
     @classmethod
     def of(cls, model: nn.Module, loss: Any, sample: tuple[int, ...], norms: bool = False) -> Chain | None:
@@ -39,17 +40,21 @@ class Chain:
         BatchNorm is known as well, for the kernels alone: the chain itself cannot compute it."""
         stages = build_stages(model, tuple(sample), norms)
         gradient = loss_gradient(loss, stages[-1].shape) if stages else None
-        return cls(stages, gradient) if stages and gradient else None
+        return cls(stages, gradient, tuple(sample)) if stages and gradient else None
 
     def takes(self, targets: Tensor) -> bool:
         """Whether the gradient of the loss is exact for targets [samples]."""
         return in_range(targets, self.loss, self.shape)
 
+    def native(self, dtype: torch.dtype) -> NativeChain | None:
+        """The same chain as C code for a CPU, if there is a C compiler and all layers are known there."""
+        if dtype not in self._native:
+            sample = (math.prod(self.sample),) if self.flat else self.sample
+            self._native[dtype] = native_chain([*self.shared, *self.stages], self.loss, sample, dtype)
+        return self._native[dtype]
+
     def gradients(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """The gradients [g, d] at x [g, d]; member i of the stack uses batch i % n of inputs [n, batch, ...]."""
-        replayed = self.replayed(x, inputs, targets)
-        if replayed is not None:
-            return replayed
         n, batch, *_ = inputs.shape
         size, stack = max(1, self.samples_at_once(inputs) // batch), x.shape[0]
         if stack <= size:

@@ -34,6 +34,7 @@ class Winograd(Stage):
     """A 3x3 convolution with padding 1 and stride 1, then a 2x2 max-pool."""
 
     weight: ParameterView
+    kernel, stride, padding, pool = (3, 3), (1, 1), (1, 1, 1, 1), (2, 2)
 
     def __init__(self, weight: ParameterView, bias: ParameterView | None, image: Image, relu: bool):
         self.weight, self.bias, self.relu, self.filters = weight, bias, relu, weight.shape[0]

@@ -1,0 +1,83 @@
+"""Compiles C code of this package on its first use. The result is kept in the data folder."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from .....data.files import data_folder
+
+FLAGS = ("-O3", "-shared", "-fPIC")
+FASTER = ("-march=native",)  # some compilers do not know it
+SECONDS = 120.0  # for one compilation, which takes about one
+
+
+@cache
+def library(source: Path, *definitions: str) -> ctypes.CDLL | None:
+    """The functions of a C file, compiled for this processor; None without a C compiler (`cc`, or the variable CC).
+
+    Args:
+        source: the file.
+        definitions: values of its macros, such as "T=float".
+    """
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    if not compiler or shutil.which(compiler[0]) is None:
+        return None
+    about = (source.read_text(encoding="utf-8"), definitions, compiler, FLAGS, processor())
+    name = f"{source.stem}-{hashlib.sha256(repr(about).encode()).hexdigest()[:24]}.so"
+    with suppress(OSError, ValueError):  # no data folder, or it cannot be written
+        folder = data_folder() / "compiled"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return loaded(folder / name, source, definitions, compiler)
+    with suppress(OSError), tempfile.TemporaryDirectory() as temporary:
+        return loaded(Path(temporary) / name, source, definitions, compiler)
+    return None
+
+
+def loaded(file: Path, source: Path, definitions: tuple[str, ...], compiler: list[str]) -> ctypes.CDLL | None:
+    """The library in `file`, which is compiled if it is not there, or if another user could have written it."""
+    if not trusted(file) and not compiled(file, source, definitions, compiler):
+        return None
+    return ctypes.CDLL(str(file))
+
+
+def trusted(file: Path) -> bool:
+    """Whether the file is there, and only this user can write it."""
+    if not file.exists():
+        return False
+    about = file.stat()
+    return not hasattr(os, "getuid") or (about.st_uid == os.getuid() and not about.st_mode & 0o022)
+
+
+def compiled(file: Path, source: Path, definitions: tuple[str, ...], compiler: list[str]) -> bool:
+    """Compile to a temporary file and rename it: other processes see the whole library or none."""
+    descriptor, partial = tempfile.mkstemp(dir=file.parent, suffix=".so")
+    os.close(descriptor)
+    try:
+        for flags in ((*FLAGS, *FASTER), FLAGS):
+            command = [*compiler, *flags, *(f"-D{text}" for text in definitions), str(source), "-o", partial, "-lm"]
+            with suppress(subprocess.TimeoutExpired):
+                done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
+                if done.returncode == 0:
+                    os.chmod(partial, 0o700)
+                    os.replace(partial, file)
+                    return True
+        return False
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(partial)
+
+
+def processor() -> str:
+    """The kind of processor: a folder may be shared by machines of several kinds."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    return f"{platform.machine()} {platform.processor()}"

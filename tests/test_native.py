@@ -1,0 +1,130 @@
+"""C code of the package: compiled once, kept, trusted only if nobody else can write it, and not needed."""
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedda
+from conftest import stable
+from fedda.engines import Vectorised
+from fedda.problems.gradients.chain import native
+from fedda.problems.gradients.chain.native import SOURCE, TYPES, compile
+
+library = compile.library.__wrapped__  # without its memory of this process
+FLOAT = TYPES[torch.float32]
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "data"))
+    return tmp_path / "data" / "compiled"
+
+
+@pytest.fixture
+def compilations(monkeypatch):
+    """The commands that were run."""
+    run, commands = subprocess.run, []
+    monkeypatch.setattr(subprocess, "run", lambda command, **how: commands.append(command) or run(command, **how))
+    return commands
+
+
+def test_the_code_is_compiled_once_and_kept(folder, compilations):
+    assert library(SOURCE, *FLOAT).lanes() == 2 * library(SOURCE, *TYPES[torch.float64]).lanes()
+    assert len(compilations) == 2 and library(SOURCE, *FLOAT).lanes() >= 4 and len(compilations) == 2
+    assert sorted(path.suffix for path in folder.iterdir()) == [".so", ".so"]  # nothing else is left
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.iterdir()))
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs owners of files")
+def test_a_library_that_others_can_write_is_compiled_anew(folder, compilations):
+    library(SOURCE, *FLOAT)
+    (file,) = folder.iterdir()
+    file.unlink()  # this process has the old one in its memory
+    file.write_bytes(b"something else")
+    file.chmod(0o722)
+    assert library(SOURCE, *FLOAT).lanes() >= 4 and len(compilations) == 2
+    assert file.stat().st_mode & 0o022 == 0
+
+
+def test_other_code_flags_and_processors_have_other_files(folder, monkeypatch, tmp_path):
+    own = tmp_path / "own.c"
+    for number in (1, 2):
+        own.write_text(f"int answer(void) {{ return {number}; }}")
+        assert library(own).answer() == number
+    monkeypatch.setattr(compile, "processor", lambda: "another")
+    library(own)
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_without_a_folder_it_is_compiled_for_this_process(monkeypatch, tmp_path, compilations):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "file"))  # not a folder
+    assert library(SOURCE, *FLOAT).lanes() >= 4 and len(compilations) == 1
+
+
+def test_a_compiler_that_does_not_know_this_processor_is_asked_again(monkeypatch, tmp_path, compilations):
+    old = tmp_path / "old"
+    old.write_text('#!/bin/sh\ncase "$*" in *-march=native*) exit 1;; esac\nexec cc "$@"\n')
+    old.chmod(0o755)
+    monkeypatch.setenv("CC", str(old))
+    assert library(SOURCE, *FLOAT).lanes() >= 4 and len(compilations) == 2
+
+
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler", ""])
+def test_without_a_compiler_there_is_no_library(monkeypatch, folder, compiler):
+    monkeypatch.setenv("CC", compiler)
+    assert library(SOURCE, *FLOAT) is None
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def convolution():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 1, 6, 6, generator=g, dtype=torch.float64)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3)
+    ).double()
+    return fedda.problem(model, F.cross_entropy, x=x, y=torch.arange(80) % 3, client=torch.arange(80) % 4, batch=5)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedda-mvr", "scaffold"])
+def test_rounds_by_c_code_equal_the_loop_over_clients(name):
+    problem, algorithm = convolution(), stable(name)
+    runs = [
+        fedda.train(algorithm, problem, rounds=3, cohort=3, seed=[0, 1], engine=engine)
+        for engine in ("sequential", Vectorised(path="native"), Vectorised(path="native", chunk=2))
+    ]
+    for run in runs[1:]:
+        torch.testing.assert_close(run.x, runs[0].x, rtol=1e-12, atol=1e-12)
+
+
+def test_a_problem_without_a_compiler_has_its_other_paths(monkeypatch):
+    monkeypatch.setattr(native, "library", lambda *_: None)
+    problem = convolution()
+    assert list(problem.with_path("auto", "auto", 4).gradient_paths.paths) == ["chain", "traced", "loop"]
+    with pytest.raises(ValueError, match=r"^Vectorised: path 'native' does not fit.*these do: chain, traced, loop$"):
+        problem.with_path("native", "auto", 4)
+
+
+def test_a_forked_process_has_threads_of_its_own(monkeypatch):
+    monkeypatch.setattr(native, "THREAD_WORK", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    problem = convolution()
+    way, (x, batch) = problem.chain.native(torch.float64), problem.example(4)
+    before = way.gradients(x, batch.x, batch.y)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=lambda: queue.put(way.gradients(x, batch.x, batch.y).numpy()))
+    child.start()
+    assert torch.from_numpy(queue.get(timeout=60)).equal(before)
+    child.join()
+
+
+def test_there_is_a_compiler_here():
+    """Otherwise the tests above would say little."""
+    assert shutil.which("cc")
