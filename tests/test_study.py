@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedda.experiments import find
 from fedda_paper.results import Results
@@ -68,13 +69,33 @@ def test_every_method_has_the_same_budget(preset):
 def test_other_local_steps_tune_the_rate_alone():
     for method in methods.methods("cifar10-heterogeneous").values():
         chosen = method.grid[7]
-        again = methods.with_steps(method, chosen, 20)
+        again = methods.tuned_again(method, chosen, 20)
         assert len(again.grid) == 6 and chosen in again.grid and again.words["steps"] == 20
         assert all(p | {method.rate: 0} == chosen | {method.rate: 0} for p in again.grid)
         assert program.algorithm(again, again.grid, 8).steps == 20
         rates = [p[method.rate] for p in again.grid]
         edge = max(again.grid, key=lambda p: p[method.rate])
         assert len(set(rates)) == 6 and rules.edges(again, again.grid, edge) == [(method.rate, True)]
+
+
+def test_a_cosine_is_tuned_for_the_methods_that_had_none():
+    """The rate alone, at the other values that were chosen; for FedAdam it is the rate of the server that falls."""
+    results = ROOT / "paper" / "results" / "study"
+    piece = next(piece for piece in missing.PIECES if piece.folder == "digits-heterogeneous-cosine")
+    found = missing.methods_of(piece, results)
+    assert set(found) == set(methods.CONSTANT)
+    summary = json.loads((results / "digits-heterogeneous" / "summary.json").read_text())
+    for name, method in found.items():
+        chosen = summary[name]["chosen"] | {"schedule": "cosine"}
+        assert len(method.grid) == 6 and chosen in method.grid
+        assert all(p | {method.rate: 0} == chosen | {method.rate: 0} for p in method.grid)
+        made = program.algorithm(method, [chosen], 8)
+        rate = getattr(made, method.rate)
+        assert [float(rate(torch.tensor(t))) for t in (0.0, 20.0, 40.0)] == pytest.approx(
+            [chosen[method.rate], chosen[method.rate] / 2, 0.0]
+        )
+    fedadam = program.algorithm(found["fedadam"], [summary["fedadam"]["chosen"] | {"schedule": "cosine"}], 8)
+    assert float(fedadam.lr) == summary["fedadam"]["chosen"]["lr"]  # the clients' rate stays
 
 
 def test_fedadamw_is_adam_with_decoupled_decay_on_the_clients():

@@ -67,7 +67,8 @@ def algorithm(method: StudyMethod, points: list[Point], rounds: int) -> Any:
         column = [point[word] == "cosine" if word == "schedule" else point[word] for point in points]
         words[word] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1)
     if "schedule" in words:
-        words["lr"] = CosineRate(words["lr"], words.pop("schedule"), rounds * words.get("steps", 5))
+        rate = method.rate
+        words[rate] = CosineRate(words[rate], words.pop("schedule"), rounds * words.get("steps", 5))
     if "alpha0" in words:
         words["c"] = words.pop("alpha0") / first_rate(words["lr"], words["w"]) ** 2
     return fedda.make(method.algorithm or method.name, **words)
