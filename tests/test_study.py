@@ -11,7 +11,7 @@ import torch
 
 from fedda.experiments import find
 from fedda_paper.results import Results
-from fedda_paper.study import choosing, methods, missing, program, protocol, rules
+from fedda_paper.study import choosing, methods, missing, program, protocol, rules, summary
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,9 +84,9 @@ def test_a_cosine_is_tuned_for_the_methods_that_had_none():
     piece = next(piece for piece in missing.PIECES if piece.folder == "digits-heterogeneous-cosine")
     found = missing.methods_of(piece, results)
     assert set(found) == set(methods.CONSTANT)
-    summary = json.loads((results / "digits-heterogeneous" / "summary.json").read_text())
+    before = json.loads((results / "digits-heterogeneous" / "summary.json").read_text())
     for name, method in found.items():
-        chosen = summary[name]["chosen"] | {"schedule": "cosine"}
+        chosen = before[name]["chosen"] | {"schedule": "cosine"}
         assert len(method.grid) == 6 and chosen in method.grid
         assert all(p | {method.rate: 0} == chosen | {method.rate: 0} for p in method.grid)
         made = program.algorithm(method, [chosen], 8)
@@ -94,8 +94,8 @@ def test_a_cosine_is_tuned_for_the_methods_that_had_none():
         assert [float(rate(torch.tensor(t))) for t in (0.0, 20.0, 40.0)] == pytest.approx(
             [chosen[method.rate], chosen[method.rate] / 2, 0.0]
         )
-    fedadam = program.algorithm(found["fedadam"], [summary["fedadam"]["chosen"] | {"schedule": "cosine"}], 8)
-    assert float(fedadam.lr) == summary["fedadam"]["chosen"]["lr"]  # the clients' rate stays
+    fedadam = program.algorithm(found["fedadam"], [before["fedadam"]["chosen"] | {"schedule": "cosine"}], 8)
+    assert float(fedadam.lr) == before["fedadam"]["chosen"]["lr"]  # the clients' rate stays
 
 
 def test_fedadamw_is_adam_with_decoupled_decay_on_the_clients():
@@ -255,6 +255,14 @@ def test_every_piece_can_be_run(piece):
     experiment = find(piece.source)
     assert experiment.rounds and experiment.cohort and Path(piece.source).suffix in ("", ".toml")
     assert (ROOT / "paper" / "results" / "study" / piece.like).is_dir()
+
+
+def test_records_name_the_task_and_not_its_file():
+    """A record that names a folder of one machine would be of no use on another."""
+    method = methods.methods("digits")["fedavg"]
+    how = program.How(next(piece for piece in missing.PIECES if piece.folder == "digits-many").source)
+    (record,) = program.run(how, program.StudyProgram(method, "finals", 0, method.grid[-1:], 1, 1))
+    assert record["task"] == "digits-many" and summary.target_of(record["task"]) == 0.9
 
 
 @pytest.mark.parametrize("last", ["", "server_lr"])

@@ -62,7 +62,12 @@ PIECES = (
     Piece("cifar10-heterogeneous", "cifar10-heterogeneous", "images, rho = 0.8"),
     Piece("cifar10", "cifar10", "images, rho = 0", like="cifar10"),
     Piece(
-        "digits-heterogeneous-cosine", "digits-heterogeneous", "digits, cosine", None, COSINE, "digits-heterogeneous"
+        "digits-heterogeneous-cosine",
+        "digits-heterogeneous",
+        "digits, rho = 0.8, cosine",
+        None,
+        COSINE,
+        "digits-heterogeneous",
     ),
     Piece("cifar10-heterogeneous-cosine", "cifar10-heterogeneous", "images, rho = 0.8, cosine", None, COSINE),
     Piece("cifar10-cosine", "cifar10", "images, rho = 0, cosine", None, COSINE, "cifar10"),

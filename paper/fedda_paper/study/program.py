@@ -4,6 +4,7 @@ import math
 import time
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -114,7 +115,7 @@ def run(how: How, program: StudyProgram) -> list[dict[str, Any]]:
             "partition": program.seed, "rounds": program.rounds,
             "diverged": over or not all(map(finite, own)),
             "columns": ["round", *columns], "rows": list(filter(finite, own)),
-            "words": program.method.words, "task": how.task, "validation": VALIDATION,
+            "words": program.method.words, "task": Path(how.task).stem, "validation": VALIDATION,
             "gradients": counts.get("gradients"), "bytes_up": counts.get("bytes_up"),
             "bytes_down": counts.get("bytes_down"),
             "device": on.device.type if on.device.type == "cpu" else torch.cuda.get_device_name(on.device),
