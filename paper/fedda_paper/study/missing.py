@@ -61,6 +61,8 @@ PIECES = (
     Piece("shakespeare", "shakespeare", "text, transformer", like="shakespeare"),
     Piece("cifar10-heterogeneous", "cifar10-heterogeneous", "images, rho = 0.8"),
     Piece("cifar10", "cifar10", "images, rho = 0", like="cifar10"),
+    Piece("digits-heterogeneous", "digits-heterogeneous", "digits, rho = 0.8", like="digits-heterogeneous"),
+    Piece("digits-many", "digits-many", "digits, 5 of 50 clients per round", like="digits-heterogeneous", cost=0.5),
     Piece(
         "digits-heterogeneous-cosine",
         "digits-heterogeneous",
