@@ -171,8 +171,8 @@ def fill_readme(text: str, results: Results) -> str:
 
 
 def filled(text: str, begin: str, new: str) -> str:
-    """The README with another text between `begin` and the next end mark."""
+    """A page with another text between `begin` and the next end mark."""
     generated = re.compile(re.escape(begin) + r"\n.*?" + re.escape(END), re.S)
     if not generated.search(text):
-        raise ValueError(f"README.md: has no generated part; it begins with {begin}")
+        raise ValueError(f"the page has no generated part; it begins with {begin}")
     return generated.sub(lambda _: f"{begin}\n{new}\n{END}", text)
