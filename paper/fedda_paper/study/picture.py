@@ -45,18 +45,27 @@ def draw(tasks: Tasks, path: Path) -> None:
 
 
 def draw_task(task: str, methods: list[StudiedMethod], take: StudiedMethod, left: Any, right: Any) -> None:
-    from matplotlib.ticker import PercentFormatter
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     loss = methods[0].test < 0
-    sign = -1 if loss else 1
+    unit = -1 if loss else 100  # the scores in losses or in percent
     pens = distinct_pens([m.name for m in methods])
     for place, (method, (colour, dash)) in enumerate(zip(methods, pens, strict=True)):
         mean, half = method.interval()
         marker, fill = "s" if dash else "o", "full" if method.finished else "none"
-        left.errorbar(sign * mean, -place, xerr=half, fmt=marker, color=colour, capsize=3, fillstyle=fill, markersize=6)
+        left.errorbar(
+            unit * mean,
+            -place,
+            xerr=abs(unit) * half,
+            fmt=marker,
+            color=colour,
+            capsize=3,
+            fillstyle=fill,
+            markersize=6,
+        )
         points = method.by_rate()
         right.plot(
-            list(points), [sign * score for score in points.values()], color=colour, dashes=dash or (None, None),
+            list(points), [unit * score for score in points.values()], color=colour, dashes=dash or (None, None),
             marker=marker, markersize=3.5, label=method.name, linewidth=3.0 if method is take else 1.4,
         )  # fmt: skip
     left.set_yticks([-place for place in range(len(methods))], [m.name for m in methods])
@@ -67,12 +76,13 @@ def draw_task(task: str, methods: list[StudiedMethod], take: StudiedMethod, left
     right.set(title="How much the rate matters", xlabel="rate, relative to the best", ylabel=f"validation {what}")
     right.set(xscale="log", xlim=(0.025, 13))
     top = max(score for m in methods for score in m.by_rate().values())
-    right.set_ylim(*sorted((sign * (top - DEPTH), sign * (top + 0.02))))
+    right.set_ylim(*sorted((unit * (top - DEPTH), unit * (top + 0.02))))
     for axes, axis in ((left, left.xaxis), (right, right.yaxis)):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         if not loss:
-            axis.set_major_formatter(PercentFormatter(1.0))
+            axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+            axis.set_major_formatter(StrMethodFormatter("{x:g} %"))
     legend = right.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=9, handlelength=3.2)
     for text, method in zip(legend.get_texts(), methods, strict=True):
         text.set_fontweight("bold" if method is take else "normal")
