@@ -746,6 +746,7 @@ def test_the_pages_of_this_checkout_are_up_to_date():
     results = ROOT / "paper" / "results"
     for path, text in pages(Results(results)).items():
         assert (ROOT / "docs" / path).read_text() == text, path
+        assert "['" not in text  # a list of Python's, where words belong
     folder = ROOT / "docs" / "reproduction"
     assert json.loads((folder / DRAWN).read_text()) == digests(Results(results))
     assert {p.name for p in folder.glob("*.png")} == set(digests(Results(results)))
