@@ -21,7 +21,7 @@ SEEDS = 5  # of a method that is finished
 
 
 @dataclass(frozen=True)
-class Task:
+class StudyTask:
     """A task of the study in words: its kind, its data, its network and length."""
 
     kind: str
@@ -32,44 +32,46 @@ class Task:
 CNN = "the paper's CNN, 5 local steps, 4000 rounds"
 PERCEPTRON = "a perceptron with 32 hidden units, 5 local steps"
 TASKS = {
-    "cifar10-heterogeneous": Task(
+    "cifar10-heterogeneous": StudyTask(
         "Images, clients that differ", "CIFAR-10, 10 clients, 80 % of a client's images are of one class", CNN
     ),
-    "cifar10": Task("Images, clients that are alike", "CIFAR-10, 10 clients with the same share of each class", CNN),
-    "cifar10-resnet": Task(
+    "cifar10": StudyTask(
+        "Images, clients that are alike", "CIFAR-10, 10 clients with the same share of each class", CNN
+    ),
+    "cifar10-resnet": StudyTask(
         "Images, clients that differ, a residual network",
         "CIFAR-10, 10 clients, 80 % of a client's images are of one class, random crops and flips",
         "ResNet-8 with GroupNorm, 5 local steps, 4000 rounds",
     ),
-    "cifar10-rho95": Task(
+    "cifar10-rho95": StudyTask(
         "Images, clients with almost one class", "CIFAR-10, 10 clients, 95 % of a client's images are of one class", CNN
     ),
-    "cifar10-rho50": Task(
+    "cifar10-rho50": StudyTask(
         "Images, clients that differ a little", "CIFAR-10, 10 clients, 50 % of a client's images are of one class", CNN
     ),
-    "cifar10-heterogeneous-i20": Task(
+    "cifar10-heterogeneous-i20": StudyTask(
         "Images, clients that differ, long rounds",
         "CIFAR-10, 10 clients, 80 % of a client's images are of one class",
         "the paper's CNN, 20 local steps, 4000 rounds",
     ),
-    "digits-heterogeneous": Task(
+    "digits-heterogeneous": StudyTask(
         "Small data, clients that differ",
         "1,797 digits of 8x8 pixels, 10 clients, 80 % of a client's images are of one class",
         f"{PERCEPTRON}, 300 rounds, on a CPU in float32",
     ),
-    "digits-many": Task(
+    "digits-many": StudyTask(
         "Small data, few of many clients per round",
         "1,797 digits of 8x8 pixels, 5 of 50 clients per round, Dirichlet shares of the classes, alpha = 0.3",
         f"{PERCEPTRON}, 600 rounds, on a CPU in float32",
     ),
-    "femnist-tenth": Task("Many clients, few per round", "FEMNIST, 50 of 500 writers per round", CNN),
-    "femnist-all": Task("Many clients, all per round", "FEMNIST, all 500 writers per round", CNN),
-    "shakespeare": Task(
+    "femnist-tenth": StudyTask("Many clients, few per round", "FEMNIST, 50 of 500 writers per round", CNN),
+    "femnist-all": StudyTask("Many clients, all per round", "FEMNIST, all 500 writers per round", CNN),
+    "shakespeare": StudyTask(
         "Text, a transformer",
         "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
         "a transformer of two layers, 5 local steps, 600 rounds",
     ),
-    "shakespeare-lstm": Task(
+    "shakespeare-lstm": StudyTask(
         "Text, an LSTM",
         "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
         "an LSTM, 5 local steps, 600 rounds",
