@@ -132,6 +132,39 @@ def test_weight_decay_by_hand():
         assert result.x.item() == pytest.approx((2 - 0.1 * 2 / eps) / (1 + 0.05))
 
 
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("local-adapt", {"server": "sgd", "server_lr": 1.0}),
+        ("local-adapt", {"client": "adagrad", "client_v0": 0.1, "server": "sgd", "server_lr": 1.0}),
+        ("local-amsgrad", {"v0": 0.5}),
+        ("local-amsgrad", {"v0": 0.5, "state": "averaged"}),
+        ("fafed", {"v0": 0.5}),
+        ("mime", {"base": "adam"}),
+        ("mimelite", {"base": "adam"}),
+    ],
+)
+def test_the_decay_of_adaptive_clients_is_outside_their_metric(name, params):
+    """Without gradients each of 2 x 3 steps multiplies the model by 1 - eta decay, whatever v is."""
+    problem = fedda.Quadratic(A=[[0.0, 0.0]] * 3, b=[[0.0, 0.0]] * 3)
+    x0 = torch.tensor([2.0, -3.0], dtype=torch.float64)
+    algorithm = fedda.make(name, lr=0.1, steps=3, weight_decay=0.5, **params)
+    assert torch.allclose(fedda.train(algorithm, problem, rounds=2, x0=x0).x, x0 * (1 - 0.05) ** 6, rtol=1e-12)
+
+
+def test_adaptive_clients_with_decay_are_torch_s_adamw():
+    problem = fedda.Quadratic(A=[[1.0, 3.0]], b=[[1.0, -2.0]])
+    x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    other = torch.optim.AdamW([x], lr=0.1, betas=(0.9, 0.999), eps=1e-3, weight_decay=0.2)
+    for _ in range(4):
+        other.zero_grad()
+        (torch.tensor([1.0, 3.0]) * (x - torch.tensor([1.0, -2.0])) ** 2 / 2).sum().backward()
+        other.step()
+    params = {"client": "adam", "server": "sgd", "server_lr": 1.0, "eps": 1e-3, "weight_decay": 0.2}
+    ours = fedda.train(fedda.make("local-adapt", lr=0.1, steps=4, **params), problem, rounds=1).x
+    assert torch.allclose(ours, x.detach(), rtol=1e-12)
+
+
 def test_weight_decay_goes_with_constraints_that_are_vectors():
     problem = fedda.Quadratic(A=[[1.0, 1.0]], b=[[3.0, 3.0]])
     box = fedda.prox.Box(torch.tensor([-1.0, -2.0]), torch.tensor([0.5, 2.0]))

@@ -37,6 +37,7 @@ from fedda_paper.pool import TIMES, pool_runs
 from fedda_paper.reproduction import Clock, Reproduction
 from fedda_paper.results import Results
 from fedda_paper.study import choosing
+from fedda_paper.study.studied import read_tasks
 from fedda_paper.tables import as_good, best_of, cell, fallen, recommend, recommended, survivors, worse
 
 PICTURES = True
@@ -745,12 +746,13 @@ def test_the_pages_of_this_checkout_are_up_to_date():
     results = ROOT / "paper" / "results"
     for path, text in pages(Results(results)).items():
         assert (ROOT / "docs" / path).read_text() == text, path
+        assert "['" not in text  # a list of Python's, where words belong
     folder = ROOT / "docs" / "reproduction"
     assert json.loads((folder / DRAWN).read_text()) == digests(Results(results))
     assert {p.name for p in folder.glob("*.png")} == set(digests(Results(results)))
     text = (ROOT / "README.md").read_text()
     assert text == fill_readme(text, Results(results))
-    assert text == filled(text, choosing.BEGIN, choosing.readme_part(choosing.read_tasks(results)))
+    assert text == filled(text, choosing.BEGIN, choosing.readme_part(read_tasks(results)))
     assert text[: text.index(choosing.PICTURE)].count("![") == 1  # the first picture
     assert sum(p.stat().st_size for p in results.rglob("*") if p.is_file()) < 15 * 2**20
 

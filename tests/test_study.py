@@ -7,10 +7,24 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
 from fedda.experiments import find
+from fedda_paper.page import filled
 from fedda_paper.results import Results
-from fedda_paper.study import choosing, methods, missing, program, protocol, rules
+from fedda_paper.study import (
+    choosing,
+    methods,
+    missing,
+    picture,
+    program,
+    protocol,
+    rules,
+    studied,
+    study_page,
+    summary,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,7 +65,7 @@ def near(best):
 
 
 def test_examples():
-    for module in (methods, program):
+    for module in (methods, program, studied):
         assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
 
 
@@ -68,13 +82,33 @@ def test_every_method_has_the_same_budget(preset):
 def test_other_local_steps_tune_the_rate_alone():
     for method in methods.methods("cifar10-heterogeneous").values():
         chosen = method.grid[7]
-        again = methods.with_steps(method, chosen, 20)
+        again = methods.tuned_again(method, chosen, 20)
         assert len(again.grid) == 6 and chosen in again.grid and again.words["steps"] == 20
         assert all(p | {method.rate: 0} == chosen | {method.rate: 0} for p in again.grid)
         assert program.algorithm(again, again.grid, 8).steps == 20
         rates = [p[method.rate] for p in again.grid]
         edge = max(again.grid, key=lambda p: p[method.rate])
         assert len(set(rates)) == 6 and rules.edges(again, again.grid, edge) == [(method.rate, True)]
+
+
+def test_a_cosine_is_tuned_for_the_methods_that_had_none():
+    """The rate alone, at the other values that were chosen; for FedAdam it is the rate of the server that falls."""
+    results = ROOT / "paper" / "results" / "study"
+    piece = next(piece for piece in missing.PIECES if piece.folder == "digits-heterogeneous-cosine")
+    found = missing.methods_of(piece, results)
+    assert set(found) == set(methods.CONSTANT)
+    before = json.loads((results / "digits-heterogeneous" / "summary.json").read_text())
+    for name, method in found.items():
+        chosen = before[name]["chosen"] | {"schedule": "cosine"}
+        assert len(method.grid) == 6 and chosen in method.grid
+        assert all(p | {method.rate: 0} == chosen | {method.rate: 0} for p in method.grid)
+        made = program.algorithm(method, [chosen], 8)
+        rate = getattr(made, method.rate)
+        assert [float(rate(torch.tensor(t))) for t in (0.0, 20.0, 40.0)] == pytest.approx(
+            [chosen[method.rate], chosen[method.rate] / 2, 0.0]
+        )
+    fedadam = program.algorithm(found["fedadam"], [before["fedadam"]["chosen"] | {"schedule": "cosine"}], 8)
+    assert float(fedadam.lr) == before["fedadam"]["chosen"]["lr"]  # the clients' rate stays
 
 
 def test_fedadamw_is_adam_with_decoupled_decay_on_the_clients():
@@ -236,6 +270,14 @@ def test_every_piece_can_be_run(piece):
     assert (ROOT / "paper" / "results" / "study" / piece.like).is_dir()
 
 
+def test_records_name_the_task_and_not_its_file():
+    """A record that names a folder of one machine would be of no use on another."""
+    method = methods.methods("digits")["fedavg"]
+    how = program.How(next(piece for piece in missing.PIECES if piece.folder == "digits-many").source)
+    (record,) = program.run(how, program.StudyProgram(method, "finals", 0, method.grid[-1:], 1, 1))
+    assert record["task"] == "digits-many" and summary.target_of(record["task"]) == 0.9
+
+
 @pytest.mark.parametrize("last", ["", "server_lr"])
 def test_the_programs_that_are_left_are_those_that_will_run(tmp_path, last):
     """With a best point in the middle no grid is extended: what was counted before is what ran."""
@@ -268,29 +310,109 @@ def test_what_is_left_is_listed(capsys, monkeypatch):
 
 
 # -- which method to take ------------------------------------------------------------------------------------------------
-def method_with(name, tests, to_target=100.0, bytes_per_round=10.0):
-    finals = [{"seed": i, "test": t, "to_target": to_target} for i, t in enumerate(tests)]
+def method_with(name, tests, to_target=100.0, bytes_per_round=10.0, chosen=None, validation=None):
+    """A method with these test scores. `validation` gives the score of stage 1 at each rate."""
+    finals = [{"seed": i, "test": t, "end": t, "to_target": to_target} for i, t in enumerate(tests)]
     record = {"stage": "finals", "bytes_up": 2 * bytes_per_round, "bytes_down": 2 * bytes_per_round, "rounds": 4}
-    return choosing.StudiedMethod(name, {"finals": finals}, [record])
+    columns = ["round", "validation_loss" if tests[0] < 0 else "validation_accuracy"]
+    tuned = [{"stage": "stage1", "point": {"lr": lr}, "columns": columns, "rows": [[1, abs(value)]], "diverged": False}
+             for lr, value in (validation or {}).items()]  # fmt: skip
+    own = {"finals": finals, "chosen": chosen or {"lr": 0.1}, "interior": True, "diverged finals": 0}
+    return studied.StudiedMethod(name, own, [record, *tuned])
+
+
+BEST = method_with("best", [0.70, 0.72, 0.74, 0.71, 0.73])
 
 
 def test_of_methods_that_are_as_good_the_one_that_sends_least_is_taken():
-    best = method_with("best", [0.70, 0.72, 0.74, 0.71, 0.73])
     # Differences -.01, .01, -.02, .01, -.01: mean -.004, half a t interval 2.776 * .01342 / sqrt(5) = .0167.
     close = method_with("close", [0.69, 0.73, 0.72, 0.72, 0.72], to_target=60.0)
     # Always .02 less: an interval of no width.
     worse = method_with("worse", [0.68, 0.70, 0.72, 0.69, 0.71], to_target=1.0)
     few = method_with("few", [0.70, 0.75])  # two seeds of five: not finished, whatever they say
-    advice = choosing.advise([best, close, few, worse])
+    advice = studied.advise([BEST, close, few, worse])
     assert (advice.take.name, [m.name for m in advice.equal], advice.rival.name) == ("close", ["best"], "best")
     mean, half = advice.difference
     assert mean == pytest.approx(-0.004) and half == pytest.approx(2.776445 * 0.0134164 / 5**0.5, rel=1e-5)
+    assert not advice.told_apart and studied.advise([BEST, worse]).told_apart
     costly = method_with("close", [0.69, 0.73, 0.72, 0.72, 0.72], to_target=60.0, bytes_per_round=20.0)
-    assert choosing.advise([best, costly, few, worse]).take is best
+    assert studied.advise([BEST, costly, few, worse]).take is BEST
 
 
-def test_the_page_on_choosing_is_up_to_date():
-    results = ROOT / "paper" / "results"
-    made = choosing.page(choosing.read_tasks(results), choosing.hints(Results(results)))
-    assert (ROOT / "docs" / "choosing.md").read_text() == made
-    assert (ROOT / "docs" / choosing.PICTURE).is_file()
+def test_a_wide_interval_alone_does_not_make_a_method_as_good():
+    worse = method_with("worse", [0.69, 0.71, 0.73, 0.70, 0.72])  # always .01 less
+    # Mean .69, differences .03, -.05, -.10, .02, -.05: -.03 +- .069 contains 0, but it is behind one that is worse.
+    noisy = method_with("noisy", [0.73, 0.67, 0.64, 0.73, 0.68], to_target=1.0)
+    assert sum(noisy.against(BEST)) > 0 > sum(worse.against(BEST)) and noisy.test < worse.test
+    advice = studied.advise([BEST, worse, noisy])
+    assert advice.take is BEST and advice.equal == []
+
+
+def test_the_difference_is_given_in_words_that_cannot_be_misread():
+    close = method_with("fedcm", [0.69, 0.73, 0.72, 0.72, 0.72], to_target=60.0, validation={0.1: 0.7, 0.3: 0.68})
+    cells = choosing.row("cifar10", studied.advise([BEST, close]))
+    assert cells[1:3] == ["[`fedcm`](algorithms/fedcm.md), lr 0.1", "71.60 ± 1.88 %"]
+    assert cells[3:] == [
+        "-0.40 ± 1.67 points against `best`: not told apart",
+        "60 rounds, 600 B to 70 %",
+        "× 3",
+        "`best`",
+    ]
+    above = method_with("fedcm", [0.71, 0.73, 0.75, 0.72, 0.74], validation={0.1: 0.7})
+    assert choosing.row("cifar10", studied.advise([above, BEST]))[3] == "+1.00 ± 0.00 points against `best`: better"
+
+
+def test_a_task_without_classes_is_told_by_its_loss():
+    """Scores are minus the losses; the page shows losses."""
+    one = method_with("fedcm", [-1.6, -1.62, -1.61, -1.6, -1.62], validation={0.1: -1.6})
+    two = method_with("fedavg", [-1.7, -1.72, -1.71, -1.7, -1.72], math.inf, validation={0.1: -1.7})
+    cells = choosing.row("shakespeare", studied.advise([one, two]))
+    assert cells[2:4] == ["1.610 ± 0.012", "-0.100 ± 0.000 against `fedavg`: better"]
+    assert cells[4].startswith("100 rounds") and cells[4].endswith("to a loss of 1.75")
+    table = choosing.details("shakespeare", [one, two])
+    assert "test loss" in table and "| not reached |" in table and "%" not in table
+
+
+def test_the_first_sentence_names_a_method_only_if_it_is_the_choice_on_most_tasks():
+    a, b = (studied.Recommendation(method_with(name, [0.7] * 5), [], BEST, (0.0, 0.0)) for name in ("fedcm", "fedavg"))
+    assert "`fedcm`" in choosing.first_try({"cifar10": a, "digits-many": a, "femnist-all": b})
+    assert "2 of the 3 tasks" in choosing.first_try({"cifar10": a, "digits-many": a, "femnist-all": b})
+    assert "every task that is decided" in choosing.first_try({"cifar10": a})
+    assert choosing.first_try({"cifar10": a, "digits-many": b}).startswith("Find your task")
+
+
+def test_every_piece_with_finals_has_a_place_on_the_page():
+    assert set(studied.TASKS) == {piece.folder for piece in missing.PIECES if not piece.schedule}
+
+
+def test_the_pages_of_the_study_are_up_to_date():
+    """To write them anew: fedda reproduce --docs"""
+    results = Results(ROOT / "paper" / "results")
+    tasks = studied.read_tasks(results.folder)
+    assert (ROOT / "docs" / "choosing.md").read_text() == choosing.page(tasks, results)
+    study = (ROOT / "docs" / "study.md").read_text()
+    assert study == filled(study, study_page.BEGIN, study_page.part(tasks, results))
+    with Image.open(ROOT / "docs" / picture.PICTURE) as image:
+        assert image.text[picture.DIGEST] == picture.digest(tasks)
+
+
+@pytest.mark.parametrize("task", [path.parent for path in (ROOT / "paper" / "results" / "study").glob("*/summary.json")],
+                         ids=lambda path: path.name)  # fmt: skip
+def test_the_kept_summaries_follow_from_the_records(task):
+    """In plain arithmetic: no chosen point is worse on validation than the paper's, and each winner is interior or was
+    extended by six points."""
+    own = json.loads((task / "summary.json").read_text())
+    for name, found in own.items():
+        if found["chosen"] is None:
+            continue
+        lines = [json.loads(line) for file in task.glob(f"{name}-*.jsonl") for line in file.read_text().splitlines()]
+        top = collections.defaultdict(list)
+        for record in lines:
+            if record["stage"] == "stage2" and not record["diverged"]:
+                column = record["columns"].index("validation_accuracy")
+                top[methods.key(record["point"])].append(max(row[column] for row in record["rows"]))
+        chosen = top[methods.key(found["chosen"])]
+        assert len(chosen) == 3 and sorted(chosen) == sorted(found["validation of chosen"])
+        paper = methods.methods(task.name)[name].paper
+        assert paper is None or len(top[methods.key(paper)]) < 3 or sum(chosen) >= sum(top[methods.key(paper)])
+        assert found["interior"] or found["tried"] == 18 + protocol.EXTRA

@@ -37,7 +37,10 @@ def reproduce(
     packs: Annotated[bool, typer.Option("--pack/--no-pack", help="Write finished runs into the results.")] = True,
     file: Annotated[Path | None, typer.Option("--parts", help="Another plan than the paper's.")] = None,
     docs: Annotated[
-        bool, typer.Option("--docs", help="Write docs/reproduction*, docs/choosing.md and their parts of README.md.")
+        bool,
+        typer.Option(
+            "--docs", help="Write docs/reproduction*, docs/choosing.md and parts of docs/study.md and README.md."
+        ),
     ] = False,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Run small forms of figures and compare their curves with the kept ones.")
@@ -121,7 +124,8 @@ def write_docs(out: Path) -> None:
     from .figures import draw_changed
     from .page import fill_readme, filled, pages
     from .results import Results
-    from .study import choosing
+    from .study import choosing, picture, study_page
+    from .study.studied import read_tasks
 
     docs, readme, results = Path("docs"), Path("README.md"), Results(out)
     if not docs.is_dir() or not readme.is_file():
@@ -131,10 +135,12 @@ def write_docs(out: Path) -> None:
     (docs / "reproduction").mkdir(exist_ok=True)
     draw_changed(results, docs / "reproduction")
     if (out / "study").is_dir():
-        tasks = choosing.read_tasks(out)
+        tasks = read_tasks(out)
         front = filled(front, choosing.BEGIN, choosing.readme_part(tasks))
-        texts["choosing.md"] = choosing.page(tasks, choosing.hints(results))
-        choosing.draw(tasks, docs / choosing.PICTURE)
+        texts["choosing.md"] = choosing.page(tasks, results)
+        study = (docs / "study.md").read_text(encoding="utf-8")
+        texts["study.md"] = filled(study, study_page.BEGIN, study_page.part(tasks, results))
+        picture.draw(tasks, docs / picture.PICTURE)
     for path, text in ({docs / name: text for name, text in texts.items()} | {readme: front}).items():
         print(f"written: {write_whole(path, text)}")
 

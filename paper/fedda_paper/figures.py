@@ -175,7 +175,8 @@ def precisions(results: Results, run: Source) -> str:
     for one in pool_runs(read(run.run.folder / "config.toml").completed(), Path()):
         environment = rows.get(one.name, {}).get("environment", {})
         found = environment.get("precision") or run.run.environment.get("precision") or "not recorded"
-        labels.setdefault(str(found), []).append(one.label)
+        text = " and ".join(found) if isinstance(found, list) else str(found)  # a run that resumed in another one
+        labels.setdefault(text, []).append(one.label)
     if len(labels) == 1:
         return f"precision {next(iter(labels))}"
     return "precision " + ", ".join(f"{precision} ({', '.join(own)})" for precision, own in labels.items())

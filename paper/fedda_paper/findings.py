@@ -134,8 +134,9 @@ def comparisons(v: Verdict) -> str:
         if d.difference is not None and d.metric in COSTS:
             difference = f"{plain(math.exp(d.difference), 3)} times"
         elif d.difference is not None:
-            half = f" ± {plain(d.interval, 2)}" if d.interval is not None else ""
-            difference = f"{d.difference:+.3g}{half}"
+            unit, scale = (" points", 100) if metric_of(d.metric).percent else ("", 1)
+            half = f" ± {plain(scale * d.interval, 2)}" if d.interval is not None else ""
+            difference = f"{scale * d.difference:+.3g}{half}{unit}"
         way = WAYS.get(d.way, d.way) if d.way not in ("rounds", "bytes") else "to the target"
         rows.append([
             d.comparison, named(d.metric), way, value(d.a, d.metric), value(d.b, d.metric), difference,

@@ -19,7 +19,9 @@ its pictures, its numbers and its claims. A verdict against the paper is a resul
 Which method to take for your own task is another question: [choosing](choosing.md) answers it, from a fairer study."""
 READ = """- *At the paper's values*: the hyper-parameters that the paper prints. The paper does not say whether
   its network has BatchNorm, so there are two columns, without and with it. *Tuned*: every method by the
-  same sweep ([tuning](reproduction/tuning.md)).
+  same small sweep of its rate, with the paper's c. Some winners are at an edge of what was tried
+  ([tuning](reproduction/tuning.md)), so a verdict in this column is about these values, not about the best ones. The
+  [study](study.md) is fairer; the verdicts do not use it.
 - A claim that one method beats all others is NOT SUPPORTED as soon as one comparison is significantly lost. PARTIAL
   is only for claims with separate parts. Methods that did not train are listed and counted nowhere.
   [Claims](claims.md) has the whole rule.
@@ -171,8 +173,8 @@ def fill_readme(text: str, results: Results) -> str:
 
 
 def filled(text: str, begin: str, new: str) -> str:
-    """The README with another text between `begin` and the next end mark."""
+    """A page with another text between `begin` and the next end mark."""
     generated = re.compile(re.escape(begin) + r"\n.*?" + re.escape(END), re.S)
     if not generated.search(text):
-        raise ValueError(f"README.md: has no generated part; it begins with {begin}")
+        raise ValueError(f"the page has no generated part; it begins with {begin}")
     return generated.sub(lambda _: f"{begin}\n{new}\n{END}", text)

@@ -125,6 +125,7 @@ SGD = ("fedavg", "fedavgm", "fedcm", "scaffold")
 MVR = ("fedda-mvr", "stem", "mime-mvr")
 ADAMW = "fedadamw-like"
 ADAPTIVE = {"fedadam": "server_lr", "local-amsgrad": "lr"}  # and the word of their rate
+CONSTANT = ("fedda-2-1", "fedda-cv", *ADAPTIVE, ADAMW)  # methods that are tuned with a constant rate alone
 
 
 def of_sgd(name: str, words: dict[str, Any], in_paper: bool) -> StudyMethod:
@@ -168,12 +169,15 @@ def of_adamw(lr: float) -> StudyMethod:
     return StudyMethod(ADAMW, words, (rates("lr", lr, 3, 2), decays), algorithm="local-adapt")
 
 
-def with_steps(method: StudyMethod, chosen: Point, steps: int) -> StudyMethod:
-    """The method with another number of local steps: 6 rates round the chosen one, its other words as chosen."""
+def tuned_again(method: StudyMethod, chosen: Point, steps: int | None = None, schedule: str = "") -> StudyMethod:
+    """The method with other local steps or with a schedule of its rate: 6 rates round the chosen one, its other words
+    as chosen."""
+    kept = chosen | ({"schedule": schedule} if schedule else {})
     fixed = [StudyAxis(w, (v,), least=v, most=v) if isinstance(v, float) else StudyAxis(w, (v,))
-             for w, v in chosen.items() if w != method.rate]  # fmt: skip
+             for w, v in kept.items() if w != method.rate]  # fmt: skip
     axes = (rates(method.rate, chosen[method.rate], 3, 2), *fixed)
-    return StudyMethod(method.name, method.words | {"steps": steps}, axes, algorithm=method.algorithm)
+    words = method.words | ({"steps": steps} if steps else {})
+    return StudyMethod(method.name, words, axes, algorithm=method.algorithm)
 
 
 def first_rate(lr: Any, w: float) -> Any:

@@ -19,11 +19,12 @@ from fedda.runs.formats import duration
 from fedda.runs.reading import kept as kept_file
 from fedda.runs.reading import read_lines
 
-from .methods import StudyMethod, methods, with_steps
+from .methods import CONSTANT, StudyMethod, methods, tuned_again
 from .protocol import FINALS, KEPT, TUNING, Records, State, read, state
 
 TASKS = Path(__file__).parent / "tasks"
 L1 = "colon-l1"
+COSINE = "cosine"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Piece:
     task: str  # a built-in experiment, or a file of `tasks`
     why: str
     steps: int | None = None  # local steps other than the tuned ones: the rate alone is tuned again
+    schedule: str = ""  # of the rate, for the methods that were tuned with a constant one: again the rate alone
     like: str = "cifar10-heterogeneous"  # the task with known times
     cost: float = 1.0  # arithmetic of a round, as a multiple of that task's
 
@@ -44,8 +46,12 @@ class Piece:
 
     @property
     def based_on(self) -> str:
-        """The folder with the chosen values, for a piece with other local steps."""
-        return self.task if self.steps else self.folder
+        """The folder with the chosen values, for a piece that tunes the rate alone."""
+        return self.task if self.rate_alone else self.folder
+
+    @property
+    def rate_alone(self) -> bool:
+        return bool(self.steps or self.schedule)
 
 
 # Costs: a round of the kept figure on FEMNIST takes 1.4 times as long as one on CIFAR-10, and all writers are ten times
@@ -55,6 +61,18 @@ PIECES = (
     Piece("shakespeare", "shakespeare", "text, transformer", like="shakespeare"),
     Piece("cifar10-heterogeneous", "cifar10-heterogeneous", "images, rho = 0.8"),
     Piece("cifar10", "cifar10", "images, rho = 0", like="cifar10"),
+    Piece("digits-heterogeneous", "digits-heterogeneous", "digits, rho = 0.8", like="digits-heterogeneous"),
+    Piece("digits-many", "digits-many", "digits, 5 of 50 clients per round", like="digits-heterogeneous", cost=0.5),
+    Piece(
+        "digits-heterogeneous-cosine",
+        "digits-heterogeneous",
+        "digits, rho = 0.8, cosine",
+        None,
+        COSINE,
+        "digits-heterogeneous",
+    ),
+    Piece("cifar10-heterogeneous-cosine", "cifar10-heterogeneous", "images, rho = 0.8, cosine", None, COSINE),
+    Piece("cifar10-cosine", "cifar10", "images, rho = 0, cosine", None, COSINE, "cifar10"),
     Piece("cifar10-resnet", "cifar10-resnet", "images, rho = 0.8, ResNet-8, augmentation", cost=1.9),
     Piece("femnist-tenth", "femnist-tenth", "writers, 10 % per round", cost=1.4),
     Piece("shakespeare-lstm", "shakespeare-lstm", "text, LSTM", like="shakespeare", cost=1.2),
@@ -76,14 +94,19 @@ class Left:
 
 
 def methods_of(piece: Piece, results: Path) -> dict[str, StudyMethod]:
-    """The methods of a piece; with other local steps, those whose values were chosen already."""
+    """The methods of a piece; if it tunes the rate alone, those whose values were chosen already."""
     experiment = find(piece.source)
     known = methods(experiment.name)
-    if not piece.steps:
+    if not piece.rate_alone:
         return known
     kept = read(results / piece.based_on)
-    chosen = {name: state(method, kept, experiment.rounds).chosen for name, method in known.items()}
-    return {name: with_steps(known[name], point, piece.steps) for name, point in chosen.items() if point is not None}
+    some = {name: method for name, method in known.items() if not piece.schedule or name in CONSTANT}
+    chosen = {name: state(method, kept, experiment.rounds).chosen for name, method in some.items()}
+    return {
+        name: tuned_again(some[name], point, piece.steps, piece.schedule)
+        for name, point in chosen.items()
+        if point is not None
+    }
 
 
 def programs_left(method: StudyMethod, now: State, kept: Records) -> Iterator[tuple[str, int]]:

@@ -4,6 +4,7 @@ import math
 import time
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ def algorithm(method: StudyMethod, points: list[Point], rounds: int) -> Any:
         column = [point[word] == "cosine" if word == "schedule" else point[word] for point in points]
         words[word] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1)
     if "schedule" in words:
-        words["lr"] = CosineRate(words["lr"], words.pop("schedule"), rounds * words.get("steps", 5))
+        rate = method.rate
+        words[rate] = CosineRate(words[rate], words.pop("schedule"), rounds * words.get("steps", 5))
     if "alpha0" in words:
         words["c"] = words.pop("alpha0") / first_rate(words["lr"], words["w"]) ** 2
     return fedda.make(method.algorithm or method.name, **words)
@@ -113,7 +115,7 @@ def run(how: How, program: StudyProgram) -> list[dict[str, Any]]:
             "partition": program.seed, "rounds": program.rounds,
             "diverged": over or not all(map(finite, own)),
             "columns": ["round", *columns], "rows": list(filter(finite, own)),
-            "words": program.method.words, "task": how.task, "validation": VALIDATION,
+            "words": program.method.words, "task": Path(how.task).stem, "validation": VALIDATION,
             "gradients": counts.get("gradients"), "bytes_up": counts.get("bytes_up"),
             "bytes_down": counts.get("bytes_down"),
             "device": on.device.type if on.device.type == "cpu" else torch.cuda.get_device_name(on.device),

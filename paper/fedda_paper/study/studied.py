@@ -1,0 +1,262 @@
+"""What the kept records of the study say about each method of a task, and which method to take."""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from fedda.runs.formats import size
+from fedda.runs.student import quantile
+
+from .methods import ADAMW, ADAPTIVE
+from .summary import best
+
+NEAR = 0.05  # of accuracy, or of the loss: rates that lose less are good
+SEEDS = 5  # of a method that is finished
+
+
+@dataclass(frozen=True)
+class StudyTask:
+    """A task of the study in words: its kind, its data, its network and length."""
+
+    kind: str
+    data: str
+    network: str
+
+
+CNN = "the paper's CNN, 5 local steps, 4000 rounds"
+PERCEPTRON = "a perceptron with 32 hidden units, 5 local steps"
+TASKS = {
+    "cifar10-heterogeneous": StudyTask(
+        "Images, clients that differ", "CIFAR-10, 10 clients, 80 % of a client's images are of one class", CNN
+    ),
+    "cifar10": StudyTask(
+        "Images, clients that are alike", "CIFAR-10, 10 clients with the same share of each class", CNN
+    ),
+    "cifar10-resnet": StudyTask(
+        "Images, clients that differ, a residual network",
+        "CIFAR-10, 10 clients, 80 % of a client's images are of one class, random crops and flips",
+        "ResNet-8 with GroupNorm, 5 local steps, 4000 rounds",
+    ),
+    "cifar10-rho95": StudyTask(
+        "Images, clients with almost one class", "CIFAR-10, 10 clients, 95 % of a client's images are of one class", CNN
+    ),
+    "cifar10-rho50": StudyTask(
+        "Images, clients that differ a little", "CIFAR-10, 10 clients, 50 % of a client's images are of one class", CNN
+    ),
+    "cifar10-heterogeneous-i20": StudyTask(
+        "Images, clients that differ, long rounds",
+        "CIFAR-10, 10 clients, 80 % of a client's images are of one class",
+        "the paper's CNN, 20 local steps, 4000 rounds",
+    ),
+    "digits-heterogeneous": StudyTask(
+        "Small data, clients that differ",
+        "1,797 digits of 8x8 pixels, 10 clients, 80 % of a client's images are of one class",
+        f"{PERCEPTRON}, 300 rounds, on a CPU in float32",
+    ),
+    "digits-many": StudyTask(
+        "Small data, few of many clients per round",
+        "1,797 digits of 8x8 pixels, 5 of 50 clients per round, Dirichlet shares of the classes, alpha = 0.3",
+        f"{PERCEPTRON}, 600 rounds, on a CPU in float32",
+    ),
+    "femnist-tenth": StudyTask("Many clients, few per round", "FEMNIST, 50 of 500 writers per round", CNN),
+    "femnist-all": StudyTask("Many clients, all per round", "FEMNIST, all 500 writers per round", CNN),
+    "shakespeare": StudyTask(
+        "Text, a transformer",
+        "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
+        "a transformer of two layers, 5 local steps, 600 rounds",
+    ),
+    "shakespeare-lstm": StudyTask(
+        "Text, an LSTM",
+        "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
+        "an LSTM, 5 local steps, 600 rounds",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class StudiedMethod:
+    """The kept records of one method on one task, and what the summary says about them.
+
+    Scores are accuracies or, on a task without classes, minus the losses: more is better.
+    """
+
+    name: str
+    summary: dict[str, Any]
+    records: list[dict[str, Any]]
+
+    @property
+    def finals(self) -> dict[int, dict[str, float]]:
+        """The finals that did not diverge, by seed."""
+        return {int(row["seed"]): row for row in self.summary["finals"]}
+
+    @property
+    def finished(self) -> bool:
+        return len(self.finals) == SEEDS
+
+    @property
+    def test(self) -> float:
+        """The mean test score."""
+        return statistics.fmean(row["test"] for row in self.finals.values())
+
+    @property
+    def rounds(self) -> float:
+        """To the target, the median over seeds."""
+        return statistics.median(row["to_target"] for row in self.finals.values())
+
+    @cached_property
+    def bytes_per_round(self) -> float:
+        """Up and down, of all clients together."""
+        record = next(r for r in self.records if r["stage"] == "finals")
+        return float(record["bytes_up"] + record["bytes_down"]) / record["rounds"]
+
+    def interval(self, where: str = "test") -> tuple[float, float]:
+        """The mean score over seeds, at the best checkpoint ("test") or at the end ("end"), and its t interval."""
+        return t_interval([row[where] for row in self.finals.values()])
+
+    def against(self, other: "StudiedMethod") -> tuple[float, float]:
+        """The paired difference in test scores and its t interval."""
+        return t_interval(
+            [row["test"] - other.finals[s]["test"] for s, row in self.finals.items() if s in other.finals]
+        )
+
+    @property
+    def rate(self) -> str:
+        return ADAPTIVE.get(self.name, "lr")
+
+    def by_rate(self) -> dict[float, float]:
+        """The best validation score of the grid at each rate, relative to the best rate."""
+        scores: dict[float, float] = {}
+        for record in self.records:
+            if record["stage"] == "stage1" and record["rows"] and not record["diverged"]:
+                value = record["point"][self.rate]
+                scores[value] = max(scores.get(value, -math.inf), best(record)[1])
+        top = max(scores, key=lambda value: scores[value])
+        return {value / top: scores[value] for value in sorted(scores)}
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half of the 95 % t interval of the mean.
+
+    >>> mean, half = t_interval([1.0, 2.0, 3.0])
+    >>> round(mean, 3), round(half, 3)  # 4.303 times 1 / sqrt(3)
+    (2.0, 2.484)
+    """
+    if len(values) < 2:
+        return statistics.fmean(values), math.inf
+    return statistics.fmean(values), quantile(0.05, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def read_task(folder: Path) -> list[StudiedMethod]:
+    """The methods of a task, the best first; those without finals in the order of the summary."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    methods = []
+    for name, own in summary.items():
+        files = sorted(folder.glob(f"{name}-*.jsonl"))
+        lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        records = [record for record in map(json.loads, lines) if record["method"] == name]
+        methods.append(StudiedMethod(name, own, records))
+    return sorted(methods, key=lambda m: -m.test if m.finals else math.inf)
+
+
+Tasks = dict[str, list[StudiedMethod]]
+
+
+def read_tasks(results: Path) -> Tasks:
+    """The methods of every task of the study."""
+    folders = {name: results / "study" / name for name in TASKS}
+    return {name: read_task(folder) for name, folder in folders.items() if (folder / "summary.json").is_file()}
+
+
+def finished(tasks: Tasks) -> Tasks:
+    """The tasks on which some method has all its finals."""
+    return {name: own for name, own in tasks.items() if any(m.finished for m in own)}
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to take: of the methods that are as good as the best, the one that sends the fewest bytes to the target."""
+
+    take: StudiedMethod
+    equal: list[StudiedMethod]  # the others that are as good as the best
+    rival: StudiedMethod  # the best of the others
+    difference: tuple[float, float]  # of `take` and `rival`, with its t interval
+
+    @property
+    def told_apart(self) -> bool:
+        mean, half = self.difference
+        return abs(mean) > half
+
+
+def advise(methods: list[StudiedMethod]) -> Recommendation:
+    """`methods` are sorted, the best first. As good as the best are those before the first one that is clearly worse.
+
+    So a method whose results vary much is not as good only because its interval is wide.
+    """
+    whole = [m for m in methods if m.finished]
+    first = whole[0]
+    equal = list(takewhile(lambda m: m is first or sum(m.against(first)) >= 0, whole))
+    take = min(equal, key=lambda m: (m.rounds * m.bytes_per_round, -m.test))
+    rival = next(m for m in whole if m is not take)
+    return Recommendation(take, [m for m in equal if m is not take], rival, take.against(rival))
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+def link(method: StudiedMethod) -> str:
+    algorithm = "local-adapt" if method.name == ADAMW else method.name
+    return f"[`{method.name}`](algorithms/{algorithm}.md)"
+
+
+def settings(point: dict[str, Any]) -> str:
+    """A point in words.
+
+    >>> settings({"lr": 0.0316, "schedule": "cosine"}), settings({"lr": 0.1, "schedule": "constant"})
+    ('lr 0.0316, cosine schedule', 'lr 0.1')
+    """
+    shown = {name: value for name, value in point.items() if value != "constant"}
+    return ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{v} {k}" for k, v in shown.items())
+
+
+def score(mean: float, half: float | None = None) -> str:
+    """An accuracy, or a loss if the score is negative, with half of its interval.
+
+    >>> score(0.7536, 0.0066), score(-1.628)
+    ('75.36 ± 0.66 %', '1.628')
+    """
+    if mean < 0:
+        return f"{-mean:.3f}" + ("" if half is None else f" ± {half:.3f}")
+    return f"{100 * mean:.2f}" + ("" if half is None else f" ± {100 * half:.2f}") + " %"
+
+
+def difference(mean: float, half: float, loss: bool) -> str:
+    """Of two scores: in points of accuracy, or in the loss.
+
+    >>> difference(0.0004, 0.0043, loss=False), difference(0.012, 0.001, loss=True)
+    ('+0.04 ± 0.43', '-0.012 ± 0.001')
+    """
+    return f"{-mean:+.3f} ± {half:.3f}" if loss else f"{100 * mean:+.2f} ± {100 * half:.2f}"
+
+
+def target(value: float) -> str:
+    """The target of a task: an accuracy, or a loss if it is negative.
+
+    >>> target(0.7), target(-1.75)
+    ('70 %', 'a loss of 1.75')
+    """
+    return f"a loss of {-value:g}" if value < 0 else f"{100 * value:.0f} %"
+
+
+def sent(method: StudiedMethod) -> str:
+    return size(method.rounds * method.bytes_per_round) if math.isfinite(method.rounds) else ""
+
+
+def good_rates(method: StudiedMethod) -> str:
+    """The factor between the largest and the smallest rate that are almost as good as the best one."""
+    scores = method.by_rate()
+    near = [rate for rate, score in scores.items() if score >= max(scores.values()) - NEAR]
+    return f"× {max(near) / min(near):.0f}"
