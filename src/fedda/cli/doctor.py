@@ -76,9 +76,13 @@ def triton() -> str:
 
 
 def compiler() -> str:
-    """The C compiler, which Triton needs."""
-    path = next(filter(None, map(shutil.which, ("cc", "gcc", "clang", "cl"))), None)
-    return path or "no C compiler: Triton needs one on a GPU; install gcc or clang"
+    """The C compiler, which the fastest path on a CPU needs, and Triton on a GPU."""
+    from ..problems.gradients.chain.native.compile import compiler_command
+
+    command = compiler_command()
+    if command:
+        return shutil.which(command[0]) or command[0]
+    return "no C compiler: gradients take slower paths; install gcc or clang as `cc`, or set CC"
 
 
 def data_state(folder: Path) -> str:

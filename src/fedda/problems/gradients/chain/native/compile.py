@@ -27,8 +27,8 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL | None:
         source: the file.
         definitions: values of its macros, such as "T=float".
     """
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    if not compiler or shutil.which(compiler[0]) is None:
+    compiler = compiler_command()
+    if not compiler:
         return None
     about = (source.read_text(encoding="utf-8"), definitions, compiler, FLAGS, processor())
     name = f"{source.stem}-{hashlib.sha256(repr(about).encode()).hexdigest()[:24]}.so"
@@ -39,6 +39,12 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL | None:
     with suppress(OSError), tempfile.TemporaryDirectory() as temporary:
         return loaded(Path(temporary) / name, source, definitions, compiler)
     return None
+
+
+def compiler_command() -> list[str]:
+    """The C compiler and its first arguments; empty if there is none."""
+    command = shlex.split(os.environ.get("CC", "cc"))
+    return command if command and shutil.which(command[0]) else []
 
 
 def loaded(file: Path, source: Path, definitions: tuple[str, ...], compiler: list[str]) -> ctypes.CDLL | None:
