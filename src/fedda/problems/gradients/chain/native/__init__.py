@@ -120,7 +120,7 @@ class Plan:
             rows.append([
                 layer.kind, *layer.inside, *layer.outside, *layer.kernel, *layer.stride, layer.weight, layer.bias,
                 *map(int, flags), *view, *values[i + 1], *of_input, *gradients[i],
-                self.spread(layer, gradients[i]), samples, *self.tables(layer, view),
+                self.spread(layer, gradients[i]), samples, int(i == 0), *self.tables(layer, view),
             ])  # fmt: skip
         # Kept here, because the code gets addresses.
         self.arrays = torch.tensor(rows), torch.tensor(self.offsets or [0])

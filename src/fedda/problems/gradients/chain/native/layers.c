@@ -37,6 +37,7 @@ typedef struct {
     i64 need;                                                  /* whether the gradient of the input is needed */
     View in, out, in_gradient, out_gradient;
     i64 spread, samples; /* the gradient of the output with its border; the input of a linear layer by sample */
+    i64 loaded;          /* whether its input are the samples themselves */
     i64 forward, backward, weights; /* positions in `offsets` */
 } Layer;
 
@@ -208,8 +209,9 @@ static void linear_gradients(const Layer *layer, const T *x, vec *memory, i64 sa
     i64 wide = (layer->channels + LANES - 1) / LANES, step = layer->in.channel * LANES;
     const T *from = (const T *)(memory + layer->in.at);
     T *by_sample = (T *)(memory + layer->samples);
-    for (i64 i = 0; i < layer->channels; i++)
-        for (i64 b = 0; b < samples; b++) by_sample[b * wide * LANES + i] = from[i * step + b];
+    if (!layer->loaded)
+        for (i64 i = 0; i < layer->channels; i++)
+            for (i64 b = 0; b < samples; b++) by_sample[b * wide * LANES + i] = from[i * step + b];
     for (i64 i = 0; i < wide; i++)
         EACH_ROWS(layer->filters, linear_block(rows, layer, memory, wide, samples, r, i, gradient));
     if (layer->bias >= 0)
@@ -311,6 +313,9 @@ static void load(const Layer *first, vec *memory, const T *inputs, i64 samples, 
                 T *to = h + (c * first->in.channel + p * first->in.row + q) * LANES;
                 for (i64 b = 0; b < LANES; b++) to[b] = b < samples ? inputs[b * features + i] : 0;
             }
+    i64 wide = (features + LANES - 1) / LANES;
+    for (i64 b = 0; first->kind == LINEAR && b < samples; b++)
+        memcpy(memory + first->samples + b * wide, inputs + b * features, features * sizeof(T));
 }
 
 static void forward(const Layer *layers, i64 depth, const i64 *offsets, const T *x, vec *memory) {
