@@ -12,6 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import fedda
 from conftest import stable
+from fedda.engines import Vectorised
 from fedda.problems.gradients import chain as chains
 from fedda.problems.gradients.chain import Chain, native, pooling
 from fedda.problems.gradients.chain.winograd import Winograd
@@ -256,12 +257,16 @@ class Custom(nn.Linear):
 
 
 class Own(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(5, 3)
+    """Two layers, and a `forward` that is given."""
 
-    def forward(self, x):
-        return self.inner(x)
+    def __init__(self, forward, **layers):
+        super().__init__()
+        for name, layer in (layers or {"a": nn.Linear(5, 4), "b": nn.Linear(4, 3)}).items():
+            setattr(self, name, layer)
+        self.function = forward
+
+    def forward(self, x, unused=2.0):
+        return self.function(self, x)
 
 
 def frozen():
@@ -305,7 +310,18 @@ UNKNOWN = {
     "tied parameter": tied_parameter,
     "batch norm in eval": lambda: S(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval(),
     "a subclass": lambda: S(Custom(5, 3)),
-    "a custom module": lambda: S(Own()),
+    "a function that is nearly the identity": lambda: Own(lambda m, x: m.b(torch.relu(m.a(x)).clamp(max=1e6))),
+    "a skip": lambda: Own(lambda m, x: m.b(torch.relu(m.a(x))) + x[:, :3]),
+    "layers in another order": lambda: Own(lambda m, x: m.a(torch.relu(m.b(x))), a=nn.Linear(4, 3), b=nn.Linear(5, 4)),
+    "a layer twice": lambda: Own(lambda m, x: m.b(m.a(m.a(x))), a=nn.Linear(5, 5), b=nn.Linear(5, 3)),
+    "a layer that is not used": lambda: Own(lambda m, x: m.a(x), a=nn.Linear(5, 3), b=nn.Linear(5, 3)),
+    "other outputs in evaluation": lambda: Own(lambda m, x: m.b(m.a(x)) if m.training else m.b(m.a(x)).relu()),
+    "a branch that depends on the data": lambda: Own(lambda m, x: m.b(m.a(x if x.sum() > 0 else -x))),
+    "several outputs": lambda: Own(lambda m, x: (m.b(m.a(x)), x)),
+    "an earlier value": lambda: Own(lambda m, x: (m.a(x), m.b(m.a(x)))[0], a=nn.Linear(5, 3), b=nn.Linear(3, 3)),
+    "softmax at the end": lambda: Own(lambda m, x: m.b(m.a(x)).softmax(-1)),
+    "samples that mix": lambda: Own(lambda m, x: m.b(m.a(x).view(4, -1).view(-1, 4))),
+    "dropout as a function": lambda: Own(lambda m, x: m.b(F.dropout(m.a(x), 0.5, m.training))),
     "gelu": lambda: S(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 3)),
     "dropout in training": lambda: S(nn.Dropout(), nn.Linear(5, 3)),
     "hook": hooked,
@@ -328,6 +344,69 @@ IMAGES = {
     "linear on the last axis": lambda: nn.Linear(7, 7),
     "flatten in part": lambda: nn.Flatten(2),
 }
+
+
+class Block(nn.Module):
+    def __init__(self, inner, outer):
+        super().__init__()
+        self.conv, self.relu = C(inner, outer, 3, padding=1), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return F.max_pool2d(self.relu(self.conv(x)), kernel_size=2)
+
+
+def network():
+    def forward(m, x):
+        return m.b(m.a(m.blocks(x)).relu().view(x.size(0), -1))
+
+    return Own(forward, blocks=S(Block(2, 8), Block(8, 4)), a=C(4, 5, 1), b=nn.Linear(20, 3))
+
+
+CUSTOM = {
+    "a perceptron": (lambda: Own(lambda m, x: m.b(torch.relu(m.a(x)))), (5,)),
+    "inside a sequence": (lambda: S(Own(lambda m, x: m.a(x).relu_()), nn.Linear(4, 3)), (5,)),
+    "blocks, and the size of the batch": (network, (2, 8, 8)),
+    "flat by shape": (lambda: Own(lambda m, x: m.b(F.relu(m.a(x.reshape(x.shape[0], -1))))), (1, 5)),
+    "flat by number": (lambda: Own(lambda m, x: m.b(F.relu(m.a(x.view(-1, 5))))), (5, 1)),
+    "torch.flatten": (lambda: Own(lambda m, x: m.b(m.a(torch.flatten(x, start_dim=1)))), (5, 1, 1)),
+    "pool with arguments": (lambda: Own(lambda m, x: m.a(F.max_pool2d(x, 2, 2).flatten(1)), a=nn.Linear(8, 3)), (2, 4, 5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_a_module_with_its_own_forward_is_a_chain_of_its_layers(name):
+    make, sample = CUSTOM[name]
+    torch.manual_seed(1)
+    model = make()
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    if name == "inside a sequence":
+        model[0].b = nn.Identity()
+    equals_autograd(model.double(), sample)
+    assert model.training and all(v.float().equal(state[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "last", [lambda y: y.squeeze(-1), lambda y: y.view(-1), lambda y: y[:, 0], lambda y: y.flatten()]
+)
+def test_one_logit_of_a_module_with_its_own_forward(last):
+    model = Own(lambda m, x: last(m.b(torch.relu(m.a(x)))), a=nn.Linear(5, 4), b=nn.Linear(4, 1))
+    equals_autograd(model.double(), (5,), binary_cross_entropy, classes=2)
+
+
+def test_the_rounds_of_such_a_module_are_those_of_the_loop():
+    torch.manual_seed(1)
+    problem = fedda.problem(
+        network().double(), cross_entropy, x=randn(60, 2, 8, 8), y=torch.arange(60) % 3, client=torch.arange(60) % 4,
+        batch=4, test=(randn(20, 2, 8, 8, seed=3), torch.arange(20) % 3),
+    )  # fmt: skip
+    assert problem.chain is not None
+    runs = [
+        fedda.train(stable("fedda-mvr"), problem, 3, cohort=3, engine=e)
+        for e in ("sequential", Vectorised(path="native"), Vectorised(path="traced"))
+    ]
+    for run in runs[1:]:
+        torch.testing.assert_close(run.x, runs[0].x, rtol=1e-11, atol=1e-11)
+        assert run.history[-1]["test_loss"] == pytest.approx(runs[0].history[-1]["test_loss"], rel=1e-11)
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

@@ -1,6 +1,6 @@
 """From a model to the stages of a chain, if all its layers are known.
 
-The types must match exactly, every parameter must be trained and used once, and there must be no hooks.
+The types must match exactly, every parameter must be trained and used once, in order, and there must be no hooks.
 """
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .convolution import Convolution
 from .pooling import Pool
 from .stages import Flatten, Image, LinearStage, Norm, ParameterView, Relu, Squeeze, Stage
+from .trace import LAYERS, layers_of
 from .winograd import Winograd
 
 WINOGRAD_CHANNELS = 8  # with fewer channels, Winograd's transforms cost more than they save
@@ -17,7 +18,7 @@ WINOGRAD_CHANNELS = 8  # with fewer channels, Winograd's transforms cost more th
 def build_stages(model: nn.Module, sample: tuple[int, ...], norms: bool = False) -> list[Stage] | None:
     """The stages of a model for samples of this shape, or None if it is not a chain of known layers. With `norms`, a
     BatchNorm between the ReLU of a convolution and a pool is known."""
-    layers, parameters = _layers(model), list(model.parameters())
+    layers, parameters = _layers(model, sample), list(model.parameters())
     if layers is None or not parameters or not all(p.requires_grad for p in parameters):
         return None
     builder = _Builder([layer for layer in layers if type(layer) not in (nn.Identity, nn.Dropout)], sample, norms)
@@ -26,16 +27,20 @@ def build_stages(model: nn.Module, sample: tuple[int, ...], norms: bool = False)
     return stages if [id(p) for p in builder.parameters] == [id(p) for p in parameters] else None
 
 
-def _layers(model: nn.Module) -> list[nn.Module] | None:
-    """The layers of nested nn.Sequential, in order."""
-    if any(vars(model)[name] for name in vars(model) if name.endswith("_hooks")) or "forward" in vars(model):
-        return None
-    if type(model) is nn.Dropout and model.training:
-        return None
-    if type(model) is not nn.Sequential:
-        return [model]
-    parts = [_layers(layer) for layer in model]
-    return None if None in parts else [layer for part in parts if part for layer in part]
+def _layers(model: nn.Module, sample: tuple[int, ...]) -> list[nn.Module] | None:
+    """The layers of nested nn.Sequential, or of a module with a `forward` of its own, in order."""
+    for module in model.modules():
+        hooks = any(vars(module)[name] for name in vars(module) if name.endswith("_hooks"))
+        if hooks or "forward" in vars(module) or (type(module) is nn.Dropout and module.training):
+            return None
+    layers = _sequence(model)
+    if any(type(layer) not in LAYERS for layer in layers):
+        return layers_of(model, sample)
+    return layers
+
+
+def _sequence(model: nn.Module) -> list[nn.Module]:
+    return [layer for part in model for layer in _sequence(part)] if type(model) is nn.Sequential else [model]
 
 
 class _Builder:
