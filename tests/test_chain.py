@@ -48,8 +48,10 @@ def ways(chain, dtype=torch.float64):
     return [way for way in (chain, chain.native(dtype)) if way is not None]
 
 
-def equals_autograd(model, sample, loss=cross_entropy, classes=3, g=4, n=2, batch=5, dtype=torch.float64, inputs=None):
-    chain = Chain.of(model, loss, sample)
+def equals_autograd(
+    model, sample, loss=cross_entropy, classes=3, g=4, n=2, batch=5, dtype=torch.float64, inputs=None, chain_loss=None
+):
+    chain = Chain.of(model, chain_loss or loss, sample)
     assert chain is not None
     x = stack(model, g, dtype)
     inputs = randn(n, batch, *sample, seed=2, dtype=dtype) if inputs is None else inputs
@@ -141,6 +143,18 @@ def test_one_logit():
     model, loss = logistic((2, 3), 2)
     assert loss is binary_cross_entropy
     equals_autograd(model.double(), (2, 3), loss, classes=2)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, nn.MSELoss()])
+def test_one_number(loss):
+    model = S(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 1), nn.Flatten(0))
+    equals_autograd(model.double(), (5,), lambda y, t: loss(y, t.double()), chain_loss=loss, classes=9)
+
+
+@pytest.mark.parametrize("loss", [F.l1_loss, nn.MSELoss(reduction="sum"), nn.CrossEntropyLoss(label_smoothing=0.1)])
+def test_other_losses_are_not_known(loss):
+    width = 3 if isinstance(loss, nn.CrossEntropyLoss) else 1
+    assert Chain.of(S(nn.Linear(5, width), *([] if width == 3 else [nn.Flatten(0)])), loss, (5,)) is None
 
 
 # -- ties and numbers that are not finite ----------------------------------------------------------------------------------

@@ -14,18 +14,18 @@ LossGradient = Callable[[Tensor, Tensor], Tensor]  # of outputs [g, ..., batch] 
 
 def loss_gradient(loss: Any, shape: tuple[int, ...]) -> LossGradient | None:
     """The gradient of a loss for outputs of this shape, or None if it is not known."""
-    if loss is binary_cross_entropy and shape == ():
-        return logit_gradient
-    if len(shape) == 1 and (loss is cross_entropy or loss is F.cross_entropy or _is_default(loss)):
+    if shape == ():
+        if loss is binary_cross_entropy:
+            return logit_gradient
+        return square_gradient if loss is F.mse_loss or _is_default(loss, nn.MSELoss) else None
+    if len(shape) == 1 and (loss is cross_entropy or loss is F.cross_entropy or _is_default(loss, nn.CrossEntropyLoss)):
         return class_gradient
     return None
 
 
-def _is_default(loss: Any) -> bool:
-    """Whether it is nn.CrossEntropyLoss() with default arguments: no class weights, no smoothing, no hooks."""
-    if type(loss) is not nn.CrossEntropyLoss:
-        return False
-    return vars(loss) | {"training": True} == vars(nn.CrossEntropyLoss())
+def _is_default(loss: Any, kind: type[nn.Module]) -> bool:
+    """Whether it is a loss of this kind with default arguments: no class weights, no smoothing, no hooks."""
+    return type(loss) is kind and vars(loss) | {"training": True} == vars(kind())
 
 
 def class_gradient(output: Tensor, target: Tensor) -> Tensor:
@@ -40,10 +40,15 @@ def logit_gradient(output: Tensor, target: Tensor) -> Tensor:
     return (output.sigmoid() - target).div_(target.shape[-1])
 
 
+def square_gradient(output: Tensor, target: Tensor) -> Tensor:
+    """2 (output - target) / batch, for outputs [g, batch]."""
+    return (output - target).mul_(2 / target.shape[-1])
+
+
 def in_range(targets: Tensor, gradient: LossGradient, shape: tuple[int, ...]) -> bool:
     """Whether the gradient is exact for these targets: torch's cross-entropy ignores the class -100."""
     if targets.dim() != 1:
         return False
-    if gradient is logit_gradient:
+    if gradient is not class_gradient:
         return True
     return targets.dtype == torch.int64 and bool(((targets >= 0) & (targets < shape[0])).all())

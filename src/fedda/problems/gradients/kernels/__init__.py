@@ -70,9 +70,7 @@ def plan_of(chain: Chain, sample: tuple[int, ...], precision: str) -> NetworkPla
 def plan_convolution(stage: Stage, sample: tuple[int, ...], first: bool) -> ConvolutionPlan | None:
     assert isinstance(stage, Convolution | Winograd)
     filters, channels, kernel, other = stage.weight.shape
-    stride, padding, pool = (1, 1), (1, 1, 1, 1), (2, 2)  # those of Winograd
-    if isinstance(stage, Convolution):
-        stride, padding, pool = stage.stride, stage.padding, stage.pool
+    stride, padding, pool = stage.stride, stage.padding, stage.pool
     fits = channels * kernel**2 < 128 if first else channels in FILTERS
     plain = stride == (1, 1) and len(set(padding)) == 1 and kernel == other and kernel <= 7
     if not (fits and stage.relu and plain and filters in FILTERS and pool in ((1, 1), (2, 2))):

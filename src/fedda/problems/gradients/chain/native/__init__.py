@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..convolution import Convolution
-from ..losses import LossGradient, logit_gradient
+from ..losses import LossGradient, class_gradient, logit_gradient, square_gradient
 from ..pooling import Pool
 from ..stages import Image, LinearStage, Relu, Stage
 from ..winograd import Winograd
@@ -31,6 +31,7 @@ TYPES = {
     torch.float64: ("T=double", "INTEGER=int64_t", "EXP=exp"),
 }
 CONVOLUTION, LINEAR, POOL, COPY = range(4)
+LOSSES = (class_gradient, logit_gradient, square_gradient)
 ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64}
 SIGNATURES = {"gradients": "pnpnnnpnnnnnpnppp", "outputs": "pnpnpnnnnpnpp"}  # pointers and numbers
 THREAD_WORK = 20_000_000  # products below which a second thread costs more than it saves
@@ -173,13 +174,14 @@ class Plan:
 class NativeChain:
     """The gradients and outputs of a chain; made by `native_chain`."""
 
-    def __init__(self, code: ctypes.CDLL, layers: Sequence[Layer], binary: bool, dtype: torch.dtype):
-        self.code, self.binary, self.dtype = code, binary, dtype
+    def __init__(self, code: ctypes.CDLL, layers: Sequence[Layer], loss: LossGradient, dtype: torch.dtype):
+        self.code, self.loss, self.dtype = code, LOSSES.index(loss), dtype
+        self.classes = loss is class_gradient
         for function, arguments in SIGNATURES.items():
             getattr(code, function).argtypes = [ARGUMENTS[kind] for kind in arguments]
         self.lanes: int = code.lanes()
         self.plan = Plan(layers, self.lanes)
-        self.features, self.classes = math.prod(layers[0].inside), layers[-1].outside[0]
+        self.features, self.width = math.prod(layers[0].inside), layers[-1].outside[0]
         self.products = sum(layer.products for layer in layers)
         self.free: list[Tensor] = []  # memory that no thread uses
 
@@ -187,9 +189,9 @@ class NativeChain:
         """The gradients [g, d] at x [g, d]; member i of the stack uses batch i % n of inputs [n, batch, ...]."""
         (g, d), (n, batch, *_) = x.shape, inputs.shape
         x, inputs = rows(x), inputs.contiguous()
-        targets = (targets.to(self.dtype) if self.binary else targets).contiguous()
+        targets = (targets if self.classes else targets.to(self.dtype)).contiguous()
         out = torch.empty(g, d, dtype=self.dtype)
-        model = (*self.plan.arguments, self.binary, self.features, d)
+        model = (*self.plan.arguments, self.loss, self.features, d)
         arrays = (x.data_ptr(), x.stride(0), inputs.data_ptr(), targets.data_ptr(), out.data_ptr())
 
         def part(memory: int, first: int, end: int) -> None:
@@ -200,17 +202,17 @@ class NativeChain:
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The outputs [g, samples, classes] at x [g, d] for inputs [samples, ...] that all members share; [g, samples]
-        for a binary chain."""
+        if they are numbers."""
         (g, _), samples = x.shape, len(inputs)
         x, inputs = rows(x), inputs.contiguous()
-        out = torch.empty(g, samples, self.classes, dtype=self.dtype)
+        out = torch.empty(g, samples, self.width, dtype=self.dtype)
         arrays = (x.data_ptr(), x.stride(0), inputs.data_ptr(), out.data_ptr())
 
         def part(memory: int, first: int, end: int) -> None:
             self.code.outputs(*self.plan.arguments, self.features, memory, first, end, samples, g, *arrays)
 
         self.divide(part, samples, self.lanes, g * samples * self.products)
-        return out.squeeze(-1) if self.binary else out
+        return out if self.classes else out.squeeze(-1)
 
     def divide(self, part: Callable[[int, int, int], None], n: int, unit: int, work: int) -> None:
         """Run `part` for all of 0..n-1, on PyTorch's number of threads if there is much to do. The numbers are the same
@@ -237,7 +239,7 @@ def native_chain(
     """The C code for a chain; None if it has a layer that is not known here, or if there is no C compiler."""
     layers = layers_of(stages, sample) if dtype in TYPES else None
     code = library(SOURCE, *TYPES[dtype]) if layers else None
-    return NativeChain(code, layers, loss is logit_gradient, dtype) if layers and code else None
+    return NativeChain(code, layers, loss, dtype) if layers and code else None
 
 
 def rows(x: Tensor) -> Tensor:

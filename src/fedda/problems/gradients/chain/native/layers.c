@@ -24,6 +24,7 @@ typedef T vec __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias))
 typedef INTEGER bits __attribute__((vector_size(BYTES), aligned(sizeof(T)), may_alias));
 
 enum { CONVOLUTION, LINEAR, POOL, COPY };
+enum { CLASS, LOGIT, SQUARE };
 
 typedef struct {
     i64 at, channel, row, column;
@@ -296,12 +297,16 @@ static void class_loss(const Layer *last, vec *memory, i64 samples, i64 batch, c
     }
 }
 
-/* The same for one output and targets 0 or 1: (sigmoid - target) / batch. */
-static void logit_loss(const Layer *last, vec *memory, i64 samples, i64 batch, const T *target) {
+/* The same for one output: (sigmoid - target) / batch for targets 0 or 1, and 2 (output - target) / batch for numbers. */
+static void number_loss(const Layer *last, vec *memory, i64 samples, i64 batch, const T *target, int logit) {
     const T *y = (const T *)(memory + last->out.at);
-    T *g = (T *)(memory + last->out_gradient.at), share = 1 / (T)batch;
-    for (i64 b = 0; b < LANES; b++)
-        g[b] = b < samples && !(last->relu && y[b] <= 0) ? (1 / (1 + EXP(-y[b])) - target[b]) * share : 0;
+    T *g = (T *)(memory + last->out_gradient.at);
+    for (i64 b = 0; b < LANES; b++) {
+        T slope = 0;
+        if (b < samples && !(last->relu && y[b] <= 0))
+            slope = logit ? 1 / (1 + EXP(-y[b])) - target[b] : 2 * (y[b] - target[b]);
+        g[b] = slope / (T)batch;
+    }
 }
 
 /* Up to LANES samples [samples][features], as vectors. */
@@ -332,7 +337,7 @@ int lanes(void) { return LANES; }
 
 /* The gradients [members][d] at x [members][stride]; member i uses batch i % batches of inputs [batches][batch][features].
    Only the batches from `first` up to `end` are done: the rest is another thread's. */
-void gradients(const Layer *layers, i64 depth, const i64 *offsets, i64 binary, i64 features, i64 d, vec *memory,
+void gradients(const Layer *layers, i64 depth, const i64 *offsets, i64 loss, i64 features, i64 d, vec *memory,
                i64 first, i64 end, i64 batches, i64 batch, i64 members, const T *x, i64 stride, const T *inputs,
                const void *targets, T *out) {
     const Layer *last = layers + depth - 1;
@@ -343,10 +348,10 @@ void gradients(const Layer *layers, i64 depth, const i64 *offsets, i64 binary, i
             load(layers, memory, inputs + at * features, samples, features);
             for (i64 m = n; m < members; m += batches) {
                 forward(layers, depth, offsets, x + m * stride, memory);
-                if (binary)
-                    logit_loss(last, memory, samples, batch, (const T *)targets + at);
-                else
+                if (loss == CLASS)
                     class_loss(last, memory, samples, batch, (const i64 *)targets + at);
+                else
+                    number_loss(last, memory, samples, batch, (const T *)targets + at, loss == LOGIT);
                 for (const Layer *layer = last; layer >= layers; layer--)
                     switch (layer->kind) {
                     case CONVOLUTION: convolution_gradients(layer, x + m * stride, memory, offsets, out + m * d); break;
