@@ -479,10 +479,10 @@ def test_a_strategy_refuses_what_is_not_its_model(tmp_path):
         strategy.start(InProcessGrid(their_app(), CLIENTS), ArrayRecord(torch.nn.Linear(1, 1).state_dict()))
     with pytest.raises(NotImplementedError, match="call start"):
         strategy.configure_train(1, ArrayRecord(), ConfigRecord(), None)
-    with pytest.raises(ValueError, match="37 trainable parameters, the vector has 3 values"):
-        from fedda.deploy.results import with_parameters
+    with pytest.raises(ValueError, match=r"^the model must have 'other' with the shape \[3\], got none$"):
+        from fedda.deploy.results import with_values
 
-        with_parameters(network(), torch.zeros(3))
+        with_values(network(), {"other": torch.zeros(3)})
 
 
 @pytest.mark.parametrize("name", ["sampling", "drop", "availability", "personal", "patience"])
