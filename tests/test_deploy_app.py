@@ -365,7 +365,7 @@ def changed(place, file, old, new):
         ("server_app.py", "import embedded", "import embeded", ["server_app:app", "ImportError"]),
         ("server_app.py", "x[1438:].reshape(-1, 64) / 16", "x[1438:, :3]", ["the model and the loss cannot take this data"]),
         ("server_app.py", 'y = embedded("digits")', "y = 1 / 0", ["server: ZeroDivisionError", "server_app.py:13"]),
-        ("client_app.py", "context.node_config))", "context.node_config), allowed=('fedavg',))", [" refuses: the algorithm is refused: this site runs only fedavg"]),
+        ("client_app.py", "metrics=metrics)", "metrics=metrics, allowed=('fedavg',))", [" refuses: the algorithm is refused: this site runs only fedavg"]),
     ],
 )  # fmt: skip
 def test_a_mistake_in_an_app_is_one_line(said, file, old, new, fragments):
