@@ -321,12 +321,20 @@ def test_a_strategy_returns_the_statistics_of_batch_norm(tmp_path):
         return MetricRecord({"loss": seen[tau]})
 
     how = {"clients": CLIENTS, "dtype": "float64", "batch": 5, "every": 3, "out": str(tmp_path / "out"), "test": test}
-    strategy = Strategy(normed().double(), LOSS, "fedavg", {"lr": 0.1}, **how)
-    first = ArrayRecord(normed().double().state_dict())
+    strategy, first = (
+        Strategy(normed().double(), LOSS, "fedavg", {"lr": 0.1}, **how),
+        ArrayRecord(normed().double().state_dict()),
+    )
     result = strategy.start(InProcessGrid(app_of(normed), CLIENTS), first, num_rounds=3, evaluate_fn=judge)
     assert seen[3] == pytest.approx(result.evaluate_metrics_clientapp[3]["test_loss"], rel=1e-12)
     assert list(seen) == [0, 1, 2, 3]
-    assert float(result.arrays.to_torch_state_dict()["1.running_mean"].abs().max()) > 0.01
+    last = result.arrays.to_torch_state_dict()
+    assert float(last["1.running_mean"].abs().max()) > 0.01
+    strategy = Strategy(
+        normed().double(), LOSS, "fedavg", {"lr": 0.1}, **how | {"every": 0, "out": str(tmp_path / "b")}
+    )
+    strategy.start(InProcessGrid(app_of(normed), CLIENTS), first, num_rounds=1, evaluate_fn=judge)
+    trained(tmp_path / "b", normed())  # it has them
 
 
 def test_statistics_of_a_site_that_lies_or_dies_are_left_out(tmp_path):
@@ -461,6 +469,11 @@ def test_frozen_layers_never_travel_and_must_be_the_same(tmp_path):
     assert torch.equal(model[1].weight, first[1].weight.double())
     with pytest.raises(ValueError, match="the frozen parameters of the model are not those of the run"):
         trained(tmp_path / "out", plain())
+    with pytest.raises(ValueError, match="the frozen parameters of the model are not those of the run"):
+        run(
+            InProcessGrid(app_of(plain, trainable="3.*"), CLIENTS), plan(tmp_path / "out", resume=True), plain,
+            trainable="3.*",
+        )  # fmt: skip
     with pytest.warns(UserWarning, match="frozen parameters are not those of the server"), pytest.raises(TooFewReplies):
         run(
             InProcessGrid(app_of(plain, trainable="3.*"), CLIENTS), plan(tmp_path / "b", timeout=0.3), network,

@@ -269,11 +269,6 @@ class Remote(Problem):
     def known_statistics(self, x: Tensor) -> Tensor | None:
         return self.estimated[1] if self.estimated is not None and torch.equal(self.estimated[0], x) else None
 
-    def buffers(self, x: Tensor) -> dict[str, Tensor]:
-        """The known statistics at x [d], by the names of the model's buffers."""
-        statistics = self.known_statistics(x)
-        return {} if statistics is None else self.norms.named(statistics)
-
 
 def serve(
     grid: Grid, plan: Plan, model: Model, loss: Loss, test: tuple[Any, Any] | None = None,
@@ -297,6 +292,8 @@ def serve(
         before = checkpoint.last_report()
         try:
             plan = remote.plan = _resumed(plan, facts, say)
+            if facts.get("frozen", remote.frozen_hash) != remote.frozen_hash:
+                raise ValueError(f"{plan.out}: the frozen parameters of the model are not those of the run")
         except ValueError:
             checkpoint.release()
             raise
@@ -375,7 +372,7 @@ def serve(
                 say(f"round {run.round} of {plan.rounds}: {_line(run, federation)}")
                 if after_round:
                     after_round(run)
-            if remote.norms.layers and remote.known_statistics(run.server.x.flatten()) is None:
+            if remote.norms.layers:  # the last model has its statistics, also without an evaluation
                 with watch.part("evaluation", whole=True):
                     current_statistics(run)
                 _save(checkpoint, run, federation, plan)
@@ -467,10 +464,8 @@ def _evaluate(
 def current_statistics(run: Run) -> dict[str, Tensor]:
     """The statistics of BatchNorm of the model as it is, by name."""
     remote: Any = run.problem
-    x = run.server.x.flatten()
-    remote.statistics(x, run.simulation.objective)
-    buffers: dict[str, Tensor] = remote.buffers(x)
-    return buffers
+    statistics = remote.statistics(run.server.x.flatten(), run.simulation.objective)
+    return {} if statistics is None else remote.norms.named(statistics)
 
 
 def _fixed(plan: Plan) -> dict[str, Any]:
