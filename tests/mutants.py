@@ -249,6 +249,21 @@ MUTANTS = [
         "test_deploy.py -k 'faulty_client and nan'",
     ),
     Mutant(
+        "metrics-without-bounds", "deploy/reported.py",
+        "if not low <= value <= high:", "if low > high:",
+        "test_deploy_options.py -k are_not_possible",
+    ),
+    Mutant(
+        "statistics-of-the-last-site", "deploy/federation.py",
+        "return total.value() / relayed.total_weight(weights, used), used", "return mean, used",
+        "test_deploy_options.py -k 'batch_norm_as_simulated and fedavg'",
+    ),
+    Mutant(
+        "every-site-is-the-first-client", "deploy/client.py",
+        "own.first_client = max(0, number(context))", "own.first_client = 0",
+        "test_deploy_options.py -k 'dropout_as_simulated and mime'",
+    ),
+    Mutant(
         "a-key-for-any-number", "deploy/participants.py",
         "if numbers[key] != claimed:", "if claimed < 0:",
         "test_deploy.py -k key_counts",

@@ -586,7 +586,7 @@ def lasting(report, replies=True):
     """What is the same before and after a resume."""
     keys = ("replies", "rejected", "last", "samples") if replies else ("rejected", "last", "samples")
     sites = {name: {key: site[key] for key in keys} for name, site in report["sites"].items()}
-    away = ("started", "updated", "seconds", "last_round")
+    away = ("started", "updated", "seconds", "last_round", "metrics")
     return {key: value for key, value in report.items() if key not in away} | {"sites": sites}
 
 
@@ -682,15 +682,6 @@ def test_metrics_that_lie_or_fail_do_not_end_a_run(said, app, tmp_path):
     assert bool(run.server.x.isfinite().all())
 
 
-def test_batch_norm_is_refused_in_one_line(app, tmp_path):
-    with pytest.raises(ValueError, match=r"^deploy: 1 is a BatchNorm, which federations cannot train: use GroupNorm$"):
-        serve(
-            InProcessGrid(app, CLIENTS), plan(tmp_path), lambda: nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10)),
-            LOSS, say=quiet,
-        )  # fmt: skip
-    assert not list(tmp_path.iterdir())
-
-
 # -- strangers --------------------------------------------------------------------------------------------------------
 def refusal(grid, content, node=1):
     """What a client says to a message."""
@@ -714,6 +705,7 @@ def question(**changes):
         "key": 3,
         "drawn": 0,
         "batch": 5,
+        "metrics": [],
     }
     return given | changes
 
@@ -746,6 +738,8 @@ def tensors():
         ({"stamp": True}, "must be int"),
         ({"key": 1.5}, "must be int"),
         ({"more": 1}, "is not expected"),
+        ({"metrics": ["f1"]}, "it has no metric 'f1', which the server asks for: give it as Site(metrics=...)"),
+        ({"task": "batch-norm"}, "tensors are expected"),
     ],
 )
 def test_a_client_refuses(changes, why, app):

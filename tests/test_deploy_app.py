@@ -365,7 +365,7 @@ def changed(place, file, old, new):
         ("server_app.py", "import embedded", "import embeded", ["server_app:app", "ImportError"]),
         ("server_app.py", "x[1438:].reshape(-1, 64) / 16", "x[1438:, :3]", ["the model and the loss cannot take this data"]),
         ("server_app.py", 'y = embedded("digits")', "y = 1 / 0", ["server: ZeroDivisionError", "server_app.py:13"]),
-        ("client_app.py", "context.node_config))", "context.node_config), allowed=('fedavg',))", [" refuses: the algorithm is refused: this site runs only fedavg"]),
+        ("client_app.py", "metrics=metrics)", "metrics=metrics, allowed=('fedavg',))", [" refuses: the algorithm is refused: this site runs only fedavg"]),
     ],
 )  # fmt: skip
 def test_a_mistake_in_an_app_is_one_line(said, file, old, new, fragments):
@@ -479,10 +479,10 @@ def test_a_strategy_refuses_what_is_not_its_model(tmp_path):
         strategy.start(InProcessGrid(their_app(), CLIENTS), ArrayRecord(torch.nn.Linear(1, 1).state_dict()))
     with pytest.raises(NotImplementedError, match="call start"):
         strategy.configure_train(1, ArrayRecord(), ConfigRecord(), None)
-    with pytest.raises(ValueError, match="37 trainable parameters, the vector has 3 values"):
-        from fedda.deploy.results import with_parameters
+    with pytest.raises(ValueError, match=r"^the model must have 'other' with the shape \[3\], got none$"):
+        from fedda.deploy.results import with_values
 
-        with_parameters(network(), torch.zeros(3))
+        with_values(network(), {"other": torch.zeros(3)})
 
 
 @pytest.mark.parametrize("name", ["sampling", "drop", "availability", "personal", "patience"])

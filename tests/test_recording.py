@@ -6,12 +6,14 @@ import sys
 import pytest
 import torch
 from torch.func import grad, vmap
+from torch.nn import functional
 
 import fedda
 from conftest import digits, quadratic, stable
 from fedda import rng
 from fedda import run as run_module
 from fedda.engines import Vectorised
+from fedda.problems.gradients.vmap import StackedGradient
 from fedda.recording import record
 
 
@@ -150,3 +152,15 @@ def test_no_compiler_is_imported():
     text += "print('torch._dynamo' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+def test_a_recording_takes_points_of_another_layout():
+    """The path is measured on points in a stack of their own; in the first step all clients share one row."""
+
+    def objective(x, tokens, targets):
+        return functional.cross_entropy(functional.embedding(tokens, x.view(5, 5)).flatten(0, 1), targets.flatten())
+
+    tokens = torch.arange(3 * 2 * 6).view(3, 2, 6) % 5
+    stacked, shared = StackedGradient(objective), torch.linspace(-1, 1, 25).expand(3, -1)
+    measured = stacked(shared.contiguous(), tokens, (tokens + 1) % 5)
+    assert torch.equal(stacked(shared, tokens, (tokens + 1) % 5), measured)

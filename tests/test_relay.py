@@ -200,13 +200,14 @@ def test_a_relay_that_lies_is_left_out_and_counted(lie, tmp_path):
         ({"algorithm": '{"name": "os.system"}'}, "the algorithm is refused"),
         ({"run": "../x"}, "name of the run"),
         ({"more": 1}, "is not expected"),
+        ({"metrics": ["f1"]}, "it has no metric 'f1', which the server asks for: give it as Relay(metrics=...)"),
     ],
 )
 def test_a_relay_refuses(changes, why):
     fields = {
         "task": "local", "algorithm": '{"name": "fedavg"}', "aggregation": "[]", "run": "0" * 32, "dtype": "float64",
         "secure": "", "stamp": 0, "drawn": 0, "batch": 2, "clients": [0], "keys": [3], "bases": [-1], "saved": [-1],
-        "weights": [1.0],
+        "weights": [1.0], "metrics": [],
     }  # fmt: skip
     x, t = torch.zeros(1, 4, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
     relay = Relay(Lower(0, 2), model(), 2, min_replies=1)

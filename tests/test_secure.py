@@ -23,6 +23,7 @@ from fedda.deploy.client import EVALUATE, HELLO
 from fedda.deploy.init import config
 from fedda.deploy.keys import make_keys
 from fedda.deploy.masking import Terms, Unfit, Unmasking, masked, new_private_key, public_key, revealed
+from fedda.deploy.relayed import ABOUT_MODEL
 from fedda.deploy.secure import terms_for
 from fedda.deploy.secure_client import RECORD, REVEAL
 from fedda.deploy.server import Plan, serve
@@ -389,7 +390,7 @@ def test_no_field_or_tensor_of_a_reply_tells_sizes_counts_or_metrics(app, data, 
         clear.setdefault(client, []).append((task, fields, [v.shape for v in tensors]))
     assert all(clear[k] == clear[0] for k in range(1, CLIENTS))
     assert {task for task, *_ in clear[0]} == {HELLO, EVALUATE, "local", REVEAL}
-    assert all(set(fields) <= {"protocol", "stamp", "draws", "samples", "d", "layout"} for _, fields, _ in clear[0])
+    assert all(set(fields) <= {"protocol", "stamp", "draws", "samples", *ABOUT_MODEL} for _, fields, _ in clear[0])
     assert all(fields["samples"] == 1 for task, fields, _ in clear[0] if task == HELLO)
     assert all(site["samples"] is None for site in report_of(plan(tmp_path / "a"))["sites"].values())
 

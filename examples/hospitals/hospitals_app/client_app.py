@@ -8,7 +8,7 @@ from flwr.app import Context
 from fedda.deploy import Site, client_app
 
 from . import data
-from .task import loss, model
+from .task import loss, metrics, model
 
 
 def load_data(partition: int, node: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -18,7 +18,8 @@ def load_data(partition: int, node: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def site(context: Context) -> Site:
     own = load_data(int(context.node_config["partition-id"]), context.node_config)
-    return Site(model(), loss, *own, allowed=("fedda-mvr",))  # whatever the server asks for, nothing else is run
+    # Whatever the server asks for, no other algorithm is run.
+    return Site(model(), loss, *own, allowed=("fedda-mvr",), metrics=metrics)
 
 
 app = client_app(site)

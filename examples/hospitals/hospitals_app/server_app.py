@@ -3,6 +3,6 @@
 from fedda.deploy import server_app
 
 from . import data
-from .task import loss, model
+from .task import loss, metrics, model
 
-app = server_app(model, loss, lambda: data.samples(data.TEST))
+app = server_app(model, loss, lambda: data.samples(data.TEST), metrics=metrics)

@@ -18,3 +18,6 @@ def model() -> nn.Module:
 
 def loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(-1), labels.to(outputs))
+
+
+metrics = ["auc"]  # of each hospital; and on the server's own patients

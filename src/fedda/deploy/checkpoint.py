@@ -27,6 +27,7 @@ from torch import Tensor
 from ..files import PRIVATE, json_lines, try_lock, write_whole
 
 STATE, ROWS, LEDGER, SECRETS = "state.safetensors", "metrics.jsonl", "privacy.json", "server.secret"
+STATISTICS = "statistics"  # in the state: means and variances of BatchNorm at server.x, once they are estimated
 REPORT, PID = "report.json", "server.pid"
 FACTS = ("plan", "run", "names", "stamp", "rejected", "layout")  # in a checkpoint besides its tensors
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,19 +19,23 @@ from ..core import Algorithm, bind_to_problem, check_replies
 from ..engines.counting import CountedClient, Counts
 from ..engines.sequential import single_client
 from ..problems import Neural, problem
+from ..problems.batchnorm import SAMPLES
 from ..problems.neural import Loss
+from .constants import frozen_hash
 from .identity import signature
 from .memory import RUN, MemoryStore
 from .relay_socket import RelaySocket
+from .reported import Wanted, columns_of, refuse_missing, site_columns
 from .secure_client import REVEAL, Keyring, revealed, terms_of, uploaded
 from .traffic import DTYPES, algorithm, traffic, wrappers
 from .wire import Refused, fields_of, packed, tensors_of
 
 HELLO, EVALUATE = "hello", "evaluate"
+STATISTICS = "batch-norm"  # no task of an algorithm has such a name
 COUNTS = ("draws", "gradients", "full_gradients")  # that a client reports
-METRICS = ("train_loss", "train_accuracy")  # that a client may report
 REQUEST: dict[str, type] = dict.fromkeys(("task", "algorithm", "aggregation", "run", "dtype", "secure"), str)
 REQUEST |= dict.fromkeys(("stamp", "base", "saved", "key", "drawn", "batch"), int)
+REQUEST["metrics"] = list  # the names that the server asks for
 
 
 class SiteError(RuntimeError):
@@ -47,17 +51,22 @@ class Site:
     Args:
         model: the network; all sites have the same.
         loss: a function of its output and the targets, a mean over the batch.
-        x: the samples of the site.
+        x: the samples of the site: an array, or a tuple or dict of arrays, as in `fedda.problem`.
         y: their targets.
         allowed: the algorithms that it runs; all by default.
         secure: take part in secure aggregation only, whatever the server asks for.
+        metrics: more metrics than the loss and the accuracy, as in `fedda.problem`. The site reports those that the
+            server asks for.
+        augment: changes training samples at random, as in `fedda.problem`.
+        trainable: the parameters to train, by a pattern such as "head.*"; the same as on the server.
     """
 
     def __init__(
         self, model: nn.Module, loss: Loss, x: Any, y: Any, allowed: tuple[str, ...] | None = None,
-        secure: bool = False,
+        secure: bool = False, metrics: Wanted = None, augment: Any = None, trainable: str | Sequence[str] | None = None,
     ):  # fmt: skip
         self.model, self.loss, self.x, self.y, self.allowed, self.secure = model, loss, x, y, allowed, secure
+        self.metrics, self.augment, self.trainable = metrics, augment, trainable
 
     def problem(self, batch: int, dtype: torch.dtype) -> Neural:
         """The problem of this site alone.
@@ -66,7 +75,11 @@ class Site:
             batch: samples in a mini-batch.
             dtype: the dtype of the model.
         """
-        return problem(self.model, self.loss, x=self.x, y=self.y, batch=batch).to(dtype=dtype)
+        own = problem(
+            self.model, self.loss, x=self.x, y=self.y, batch=batch, metrics=self.metrics, augment=self.augment,
+            trainable=self.trainable,
+        )  # fmt: skip
+        return own.to(dtype=dtype)
 
     def answer(self, message: Message, context: Context) -> Message:
         """The reply to a message of the server. If it is refused, the reply says why, and nothing is run.
@@ -100,25 +113,34 @@ class Site:
             return revealed(content, fields, context)
         dtype = DTYPES[fields["dtype"]]
         own = self.problem(fields["batch"], dtype)
-        layout = tuple(own.layout)
+        own.first_client = max(0, number(context))  # with the random numbers of this client in a simulation
+        layout, samples, norms = tuple(own.layout), int(own.sizes.sum()), own.batch_norms
+        refuse_missing(own.metrics, fields["metrics"], "Site")
         if fields["task"] == HELLO:
             tensors_of(content, ())
-            about = {"samples": 1 if hidden else len(self.y), "d": own.d, "layout": json.dumps(layout)}
+            about = {"samples": 1 if hidden else samples, "d": own.d, "layout": json.dumps(layout)}
+            about |= {"statistics": norms.size, "frozen": frozen_hash(own.model, dtype)}
             public = Keyring(context).renew() if hidden else ""
             signed = signature(context, fields["run"], number(context), public) if hidden else ""
             return packed((), about | {"client": number(context), "public": public, "signature": signed})
         terms = terms_of(fields) if hidden else None
-        if fields["task"] == EVALUATE:
+        if fields["task"] == STATISTICS:
             (x,) = tensors_of(content, [((1, own.d), dtype)])
-            every = own.evaluate(x[0], torch.ones(1, dtype=torch.float64))
-            metrics = {name: every[name] for name in METRICS if name in every}  # a server takes no others
+            if not norms.layers or not 1 <= fields["drawn"] <= SAMPLES:
+                raise Refused("the model has no BatchNorm, or the number of mini-batches is out of range")
+            moments = own.moments(x, fields["drawn"])
+            if terms is not None:
+                return uploaded(terms, context, samples, (moments,), dict.fromkeys(COUNTS, 0))
+            return packed((moments,), {"stamp": fields["stamp"]})
+        if fields["task"] == EVALUATE:
+            x, *statistics = tensors_of(content, evaluated_forms(own.d, norms.size, dtype))
+            metrics = site_columns(own, x[0], statistics[0][0] if statistics else None, fields["metrics"])
             values = tuple(v.view(1, 1) for v in metrics.values())
-            if terms is not None:  # the last number says whether none is missing
-                whole = [metrics.get(name, torch.zeros(())) for name in METRICS]
-                flat = torch.stack(
-                    [*(v.double() for v in whole), torch.tensor(float(len(metrics) == len(METRICS))).double()]
-                )
-                return uploaded(terms, context, len(self.y), (flat,), dict.fromkeys(COUNTS, 0))
+            if terms is not None:  # the second half says which metrics this site has
+                whole = [metrics.get(name) for name in columns_of(fields["metrics"])]
+                sums = [0.0 if v is None else float(v) for v in whole] + [float(v is not None) for v in whole]
+                flat = torch.tensor(sums, dtype=torch.float64)
+                return uploaded(terms, context, samples, (flat,), dict.fromkeys(COUNTS, 0))
             return packed(values, {"stamp": fields["stamp"], "names": list(metrics)})
         task = self.task(fields["algorithm"], fields["task"], own)
         exchange = traffic(fields["algorithm"], layout, dtype)[fields["task"]]
@@ -133,7 +155,7 @@ class Site:
             raise Refused("the aggregation is refused: compressed replies cannot be added")
         up, counts = run(task, around, own, down, fields, context)
         if terms is not None:
-            return uploaded(terms, context, len(self.y), up, counts)
+            return uploaded(terms, context, samples, up, counts)
         return packed(up, {"stamp": fields["stamp"], **counts})
 
     def task(self, text: str, name: str, own: Neural) -> Any:
@@ -158,6 +180,11 @@ class Site:
         if not getattr(task, "on_client", False):
             raise Refused(f"{name[:40]!r} is not a task for clients")
         return task
+
+
+def evaluated_forms(d: int, statistics: int, dtype: torch.dtype) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """What is sent for an evaluation: the model and, if it has BatchNorm, its means and variances."""
+    return [((1, size), dtype) for size in (d, statistics) if size]
 
 
 def number(context: Context) -> int:

@@ -20,10 +20,12 @@ from ..aggregation.compression import unpack_reply
 from ..aggregation.dry_run import Shapes
 from ..core import ClientTask
 from ..engines.simulated import Engine, Replies, SimulatedCohort
+from ..problems.batchnorm import SAMPLES, mini_batches
 from . import relayed
-from .client import EVALUATE, HELLO, METRICS
+from .client import EVALUATE, HELLO, STATISTICS
 from .participants import Participants
 from .report import REFUSED_NODES, Rejections, Stopwatch, printable
+from .reported import ReportedMetrics
 from .sums import ExactSum
 from .traffic import traffic, travelling, wrappers
 from .wire import Refused, arrays_of, fields_of, forget, packed, tensors_of
@@ -41,7 +43,7 @@ PULLED = 32e6  # bytes of replies that are pulled at a time
 MOST_GRADIENTS = 1_000_000  # of one client in one exchange
 LATE, GONE = (3, 4), (5,)  # Flower's codes: a message or its reply has expired; the node is not connected
 RAISED = re.compile(r"<class '[\w.]+\.SiteError'>:<'(\w{1,100})'>")  # as Flower reports an exception at a site
-GREETING = {"samples": int, "d": int, "layout": str, "client": int, "public": str, "signature": str}
+GREETING: dict[str, type] = {"samples": int, "client": int, "public": str, "signature": str, **relayed.ABOUT_MODEL}
 
 
 class TooFewReplies(RuntimeError):
@@ -89,6 +91,9 @@ class Federation(Engine):
     refreshed: float = field(default_factory=time.monotonic)
     relays: set[int] = field(default_factory=set)  # nodes that stand for several clients
     secure: "SecureSums | None" = None  # secure aggregation: the server sees sums instead of replies
+    reported: ReportedMetrics = field(default_factory=ReportedMetrics)  # the metrics that sites are asked for
+    statistics_size: int = 0  # of all means and variances of BatchNorm
+    frozen: str = ""  # the hash of the frozen parameters
 
     # -- the clients ----------------------------------------------------------------------------------------------
     def greet(self, clients: int, layout: list[tuple[str, tuple[int, ...]]]) -> Tensor:
@@ -146,6 +151,13 @@ class Federation(Engine):
             about = fields_of(content, relayed.GREETING if relay else GREETING)
             if about["layout"] != json.dumps(layout):
                 raise Refused("its model has different parameters from the server's")
+            if about["statistics"] != self.statistics_size:
+                raise Refused("its model has different BatchNorm layers from the server's")
+            if about["frozen"] != self.frozen:
+                raise Refused(
+                    "its frozen parameters are not those of the server: load the same values everywhere, for example "
+                    "from a file"
+                )
             if relay:
                 return self._register_relay(node, about, known)
             if not 1 <= about["samples"] <= MOST_SAMPLES:
@@ -160,7 +172,7 @@ class Federation(Engine):
                 self.secure.admit(node, about["public"], about["signature"])
             known[name] = node, about["samples"]
         except Refused as why:
-            text = printable(str(why))
+            text = printable(str(why) if message is None else _refusal(message, str(why))[1])
             if (node, text) not in self.refused_nodes and len(self.refused_nodes) < REFUSED_NODES:
                 self.refused_nodes[node, text] = f"node {node}: {text}"
                 warnings.warn(f"a client is left out: {text}", stacklevel=3)
@@ -369,61 +381,113 @@ class Federation(Engine):
         except ValueError as why:
             raise Refused(str(why)) from None
 
+    # -- evaluation -----------------------------------------------------------------------------------------------
     def evaluate(
-        self, x: Tensor, weights: Tensor, clients: Sequence[int] | None = None
+        self, x: Tensor, weights: Tensor, clients: Sequence[int] | None = None, statistics: Tensor | None = None
     ) -> dict[str, tuple[float, float]]:
-        """The metrics of a model on the clients' own samples: {name: (weighted mean, weight)}."""
+        """The metrics of a model on the clients' own samples: {name: (weighted mean, weight)}. The statistics are those
+        of BatchNorm, if the model has it."""
+        sent = tuple(v.view(1, -1) for v in (x, statistics) if v is not None)
         if self.secure is not None:  # one value, the mean over all clients
-            return {name: (mean, 1.0) for name, mean in self.secure.evaluate(self, EVALUATE, x, METRICS).items()}
-        arrays, asked = arrays_of((x.view(1, -1),)), dict[int, list[int]]()  # node: clients
-        for client in range(len(self.nodes)) if clients is None else clients:
-            asked.setdefault(self.nodes[client], []).append(client)
-        requests = {
-            node: relayed.request(self, EVALUATE, arrays, self.stamp, own, [0] * len(own), weights[own].tolist())
-            if node in self.relays
-            else self._request(EVALUATE, arrays, self.stamp, -1, 0, 0)
-            for node, own in asked.items()
-        }
-        answers = dict(self._exchange(requests, time.monotonic() + self.timeout))
+            means = self.secure.evaluate(self, EVALUATE, sent, self.reported.columns)
+            return {name: (mean, 1.0) for name, mean in means.items()}
         metrics: dict[str, list[tuple[float, float]]] = {}
-        for node, own in asked.items():
-            message, weight = answers.get(node), float(weights[own].sum())
-            if message is None or message.has_error():
-                for client in own:
-                    self._reject(*self._fault(message, client))
-                continue
+        everyone = range(len(self.nodes)) if clients is None else clients
+        for node, own, message in self._ask(EVALUATE, sent, weights, everyone):
+            weight = float(weights[own].sum())
             try:
                 if node in self.relays:
-                    values = relayed.read_metrics(self, message, own, METRICS, weight)
+                    values = relayed.read_metrics(self, message, own, weight)
                 else:
                     values = {name: (value, weight) for name, value in self._metrics(message).items()}
             except Refused as why:
+                kind, text = _refusal(message, f"its metrics: {why}")
                 for client in own:
-                    self._reject("malformed", client, f"its metrics: {why}")
+                    self._reject(kind, client, text)
                 continue
             for name, pair in values.items():
                 metrics.setdefault(name, []).append(pair)
         table = {name: torch.tensor(pairs, dtype=torch.float64).unbind(-1) for name, pairs in metrics.items()}
         return {n: (float((value * w).sum() / w.sum()), float(w.sum())) for n, (value, w) in table.items()}
 
+    def moments(
+        self, x: Tensor, weights: Tensor, clients: Sequence[int] | None = None, draws: int = 0
+    ) -> tuple[Tensor, list[int]]:
+        """The weighted mean over the clients of the moments of every BatchNorm at x [1, d], in float64, and the clients
+        that were used. As in a round, too few usable replies are asked for again, and then end the run."""
+        everyone = list(range(len(self.nodes)) if clients is None else clients)
+        samples = SAMPLES if self.secure is not None else sum(self.samples)  # hidden sizes: as of large clients
+        draws = draws or mini_batches(samples, len(self.nodes), self.batch)
+        if self.secure is not None:
+            return self.secure.moments(self, STATISTICS, x, self.statistics_size, draws), everyone
+        total = ExactSum(self.statistics_size, self.limit * float(weights.sum()), len(weights))
+        used: list[int] = []
+        for _ in range(self.repeats + 1):
+            for node, own, message in self._ask(
+                STATISTICS, (x,), weights, [k for k in everyone if k not in used], draws
+            ):
+                try:
+                    ids, mean = self._moments(node, own, message)
+                except Refused as why:
+                    kind, text = _refusal(message, f"its statistics: {why}")
+                    for client in own:
+                        self._reject(kind, client, text)
+                    continue
+                if ids:
+                    total.add(mean, relayed.total_weight(weights, ids))
+                    used += ids
+            if len(used) >= self.min_replies:
+                return total.value() / relayed.total_weight(weights, used), used
+        usable = f"the statistics of BatchNorm: {len(used)} of {len(everyone)} replies could be used"
+        rejected = f"rejected: {dict(self.rejections.counts)}"
+        raise TooFewReplies(f"{usable}, {self.min_replies} are needed ({self.repeats + 1} attempts); {rejected}")
+
+    def _moments(self, node: int, own: list[int], message: Message) -> tuple[list[int], Tensor]:
+        """The clients of a node that can be used, and their mean."""
+        shapes = ((1, self.statistics_size),)
+        if node in self.relays:
+            ids, up, _ = relayed.read_reply(self, message, own, self.stamp, shapes, MOST_GRADIENTS)
+            return ids, up[0] if ids else torch.empty(0)
+        content = _content(message)
+        if fields_of(content, {"stamp": int})["stamp"] != self.stamp:
+            raise Refused("they are of another exchange")
+        (moments,) = tensors_of(content, [(shapes[0], torch.float64)])
+        if not math.isfinite(most := float(moments.abs().max())) or most > self.limit:
+            raise Refused(f"a value of size {most:.3g}; the limit is {self.limit:.3g}")
+        return own, moments
+
+    def _ask(
+        self, task: str, down: tuple[Tensor, ...], weights: Tensor, clients: Sequence[int], drawn: int = 0
+    ) -> Iterator[tuple[int, list[int], Message]]:
+        """Send the same to some clients. Returns node, clients and answer, in the order of the clients; a node without
+        an answer is counted."""
+        arrays, asked = arrays_of(down), dict[int, list[int]]()  # node: clients
+        for client in clients:
+            asked.setdefault(self.nodes[client], []).append(client)
+        requests = {
+            node: relayed.request(self, task, arrays, self.stamp, own, [0] * len(own), weights[own].tolist(), drawn)
+            if node in self.relays
+            else self._request(task, arrays, self.stamp, -1, 0, drawn)
+            for node, own in asked.items()
+        }
+        answers = dict(self._exchange(requests, time.monotonic() + self.timeout))
+        for node, own in asked.items():
+            message = answers.get(node)
+            if message is None or message.has_error():
+                for client in own:
+                    self._reject(*self._fault(message, client))
+            else:
+                yield node, own, message
+
     def _metrics(self, message: Message) -> dict[str, float]:
         """The metrics of one client."""
         content = _content(message)
         names = fields_of(content, {"stamp": int, "names": list})["names"]
-        if tuple(names) not in (METRICS, METRICS[:1]):
-            raise Refused("the metrics must be a loss and an accuracy")
+        self.reported.check_columns(names)
         values = [float(v) for v in tensors_of(content, [((1, 1), torch.float64)] * len(names))]
         for name, value in zip(names, values, strict=True):
-            self._check_metric(name, value)
+            self.reported.check(name, value, self.limit)
         return dict(zip(names, values, strict=True))
-
-    def _check_metric(self, name: str, value: float) -> None:
-        if not math.isfinite(value):
-            raise Refused(f"{name} is not finite")
-        if name == "train_accuracy" and not 0 <= value <= 1:
-            raise Refused(f"{name} must be in [0, 1], got {value:.3g}")
-        if abs(value) > self.limit:
-            raise Refused(f"{name} is {value:.3g}; the limit is {self.limit:.3g}")
 
     # -- messages -------------------------------------------------------------------------------------------------
     def _request(
@@ -432,8 +496,8 @@ class Federation(Engine):
         if self.secure is not None and task == HELLO:
             secure = self.secure.greeting
         base, saved = (int(self.base[client]), int(self.saved[client])) if client >= 0 else (-1, -1)
-        fields = {"task": task, "algorithm": self.algorithm, "aggregation": self.aggregation, "run": self.run}
-        fields["secure"] = secure
+        fields: dict[str, Any] = {"task": task, "algorithm": self.algorithm, "aggregation": self.aggregation}
+        fields |= {"run": self.run, "secure": secure, "metrics": self.reported.names}
         numbers = {"stamp": stamp, "base": base, "saved": saved, "key": key, "drawn": drawn, "batch": self.batch}
         return packed(arrays, fields | {"dtype": str(self.dtype).removeprefix("torch.")} | numbers)
 

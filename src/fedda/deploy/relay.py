@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +19,18 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import nn
 
-from ..problems.neural import flatten, trainable
+from ..problems.batchnorm import BatchNorms
+from ..problems.neural import flatten
+from ..problems.neural import trainable as trained_parameters
 from . import relayed
-from .client import EVALUATE, HELLO, METRICS, number
+from .client import EVALUATE, HELLO, STATISTICS, evaluated_forms, number
 from .client import REQUEST as PLAIN
+from .constants import frozen_hash, with_frozen
 from .federation import Federation, TooFewReplies
 from .memory import RUN
 from .relay_socket import receive, refusal, seconds_left, send
 from .report import Rejections
+from .reported import ReportedMetrics, Wanted, columns_of, refuse_missing
 from .traffic import DTYPES, traffic
 from .wire import Refused, fields_of, packed, tensors_of
 
@@ -47,15 +52,21 @@ class Relay:
         min_replies: replies that a round needs.
         repeats: how often a round with fewer replies is repeated.
         limit: a reply with a larger value is rejected.
+        metrics: more metrics than the loss and the accuracy, as its sites have them and as the upper server asks.
+        trainable: the parameters to train, as at its sites and on the upper server.
     """
 
     def __init__(
         self, grid: Grid, model: nn.Module, sites: int, timeout: float = 600.0, min_replies: int = 2,
-        repeats: int = 0, limit: float = 1e6,
+        repeats: int = 0, limit: float = 1e6, metrics: Wanted = None, trainable: str | Sequence[str] | None = None,
     ):  # fmt: skip
-        self.layout = [(name, tuple(p.shape)) for name, p in trainable(model)]
-        self.d, self.sites, self.timeout = flatten(model).numel(), sites, timeout
-        self.federation = Federation(grid, "{}", 1, torch.float32, timeout, min_replies, repeats, limit)
+        self.model = with_frozen(model, trainable)
+        self.layout = [(name, tuple(p.shape)) for name, p in trained_parameters(self.model)]
+        self.d, self.sites, self.timeout = flatten(self.model).numel(), sites, timeout
+        self.federation = Federation(
+            grid, "{}", 1, torch.float32, timeout, min_replies, repeats, limit, reported=ReportedMetrics.of(metrics),
+            statistics_size=BatchNorms(self.model).size,
+        )  # fmt: skip
 
     def answer(self, message: Message, context: Context) -> Message:
         """The reply to a message of the upper server.
@@ -86,7 +97,10 @@ class Relay:
             fields = fields_of(content, PLAIN)
             if fields["task"] != HELLO or fields["secure"]:
                 raise Refused("a relay sends means: it cannot take part in secure aggregation")
-            return self._greeting(own_number)
+            if fields["dtype"] not in DTYPES:
+                raise Refused("the dtype is not possible")
+            refuse_missing(self.federation.reported.own, fields["metrics"], "Relay")
+            return self._greeting(own_number, fields)
         fields = fields_of(content, relayed.REQUEST)
         if fields["dtype"] not in DTYPES or not re.fullmatch(RUN, fields["run"]):
             raise Refused("the dtype or the name of the run is not possible")
@@ -94,8 +108,9 @@ class Relay:
         if not lists[0] or any(len(values) != len(lists[0]) for values in lists):
             raise Refused("a relay needs a key, two exchanges and a weight for each of its sites")
         federation, dtype = self.federation, DTYPES[fields["dtype"]]
+        refuse_missing(federation.reported.own, fields["metrics"], "Relay")
         if not federation.names:
-            self._greeting(own_number)
+            self._greeting(own_number, fields)
         if unknown := set(fields["clients"]) - set(federation.names):
             raise Refused(f"site {sorted(unknown)[0]} is not behind this relay")
         federation.algorithm, federation.aggregation = fields["algorithm"], fields["aggregation"]
@@ -104,15 +119,20 @@ class Relay:
         federation.gradients = federation.full_gradients = 0
         cohort = self._cohort(fields)
         if fields["task"] == EVALUATE:
+            x, *statistics = tensors_of(content, evaluated_forms(self.d, federation.statistics_size, dtype))
+            return self._metrics(x, statistics[0] if statistics else None, cohort, fields)
+        if fields["task"] == STATISTICS:
             (x,) = tensors_of(content, [((1, self.d), dtype)])
-            return self._metrics(x, cohort, fields)
+            return self._moments(x, cohort, fields)
         return self._means(content, cohort, fields)
 
-    def _greeting(self, own_number: int) -> RecordDict:
+    def _greeting(self, own_number: int, fields: dict[str, Any]) -> RecordDict:
         """Who is behind this relay; it waits for all of them."""
-        federation = self.federation
+        federation, dtype = self.federation, DTYPES[fields["dtype"]]
+        federation.batch, federation.dtype, federation.frozen = fields["batch"], dtype, frozen_hash(self.model, dtype)
         federation.greet(self.sites, self.layout)
         about = {"d": self.d, "layout": json.dumps(self.layout), "client": own_number}
+        about |= {"statistics": federation.statistics_size, "frozen": federation.frozen}
         return packed((), about | {"clients": federation.names, "samples": federation.samples})
 
     def _cohort(self, fields: dict[str, Any]) -> Any:
@@ -152,9 +172,19 @@ class Relay:
         about |= {"stamp": fields["stamp"], "used": used, "rejected": relayed.rejected_by_site(federation)}
         return packed(means, about)
 
-    def _metrics(self, x: torch.Tensor, cohort: Any, fields: dict[str, Any]) -> RecordDict:
-        means = self.federation.evaluate(x[0], cohort.simulation.weights, cohort.ids.tolist())
-        names = [name for name in METRICS if name in means]
+    def _moments(self, x: torch.Tensor, cohort: Any, fields: dict[str, Any]) -> RecordDict:
+        """As the means of a task, but no site keeps anything of it."""
+        federation, weights = self.federation, cohort.simulation.weights
+        mean, used = federation.moments(x, weights, cohort.ids.tolist(), fields["drawn"])
+        about = {"stamp": fields["stamp"], "draws": 0, "gradients": 0, "full_gradients": 0}
+        about |= {"used": [federation.names[k] for k in used], "rejected": relayed.rejected_by_site(federation)}
+        return packed((mean,), about)
+
+    def _metrics(
+        self, x: torch.Tensor, statistics: torch.Tensor | None, cohort: Any, fields: dict[str, Any]
+    ) -> RecordDict:
+        means = self.federation.evaluate(x, cohort.simulation.weights, cohort.ids.tolist(), statistics)
+        names = [name for name in columns_of(fields["metrics"]) if name in means]
         about = {"stamp": fields["stamp"], "names": names, "weights": [means[name][1] for name in names]}
         values = tuple(torch.full((1, 1), means[name][0], dtype=torch.float64) for name in names)
         return packed(values, about | {"rejected": relayed.rejected_by_site(self.federation)})

@@ -23,7 +23,9 @@ KINDS = ("late", "gone", "failed", "refused", "stale", "malformed", "not finite"
 REQUEST: dict[str, type] = dict.fromkeys(("task", "algorithm", "aggregation", "run", "dtype", "secure"), str)
 REQUEST |= dict.fromkeys(("stamp", "drawn", "batch"), int)
 REQUEST |= dict.fromkeys(("clients", "keys", "bases", "saved", "weights"), list)  # by site
-GREETING = {"samples": list, "d": int, "layout": str, "client": int, "clients": list}
+REQUEST["metrics"] = list
+ABOUT_MODEL: dict[str, type] = {"d": int, "layout": str, "statistics": int, "frozen": str}  # in a greeting
+GREETING: dict[str, type] = {"samples": list, "client": int, "clients": list, **ABOUT_MODEL}
 REPLY = {"stamp": int, "draws": int, "gradients": int, "full_gradients": int, "used": list, "rejected": str}
 METRICS_REPLY = {"stamp": int, "names": list, "weights": list, "rejected": str}
 
@@ -36,6 +38,7 @@ def request(
     fields: dict[str, Any] = {"task": task, "algorithm": federation.algorithm, "aggregation": federation.aggregation}
     fields |= {"run": federation.run, "dtype": str(federation.dtype).removeprefix("torch."), "secure": ""}
     fields |= {"stamp": stamp, "drawn": drawn, "batch": federation.batch, "keys": keys, "weights": weights}
+    fields["metrics"] = federation.reported.names
     fields["clients"] = [federation.names[k] for k in clients]
     fields["bases"] = [int(federation.base[k]) for k in clients]
     fields["saved"] = [int(federation.saved[k]) for k in clients]
@@ -73,17 +76,18 @@ def read_reply(
 
 
 def read_metrics(
-    federation: "Federation", message: Message, clients: list[int], known: tuple[str, ...], most: float
+    federation: "Federation", message: Message, clients: list[int], most: float
 ) -> dict[str, tuple[float, float]]:
     """For each metric the mean over the clients of a relay, and their weight, at most `most`."""
     content = message.content if message.has_content() else RecordDict()
     fields = fields_of(content, METRICS_REPLY)
     names, weights = fields["names"], fields["weights"]
-    if tuple(names) != known[: len(names)] or len(weights) != len(names):
-        raise Refused("the metrics must be a loss and an accuracy, each with a weight")
+    federation.reported.check_columns(names)
+    if len(weights) != len(names):
+        raise Refused("each metric must have a weight")
     values = [float(v) for v in tensors_of(content, [((1, 1), torch.float64)] * len(names))]
     for name, value, weight in zip(names, values, weights, strict=True):
-        federation._check_metric(name, value)
+        federation.reported.check(name, value, federation.limit)
         if not 0 < weight <= most:
             raise Refused(f"the weight of {name} is not possible")
     _count_rejected(federation, fields["rejected"], {federation.names[k]: k for k in clients})

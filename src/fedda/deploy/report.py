@@ -9,6 +9,7 @@
 | rejected, last | the same over all sites |
 | waiting | sites whose reply is awaited now |
 | left_out, refused_nodes | sites that the plan leaves out; nodes that were not let in, and why |
+| metrics | of the last evaluation |
 | seconds, last_round | of the whole run and of the last round, by part |
 | privacy | with noise: epsilon so far |
 | secure_aggregation | where it is used: bits, limit, and the largest error of a mean |

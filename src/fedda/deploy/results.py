@@ -3,26 +3,36 @@
 import copy
 import io
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.nn.utils import vector_to_parameters
 
+from ..core import Layout
 from ..files import write_whole
-from ..problems.neural import trainable
-from .checkpoint import STATE, read_state
+from .checkpoint import STATE, STATISTICS, read_state
+from .constants import frozen_hash, with_frozen
+from .traffic import DTYPES
 
 
 def trained(out: str | Path, model: nn.Module) -> nn.Module:
-    """A copy of a model with the parameters of the last checkpoint of a run. The run may still be running.
+    """A copy of a model in eval mode, with the parameters and the BatchNorm statistics of the last checkpoint of a run.
+    The run may still be running.
 
     Args:
         out: the folder of the run.
         model: the network.
     """
-    return with_parameters(model, read_state(Path(out) / STATE)[0]["server.x"])
+    state, facts = read_state(Path(out) / STATE)
+    layout, dtype = facts["layout"], DTYPES[facts["plan"]["dtype"]]
+    if facts.get("frozen"):
+        names = {name for name, _ in model.named_parameters()} & {name for name, _ in layout}
+        if frozen_hash(with_frozen(model, sorted(names)), dtype) != facts["frozen"]:
+            raise ValueError(f"{out}: the frozen parameters of the model are not those of the run")
+    return with_values(model, named_values(Path(out), state, facts)).eval()
 
 
 def export(out: str | Path, file: str | Path) -> list[str]:
@@ -35,7 +45,7 @@ def export(out: str | Path, file: str | Path) -> list[str]:
             that `torch.load` reads.
 
     Returns:
-        The names of its parameters.
+        The names of its parameters and of BatchNorm's statistics.
     """
     file = Path(file)
     if file.suffix not in (".safetensors", ".pt"):
@@ -43,8 +53,7 @@ def export(out: str | Path, file: str | Path) -> list[str]:
     if not file.parent.is_dir():
         raise ValueError(f"{file.parent}: is not a folder")
     state, facts = read_state(Path(out) / STATE)
-    parts = state["server.x"].flatten().split([math.prod(shape) for _, shape in facts["layout"]])
-    tensors = {name: part.reshape(shape).clone() for (name, shape), part in zip(facts["layout"], parts, strict=True)}
+    tensors = named_values(Path(out), state, facts)
     if file.suffix == ".pt":
         buffer = io.BytesIO()
         torch.save(tensors, buffer)
@@ -55,16 +64,39 @@ def export(out: str | Path, file: str | Path) -> list[str]:
     return list(tensors)
 
 
-def with_parameters(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy of a model with the values of a flat vector.
+def named_values(out: Path, state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The trained parameters of a checkpoint and, if the model has BatchNorm, its statistics, by name."""
+    named, norms = by_name(facts["layout"], state["server.x"]), facts.get("statistics", [])
+    if norms and STATISTICS not in state:
+        raise ValueError(
+            f"{out}: round {int(state['round'])} has no statistics of BatchNorm yet: they come with the next "
+            "evaluation and at the end of the run"
+        )
+    return named | (by_name(norms, state[STATISTICS]) if norms else {})
 
-    >>> with_parameters(nn.Linear(1, 1), torch.tensor([2.0, 1.0]))(torch.tensor([3.0])).tolist()
+
+def by_name(layout: Layout, x: Tensor) -> dict[str, Tensor]:
+    """The tensors of a flat vector.
+
+    >>> by_name([("weight", (1, 2)), ("bias", (1,))], torch.tensor([1.0, 2.0, 3.0]))
+    {'weight': tensor([[1., 2.]]), 'bias': tensor([3.])}
+    """
+    parts = x.flatten().split([math.prod(shape) for _, shape in layout])
+    return {name: part.reshape(shape).clone() for (name, shape), part in zip(layout, parts, strict=True)}
+
+
+def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a model with these parameters and buffers.
+
+    >>> values = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([1.0])}
+    >>> with_values(nn.Linear(1, 1), values)(torch.tensor([3.0])).tolist()
     [7.0]
     """
     filled = copy.deepcopy(model)
-    parameters = [parameter for _, parameter in trainable(filled)]
-    size = sum(parameter.numel() for parameter in parameters)
-    if x.numel() != size:
-        raise ValueError(f"the model has {size} trainable parameters, the vector has {x.numel()} values")
-    vector_to_parameters(x.flatten().to(parameters[0]), parameters)
+    own = dict(filled.named_parameters()) | dict(filled.named_buffers())
+    for name, value in values.items():
+        if name not in own or own[name].shape != value.shape:
+            got = f"shape {list(own[name].shape)}" if name in own else "none"
+            raise ValueError(f"the model must have {name!r} with the shape {list(value.shape)}, got {got}")
+        own[name].data.copy_(value)
     return filled

@@ -91,22 +91,40 @@ class SecureSums:
         parts = torch.from_numpy(attempt.mean).split([math.prod(shape) for shape in shapes])
         return tuple(part.view(shape).to(federation.dtype) for part, shape in zip(parts, shapes, strict=True))
 
-    def evaluate(self, federation: Federation, task: str, x: Tensor, names: tuple[str, ...]) -> dict[str, float]:
-        """The means of the sites' metrics. The last number of an upload says whether the site has all of them."""
+    def evaluate(
+        self, federation: Federation, task: str, down: tuple[Tensor, ...], names: tuple[str, ...]
+    ) -> dict[str, float]:
+        """The means of the sites' metrics, of those that all sites have: the second half of an upload says which."""
+        attempt = self._ask(federation, task, down, 2 * len(names))
+        if attempt is None:
+            return {}
+        values, complete = attempt.mean.reshape(2, -1).tolist()
+        triples = zip(names, values, complete, strict=True)
+        return {name: value for name, value, share in triples if share > 1 - 1e-3}
 
-        arrays = arrays_of((x.view(1, -1),))
+    def moments(self, federation: Federation, task: str, x: Tensor, size: int, draws: int) -> Tensor:
+        """The means of the sites' moments of BatchNorm, [1, size]."""
+        for _ in range(federation.repeats + 1):
+            if (attempt := self._ask(federation, task, (x,), size, draws)) is not None:
+                return torch.from_numpy(attempt.mean).view(1, size)
+        rejected = dict(federation.rejections.counts)
+        why = f"the statistics of BatchNorm: no sum of enough sites ({federation.repeats + 1} attempts)"
+        raise TooFewReplies(f"{why}; rejected: {rejected}")
+
+    def _ask(
+        self, federation: Federation, task: str, down: tuple[Tensor, ...], length: int, drawn: int = 0
+    ) -> Attempt | None:
+        """One exchange with all sites, for an evaluation; its bytes are not counted."""
+        arrays = arrays_of(down)
 
         def request(client: int, secure: str) -> RecordDict:
-            return federation._request(task, arrays, federation.stamp, -1, 0, 0, secure)
+            return federation._request(task, arrays, federation.stamp, -1, 0, drawn, secure)
 
         before = self.extra_up, self.extra_down
         everyone = list(range(len(federation.nodes)))
-        attempt = self._attempt(federation, everyone, task, federation.stamp, request, len(names) + 1)
-        self.extra_up, self.extra_down = before  # evaluations are not counted
-        if attempt is None:
-            return {}
-        *values, complete = attempt.mean.tolist()
-        return dict(zip(names, values if complete > 1 - 1e-3 else values[:1], strict=False))
+        attempt = self._attempt(federation, everyone, task, federation.stamp, request, length)
+        self.extra_up, self.extra_down = before
+        return attempt
 
     def _attempt(
         self, federation: Federation, wanted: list[int], task: str, stamp: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -21,16 +21,20 @@ from ..aggregation import Budget, Noise
 from ..aggregation.accounting import REPRODUCIBLE
 from ..core import Layout, Problem, bind_to_problem
 from ..problems import problem as make_problem
-from ..problems.batchnorm import tracking_layers
-from ..problems.neural import Loss, flatten, trainable
+from ..problems.batchnorm import BatchNorms
+from ..problems.evaluation import means
+from ..problems.neural import Loss, flatten
+from ..problems.neural import trainable as trained_parameters
 from ..registry import rates_of_unknown_length
 from ..run import Run
-from .checkpoint import Checkpoint, Ledger
+from .checkpoint import STATISTICS, Checkpoint, Ledger
+from .constants import frozen_hash, with_frozen
 from .federation import Federation
 from .grid import give_up_after, link_errors
 from .participants import Participants
 from .relay import Relay
 from .report import Rejections, difference, now, rounded
+from .reported import ReportedMetrics, Wanted
 from .secret import SecretDraws
 from .secure import SecureSums, refuse_algorithm, refuse_settings, terms_for
 from .status import ADVERSARIES
@@ -187,11 +191,11 @@ def refuse_simulated(names: Iterable[str]) -> None:
             )
 
 
-def refuse_batch_norm(model: nn.Module) -> None:
-    """Each site would evaluate with its own statistics, and the trained model would have none."""
-    layers = tracking_layers(model)
-    if layers:
-        raise ValueError(f"deploy: {next(iter(layers))} is a BatchNorm, which federations cannot train: use GroupNorm")
+def refuse_noise(norms: BatchNorms, plan: Plan) -> None:
+    """The trained model holds the statistics of BatchNorm, which are means of the sites' samples without noise."""
+    if norms.layers and plan.noisy:
+        layer = next(iter(norms.layers))
+        raise ValueError(f"deploy: {layer} is a BatchNorm, whose statistics noise does not protect: use GroupNorm")
 
 
 class Remote(Problem):
@@ -202,15 +206,21 @@ class Remote(Problem):
     device = torch.device("cpu")
     dtype = torch.float32
 
-    def __init__(self, model: Model, loss: Loss, plan: Plan, test: tuple[Any, Any] | None):
-        self.model, self.plan, self.dtype = model, plan, DTYPES[plan.dtype]
+    def __init__(
+        self, model: Model, loss: Loss, plan: Plan, test: tuple[Any, Any] | None, metrics: Wanted = None,
+        trainable: str | Sequence[str] | None = None,
+    ):  # fmt: skip
+        self.model, self.plan, self.dtype, self.trainable = model, plan, DTYPES[plan.dtype], trainable
         network = self._new_model(plan.seed)
-        refuse_batch_norm(network)
-        self.layout = [(name, tuple(p.shape)) for name, p in trainable(network)]
+        self.norms, self.reported = BatchNorms(network), ReportedMetrics.of(metrics)
+        refuse_noise(self.norms, plan)
+        self.layout = [(name, tuple(p.shape)) for name, p in trained_parameters(network)]
         self.d, self.batch_size = flatten(network).numel(), plan.batch
         self.judge = None
         if test is not None:
-            self.judge = make_problem(network, loss, x=test[0], y=test[1]).to(dtype=self.dtype)
+            self.judge = make_problem(network, loss, x=test[0], y=test[1], metrics=metrics).to(dtype=self.dtype)
+        self.frozen_hash = frozen_hash(network, self.dtype)
+        self.estimated: tuple[Tensor, Tensor] | None = None  # the statistics of BatchNorm: at which x, and their values
         self.federation: Federation | None = None
         self.clients, self.sizes = 0, torch.empty(0, dtype=torch.int64)
 
@@ -225,7 +235,7 @@ class Remote(Problem):
     def _new_model(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.key(seed, rng.MODEL)))
-            return self.model()
+            return with_frozen(self.model(), self.trainable)
 
     @property
     def form(self) -> tuple[Tensor, Layout]:
@@ -238,25 +248,39 @@ class Remote(Problem):
     def evaluate(self, x: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """On the clients' samples, as they report it, and on the server's test set, if it has one."""
         assert self.federation is not None
+        statistics = self.statistics(x, weights)
         metrics = {"train_loss": torch.tensor(torch.nan, dtype=torch.float64)}  # if no client answers
-        for name, (mean, _) in self.federation.evaluate(x, weights).items():
-            metrics[name] = torch.tensor(mean, dtype=torch.float64)
+        metrics |= self.reported.row(self.federation.evaluate(x, weights, statistics=statistics))
         if self.judge is not None:
-            own = self.judge.evaluate(x, torch.ones(1, dtype=torch.float64))
-            metrics |= {name.replace("train_", "test_"): value for name, value in own.items()}
+            totals = self.judge.totals(x, torch.ones(1, dtype=torch.float64), statistics=statistics)
+            own = self.judge.finished(means(totals))
+            metrics |= {f"test_{name.removeprefix('train_')}": value for name, value in own.items()}
         return metrics
+
+    def statistics(self, x: Tensor, weights: Tensor) -> Tensor | None:
+        """The means and variances of BatchNorm at x [d] from all sites' samples, [size]: a message to each site, unless
+        they are known. None if the model has no BatchNorm."""
+        assert self.federation is not None
+        if self.norms.layers and self.known_statistics(x) is None:
+            moments, _ = self.federation.moments(x.view(1, -1), weights)
+            self.estimated = x.clone(), self.norms.from_moments(moments)[0].to(self.dtype)
+        return self.known_statistics(x)
+
+    def known_statistics(self, x: Tensor) -> Tensor | None:
+        return self.estimated[1] if self.estimated is not None and torch.equal(self.estimated[0], x) else None
 
 
 def serve(
     grid: Grid, plan: Plan, model: Model, loss: Loss, test: tuple[Any, Any] | None = None,
     say: Callable[[str], None] = print, secret: bytes | None = None, after_round: Callable[[Run], None] | None = None,
+    metrics: Wanted = None, trainable: str | Sequence[str] | None = None,
 ) -> Run:  # fmt: skip
     """All rounds, from the start or from the checkpoint. The report is written after each round and at the end.
 
     `secret` (32 bytes) decides cohorts and batches of a new run; by default the operating system draws one.
     """
     participants = Participants(Path(plan.participants) if plan.participants else None)
-    remote = Remote(model, loss, plan, test)  # first: a refused model leaves no files
+    remote = Remote(model, loss, plan, test, metrics, trainable)  # first: a refused model leaves no files
     if plan.secure_aggregation:
         refuse_algorithm(bind_to_problem(algorithm(plan.table), *remote.form), remote.form[0][None], plan.weights)
     checkpoint, draws, ledger = Checkpoint(Path(plan.out)), SecretDraws(secret), Ledger()
@@ -268,6 +292,8 @@ def serve(
         before = checkpoint.last_report()
         try:
             plan = remote.plan = _resumed(plan, facts, say)
+            if facts.get("frozen", remote.frozen_hash) != remote.frozen_hash:
+                raise ValueError(f"{plan.out}: the frozen parameters of the model are not those of the run")
         except ValueError:
             checkpoint.release()
             raise
@@ -277,6 +303,7 @@ def serve(
         grid, plan.table, plan.batch, DTYPES[plan.dtype], plan.timeout, plan.needed_replies, plan.repeats, plan.limit,
         aggregation=plan.aggregation, without=plan.left_out, participants=participants,
         secure=SecureSums(plan.secure_bits, plan.largest_weight) if plan.secure_aggregation else None,
+        reported=remote.reported, statistics_size=remote.norms.size, frozen=remote.frozen_hash,
     )  # fmt: skip
     if state is not None:
         draws.key = checkpoint.secret
@@ -288,6 +315,8 @@ def serve(
         federation.base, federation.saved = base[kept], base[kept]
         federation.rejections = Rejections.of(before if "sites" in before else facts)
         federation.gradients, federation.full_gradients = (int(state[f"counts.{k}"]) for k in GRADIENTS)
+        if STATISTICS in state:
+            remote.estimated = state["server.x"].flatten(), state[STATISTICS]
     report = {"started": now()} | before
     report |= {"status": "running", "round": 0 if state is None else int(state["round"]), "rounds": plan.rounds}
     report |= {"algorithm": plan.algorithm, "out": str(Path(plan.out).resolve())}
@@ -325,7 +354,7 @@ def serve(
             if state is None or facts.get("names") != federation.names:
                 _save(checkpoint, run, federation, plan)
             if checkpoint.last_row() < run.round:  # a server may have died before it wrote the row
-                _evaluate(checkpoint, run, federation, plan, 0.0)
+                report |= _evaluate(checkpoint, run, federation, plan, 0.0)
             last = run.last_round(plan.rounds)
             while run.round < last:
                 began = watch.total()
@@ -336,12 +365,17 @@ def serve(
                 if run.privacy is not None:
                     report["privacy"] = run.privacy.row(run.round)
                 write_report()
-                _evaluate(checkpoint, run, federation, plan, sum(difference(watch.total(), began).values()))
+                seconds = sum(difference(watch.total(), began).values())
+                report |= _evaluate(checkpoint, run, federation, plan, seconds)
                 report["last_round"] = rounded(difference(watch.total(), began))
                 write_report()
                 say(f"round {run.round} of {plan.rounds}: {_line(run, federation)}")
                 if after_round:
                     after_round(run)
+            if remote.norms.layers:  # the last model has its statistics, also without an evaluation
+                with watch.part("evaluation", whole=True):
+                    current_statistics(run)
+                _save(checkpoint, run, federation, plan)
         report["status"] = "finished"
         if why := run.stop_reason(run.round, plan.rounds):
             report |= {"status": "stopped", "why": why}
@@ -404,17 +438,34 @@ def _save(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan) 
         facts |= {"rejected": dict(federation.rejections.counts), "layout": run.problem.layout}
         facts["left_out"] = sorted(plan.left_out)
         facts["samples"] = federation.claims()
+        remote: Any = run.problem
+        facts |= {"statistics": remote.norms.layout, "frozen": remote.frozen_hash}
+        statistics = remote.known_statistics(run.server.x.flatten())
         if run.privacy is not None:
             facts["privacy"] = run.privacy.row(run.round)
-        checkpoint.save(run.state(), federation.base, facts)
+        checkpoint.save(run.state() | ({} if statistics is None else {STATISTICS: statistics}), federation.base, facts)
         federation.saved = federation.base.clone()
 
 
-def _evaluate(checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan, seconds: float) -> None:
-    """A row for this round, if one is due."""
-    if plan.every and (run.round % plan.every == 0 or run.round == plan.rounds):
-        with federation.watch.part("evaluation", whole=True):
-            checkpoint.append([row | {"seconds": round(seconds, 3)} for row in run.evaluate()])
+def _evaluate(
+    checkpoint: Checkpoint, run: Run, federation: Federation, plan: Plan, seconds: float
+) -> dict[str, dict[str, float]]:
+    """Write a row for this round, if one is due. Returns its metrics, for the report."""
+    if not plan.every or (run.round % plan.every and run.round != plan.rounds):
+        return {}
+    with federation.watch.part("evaluation", whole=True):
+        (row,) = run.evaluate()
+    if federation.statistics_size:
+        _save(checkpoint, run, federation, plan)  # with the statistics of BatchNorm
+    checkpoint.append([row | {"seconds": round(seconds, 3)}])
+    return {"metrics": {k: v for k, v in row.items() if k.startswith(("train_", "test_")) and math.isfinite(v)}}
+
+
+def current_statistics(run: Run) -> dict[str, Tensor]:
+    """The statistics of BatchNorm of the model as it is, by name."""
+    remote: Any = run.problem
+    statistics = remote.statistics(run.server.x.flatten(), run.simulation.objective)
+    return {} if statistics is None else remote.norms.named(statistics)
 
 
 def _fixed(plan: Plan) -> dict[str, Any]:
@@ -435,22 +486,30 @@ def _line(run: Run, federation: Federation) -> str:
     return f"{int(run.dropped)} replies lost so far" + (f" ({lost})" if lost else "") + privacy
 
 
-def relay(grid: Grid, plan: Plan, model: Model) -> None:
+def relay(
+    grid: Grid, plan: Plan, model: Model, metrics: Wanted = None, trainable: str | Sequence[str] | None = None
+) -> None:
     """Be a relay for the sites of this federation, until the run is stopped or the SuperLink is gone."""
     give_up_after(grid, LINK_TIMEOUT)
     with link_errors(LINK_TIMEOUT):
         Relay(
-            grid, model(), plan.clients, plan.timeout, plan.min_replies or 2, plan.repeats, plan.limit
+            grid, model(), plan.clients, plan.timeout, plan.min_replies or 2, plan.repeats, plan.limit, metrics,
+            trainable,
         ).listen(Path(plan.relay))  # fmt: skip
 
 
-def server_app(model: Model, loss: Loss, test: Callable[[], tuple[Any, Any]] | None = None) -> ServerApp:
+def server_app(
+    model: Model, loss: Loss, test: Callable[[], tuple[Any, Any]] | None = None, metrics: Wanted = None,
+    trainable: str | Sequence[str] | None = None,
+) -> ServerApp:  # fmt: skip
     """The ServerApp for a model.
 
     Args:
         model: the network, or a function that makes it.
         loss: a function of its output and the targets.
         test: a function that loads the server's own test set (x, y), if it has one.
+        metrics: more metrics than the loss and the accuracy, as in `fedda.problem`: the sites must have the same names.
+        trainable: the parameters to train, by a pattern such as "head.*"; the same as at the sites.
     """
     app = ServerApp()
 
@@ -458,8 +517,8 @@ def server_app(model: Model, loss: Loss, test: Callable[[], tuple[Any, Any]] | N
     def main(grid: Grid, context: Context) -> None:
         plan = Plan.of(dict(context.run_config))
         if plan.relay:
-            relay(grid, plan, model)
+            relay(grid, plan, model, metrics, trainable)
         else:
-            serve(grid, plan, model, loss, test() if test else None)
+            serve(grid, plan, model, loss, test() if test else None, metrics=metrics, trainable=trainable)
 
     return app

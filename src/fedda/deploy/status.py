@@ -60,6 +60,8 @@ def facts(status: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "sites connected", f"{sum(present)} of {len(present)}"
     yield "replies used", str(sum(site["replies"] for site in sites))
     yield "replies rejected", str(sum(status["rejected"].values()))
+    for name, value in status.get("metrics", {}).items():
+        yield name.replace("_", " "), f"{value:.4g}"
     if last := status.get("last_round"):
         seconds = sum(last.values())
         yield "last round", duration(seconds)

@@ -3,7 +3,7 @@
 import copy
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,14 +12,15 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
-from torch import Tensor, nn
+from torch import nn
 
 from ..checks import one_line, refuse_unknown
 from ..problems.neural import Loss
 from ..run import Run
 from .checkpoint import ROWS
-from .results import with_parameters
-from .server import Plan, refuse_simulated, serve
+from .reported import Wanted
+from .results import by_name, with_values
+from .server import Plan, current_statistics, refuse_simulated, serve
 
 COUNTS = ("round", "seed")  # in a row; the rest are metrics
 
@@ -37,16 +38,19 @@ class Strategy(Base):
         algorithm: its name (`fedda list algorithms`).
         params: its hyper-parameters.
         test: the server's own test set (x, y).
+        metrics: more metrics than the loss and the accuracy, as in `fedda.problem`: the sites must have the same names.
+        trainable: the parameters to train, by a pattern such as "head.*"; the same as at the sites.
         plan: the settings of a run, as in an app's pyproject.toml: clients, cohort, batch, out, ...
     """
 
     def __init__(
         self, model: nn.Module, loss: Loss, algorithm: str = "fedavg", params: Mapping[str, Any] | None = None,
-        test: tuple[Any, Any] | None = None, **plan: Any,
+        test: tuple[Any, Any] | None = None, metrics: Wanted = None, trainable: str | Sequence[str] | None = None,
+        **plan: Any,
     ):  # fmt: skip
         refuse_simulated(plan)
         refuse_unknown("Strategy", plan, {f.name for f in fields(Plan)} - {"algorithm", "params"})
-        self.model, self.loss, self.test = model, loss, test
+        self.model, self.loss, self.test, self.metrics, self.trainable = model, loss, test, metrics, trainable
         self.plan = Plan(algorithm=algorithm, params=json.dumps(dict(params or {})), **plan)
 
     def summary(self) -> None:
@@ -81,13 +85,16 @@ class Strategy(Base):
 
         def after(run: Run) -> None:
             if evaluate_fn:
-                judge(run.round, _arrays(first, run.server.x))
+                judge(run.round, _arrays(first, run))
 
         self.summary()
         if not plan.resume:
             judge(0, initial_arrays)
-        run = serve(grid, plan, lambda: copy.deepcopy(first), self.loss, self.test, after_round=after)
-        result.arrays = _arrays(first, run.server.x)
+        run = serve(
+            grid, plan, lambda: first, self.loss, self.test, after_round=after, metrics=self.metrics,
+            trainable=self.trainable,
+        )  # fmt: skip
+        result.arrays = _arrays(first, run)
         rows = Path(plan.out) / ROWS
         for row in map(json.loads, rows.read_text().splitlines() if rows.exists() else ()):  # no rows with every = 0
             metrics: Any = {
@@ -111,5 +118,6 @@ class Strategy(Base):
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _unused
 
 
-def _arrays(model: nn.Module, x: Tensor) -> ArrayRecord:
-    return ArrayRecord(with_parameters(model, x).state_dict())
+def _arrays(model: nn.Module, run: Run) -> ArrayRecord:
+    values = by_name(run.problem.layout, run.server.x) | current_statistics(run)
+    return ArrayRecord(with_values(model, values).state_dict())

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-PROTOCOL = 3  # messages of another version are refused
+PROTOCOL = 4  # messages of another version are refused
 NUMPY = "numpy.ndarray"  # Flower's name for arrays as np.save writes them
 
 

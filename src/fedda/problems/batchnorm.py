@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .. import rng
 from ..checks import count
+from ..core import Layout
 from .gradients.stackable import stackable
 from .trees import at, first_tensor
 
@@ -58,8 +59,14 @@ class BatchNorms:
 
     def named(self, statistics: Tensor) -> dict[str, Tensor]:
         """The buffers by name, from means and variances [..., size]."""
-        names = [f"{name}.{kind}" for name in self.layers for kind in ("running_mean", "running_var")]
-        return dict(zip(names, self.split(statistics), strict=True))
+        return dict(zip((name for name, _ in self.layout), self.split(statistics), strict=True))
+
+    @property
+    def layout(self) -> Layout:
+        """The names and shapes of the buffers, in the order of the statistics."""
+        kinds = ("running_mean", "running_var")
+        layers = zip(self.layers, self.widths, strict=True)
+        return [(f"{name}.{kind}", (width,)) for name, width in layers for kind in kinds]
 
     def default_statistics(self, like: Tensor) -> Tensor:
         """Mean 0 and variance 1 for all layers, [size]."""
@@ -71,11 +78,14 @@ class BatchNorms:
         (total,) = add([self.total_moments(evaluation, x, weights, mine)])
         return self.from_moments(total.view(len(x), -1))
 
-    def total_moments(self, evaluation: Evaluation, x: Tensor, weights: Tensor, mine: Shard) -> Tensor:
-        """The weighted sum of the moments of a shard of the clients, [replicas, size] in float64."""
+    def total_moments(
+        self, evaluation: Evaluation, x: Tensor, weights: Tensor, mine: Shard, draws: int | None = None
+    ) -> Tensor:
+        """The weighted sum of the moments of a shard of the clients, [replicas, size] in float64. Each client draws
+        `draws` mini-batches, by default as many as the samples of all clients ask for."""
         total = torch.zeros(len(x), self.size, dtype=torch.float64, device=x.device)
         stacks = torch.split(x, len(x) if evaluation.stacks_replicas else 1)
-        for inputs, share in self.batches(evaluation.problem, weights, mine, len(stacks[0])):
+        for inputs, share in self.batches(evaluation.problem, weights, mine, len(stacks[0]), draws):
             moments = torch.cat([self.moments(evaluation, stack, inputs) for stack in stacks])
             total += (share[:, None] * moments).sum(dim=1)
         return total
@@ -92,16 +102,17 @@ class BatchNorms:
         alone[client] = 1
         return self.total_moments(evaluation, x, alone, lambda _: slice(client, client + 1))
 
-    def batches(self, problem: Neural, weights: Tensor, mine: Shard, replicas: int) -> Iterator[tuple[Any, Tensor]]:
+    def batches(
+        self, problem: Neural, weights: Tensor, mine: Shard, replicas: int, draws: int | None = None
+    ) -> Iterator[tuple[Any, Tensor]]:
         """Mini-batches [n, batch, ...] of the samples of a shard of the clients, and their weights [n] in the mean.
         They are drawn as in training, but from a separate random stream, and are always the same."""
         part = mine(problem.clients)
         if part.stop <= part.start:
             return
         ids = torch.arange(part.start, part.stop, device=problem.device)
-        wanted = min(SAMPLES, int(problem.sizes.sum()))
-        draws = -(-wanted // (problem.clients * problem.batch_size))
-        key = rng.fold(rng.key(0, rng.STATISTICS).to(problem.device), ids)
+        draws = draws or mini_batches(int(problem.sizes.sum()), problem.clients, problem.batch_size)
+        key = rng.fold(rng.key(0, rng.STATISTICS).to(problem.device), problem.first_client + ids)
         keys = rng.fold(key, torch.arange(draws, device=problem.device)[:, None])
         index = problem.draw(ids, keys).flatten(0, 1)
         share = (weights[part] / (weights.sum() * draws)).repeat(draws)
@@ -154,6 +165,11 @@ class BatchNorms:
             total = sum(n for n, _ in seen[name])
             parts.append(torch.stack([n / total * v for n, v in seen[name]]).sum(dim=0))
         return torch.cat(parts)
+
+
+def mini_batches(samples: int, clients: int, batch: int) -> int:
+    """How many mini-batches each client draws for an estimate, if all clients together have so many samples."""
+    return -(-min(SAMPLES, samples) // (clients * batch))
 
 
 def tracking_layers(model: nn.Module) -> dict[str, _BatchNorm]:

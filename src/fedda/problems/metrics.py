@@ -1,8 +1,9 @@
 """Metrics besides the loss: functions of outputs and targets. `fedda.problem(metrics=...)` takes a user's own."""
 
-import functools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..registry import metrics as registered
 from .trees import at, first_tensor
 
 Function = Callable[[Tensor, Tensor], Any]
+ANY, SHARE, POSITIVE = (-math.inf, math.inf), (0.0, 1.0), (0.0, math.inf)  # bounds of metrics
 
 
 class Metric:
@@ -24,6 +26,8 @@ class Metric:
             sample, which is averaged as the loss is.
         higher_is_better: whether a larger value is better, for `best`, sweeps and reports.
         of_mean: applied to the mean over samples, such as torch.sqrt.
+        bounds: the smallest and the largest number that the function can give; the server of a federation rejects other
+            values of a site.
 
     >>> import fedda
     >>> mae = fedda.Metric(lambda output, target: (output - target).abs(), higher_is_better=False)
@@ -32,12 +36,20 @@ class Metric:
     """
 
     def __init__(
-        self, function: Function, higher_is_better: bool = True, of_mean: Callable[[Tensor], Tensor] | None = None
-    ):
+        self, function: Function, higher_is_better: bool = True, of_mean: Callable[[Tensor], Tensor] | None = None,
+        bounds: tuple[float, float] = ANY,
+    ):  # fmt: skip
         if not callable(function):
             raise ValueError(f"Metric: it must be a function of outputs and targets, got {function!r}")
+        try:
+            low, high = map(float, bounds)
+        except (TypeError, ValueError):
+            low = high = math.nan
+        if not low < high:
+            raise ValueError(f"Metric: bounds must be two numbers, the smaller one first, got {bounds!r}")
         self.function, self.higher_is_better, self.of_mean = function, higher_is_better, of_mean
-        functools.update_wrapper(self, function)
+        self.bounds = low, high
+        update_wrapper(self, function)
 
     def __call__(self, output: Tensor, target: Tensor) -> Any:
         return self.function(output, target)
@@ -157,6 +169,7 @@ def _hits(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @registered.register("f1")
+@partial(Metric, bounds=SHARE)
 def f1(output: Tensor, target: Tensor) -> Tensor:
     """The F1 score of each class, averaged over the classes that occur (macro)."""
     right, guessed, real = _hits(output, target)
@@ -165,6 +178,7 @@ def f1(output: Tensor, target: Tensor) -> Tensor:
 
 
 @registered.register("balanced_accuracy")
+@partial(Metric, bounds=SHARE)
 def balanced_accuracy(output: Tensor, target: Tensor) -> Tensor:
     """The accuracy of each class, averaged over the classes that occur."""
     right, _, real = _hits(output, target)
@@ -172,6 +186,7 @@ def balanced_accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 
 @registered.register("auc")
+@partial(Metric, bounds=SHARE)
 def auc(output: Tensor, target: Tensor) -> Tensor:
     """The area under the ROC curve of two classes: how often a positive sample has the larger score, ties as half."""
     score = (output[:, 1] - output[:, 0] if output.dim() == 2 and output.shape[1] == 2 else output.flatten()).double()
@@ -189,6 +204,7 @@ def auc(output: Tensor, target: Tensor) -> Tensor:
 
 
 @registered.register("top5_accuracy")
+@partial(Metric, bounds=SHARE)
 def top5_accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Whether the class is among the five largest logits."""
     if output.dim() != 2 or target.dim() != 1:
@@ -210,6 +226,7 @@ def _squared(output: Tensor, target: Tensor) -> Tensor:
 
 
 @registered.register("r2")
+@partial(Metric, bounds=(-math.inf, 1.0))
 def r2(output: Tensor, target: Tensor) -> Tensor:
     """The share of the targets' variance that the outputs explain."""
     a, b = numbers(output, target)
@@ -217,6 +234,7 @@ def r2(output: Tensor, target: Tensor) -> Tensor:
 
 
 @registered.register("token_accuracy")
+@partial(Metric, bounds=SHARE)
 def token_accuracy(output: Tensor, target: Tensor) -> Tensor:
     """The share of the tokens of each sequence that are predicted correctly."""
     counted = tokens(target)
@@ -231,9 +249,12 @@ def _token_loss(output: Tensor, target: Tensor) -> Tensor:
     return (losses.double() * counted).sum(dim=-1) / counted.sum(dim=-1).clamp(min=1)
 
 
-mae = registered.register("mae")(Metric(_absolute, higher_is_better=False))
-rmse = registered.register("rmse")(Metric(_squared, higher_is_better=False, of_mean=torch.sqrt))
-perplexity = registered.register("perplexity")(Metric(_token_loss, higher_is_better=False, of_mean=torch.exp))
+mae = registered.register("mae")(Metric(_absolute, higher_is_better=False, bounds=POSITIVE))
+rmse = registered.register("rmse")(Metric(_squared, higher_is_better=False, of_mean=torch.sqrt, bounds=POSITIVE))
+perplexity = registered.register("perplexity")(
+    Metric(_token_loss, higher_is_better=False, of_mean=torch.exp, bounds=POSITIVE)
+)
+OF_SEQUENCES = {"token_accuracy": token_accuracy, "perplexity": perplexity}
 
 
 def of_sequences(output: Any, targets: Any) -> dict[str, Metric]:
@@ -242,4 +263,4 @@ def of_sequences(output: Any, targets: Any) -> dict[str, Metric]:
         return {}
     if targets.is_floating_point() or targets.dim() != 2 or output.shape[:-1] != targets.shape:
         return {}
-    return {"token_accuracy": Metric(token_accuracy), "perplexity": perplexity}
+    return dict(OF_SEQUENCES)

@@ -92,6 +92,7 @@ class Neural(Problem):
     metrics: Mapping[str, Metric] = MappingProxyType({})  # besides the loss and the accuracy, by name
     sample_metrics: Mapping[str, Metric] = MappingProxyType({})  # those that give a number for each sample
     owners: Mapping[str, Tensor] = MappingProxyType({})  # the client of each held-out sample, by part, where known
+    first_client = 0  # its number, where this is a part of a larger problem, for the random numbers of clients
     max_rate = 1.0  # a larger first effective rate made every network that we tried diverge (docs/deviations.md)
 
     def __init__(
@@ -330,11 +331,11 @@ class Neural(Problem):
         batch = self.pick(self.data, self.spans(slice(client, client + 1)))
         if self.batch_norms.layers and batch.samples == 1:  # torch refuses one sample; twice the sample is the same
             batch = batch.map(lambda v: torch.cat([v, v]))
-        return self._keyed(batch, torch.tensor(client, device=self.device))
+        return self._keyed(batch, torch.tensor(self.first_client + client, device=self.device))
 
     def subset(self, client: int, index: Tensor) -> Batch:
         batch = self.pick(self.data, int(self.offsets[client]) + index.to(self.device))
-        return self._keyed(batch, torch.tensor(client, device=self.device))
+        return self._keyed(batch, torch.tensor(self.first_client + client, device=self.device))
 
     def spans(self, clients: slice) -> slice:
         """The range of the samples of a range of clients."""
@@ -429,16 +430,21 @@ class Neural(Problem):
 
     @torch.no_grad()
     def totals(
-        self, x: Tensor, weights: Tensor, mine: Shard = whole_range, add: Sum = unchanged, samples: int | None = None
-    ) -> Totals:
+        self, x: Tensor, weights: Tensor, mine: Shard = whole_range, add: Sum = unchanged, samples: int | None = None,
+        statistics: Tensor | None = None,
+    ) -> Totals:  # fmt: skip
         """The metrics as sums and weights, over this process's share of the clients and of the test samples. `add` sums
-        over all processes, for the statistics of BatchNorm and for metrics of whole sets."""
+        over all processes, for the statistics of BatchNorm and for metrics of whole sets. Without `statistics` [size],
+        these are estimated."""
         with self.arithmetic():
             points = x.reshape(-1, self.d)
             if self.personal:
                 totals = personal.totals(self, self._evaluation, points, weights, mine, add, samples)
             else:
-                points = self.with_statistics(points, weights, mine, add)
+                if statistics is None:
+                    points = self.with_statistics(points, weights, mine, add)
+                else:
+                    points = torch.cat([points, statistics.expand(len(points), -1)], dim=-1)
                 totals = self._evaluation(points, weights, mine, add, samples)
         return {name: (total.view(x.shape[:-1]), weight) for name, (total, weight) in totals.items()}
 
@@ -448,6 +454,14 @@ class Neural(Problem):
             return points
         statistics = self.batch_norms.estimate(self._evaluation, points, weights, mine, add)
         return torch.cat([points, statistics.to(points.dtype)], dim=-1)
+
+    @torch.no_grad()
+    def moments(self, x: Tensor, draws: int) -> Tensor:
+        """The means and second moments of the inputs of every BatchNorm at x [replicas, d], from `draws` mini-batches
+        of each client: [replicas, size] in float64."""
+        weights = torch.ones_like(self.sizes, dtype=torch.float64)
+        with self.arithmetic():
+            return self.batch_norms.total_moments(self._evaluation, x, weights, whole_range, draws)
 
     def finished(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         return finished(self.metrics, values)

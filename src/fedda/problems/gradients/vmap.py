@@ -35,6 +35,7 @@ class StackedGradient:
         self.warned = False
 
     def __call__(self, x: Tensor, *batch: Tensor) -> Tensor:
+        x = x.contiguous()  # a recording holds for the layout it was made with; at first all clients share one row
         shapes = tuple((v.shape, v.dtype, v.device) for v in (x, *batch))
         if shapes not in self.by_shape:
             self.by_shape[shapes] = self.record(x, *batch)
