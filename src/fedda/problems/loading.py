@@ -40,6 +40,8 @@ def load(
     target: str | None = None,
     client: str | None = None,
     ignore: str | Sequence[str] = (),
+    missing: str = "refuse",
+    task: str | None = None,
     augment: Any = None,
     trainable: str | Sequence[str] | None = None,
     personal: str | Sequence[str] | None = None,
@@ -66,6 +68,8 @@ def load(
         target: in a table, the column to predict.
         client: in a table, the column that says who owns a row.
         ignore: in a table, the columns that are not features.
+        missing: in a table, "drop" leaves out rows with gaps, with a warning; "refuse" (the default) names the gaps.
+        task: in a table, what the target is: "regression" or "classes". By default decimal points mean regression.
         augment: changes training samples at random, as they are drawn: a function as in `fedda.augment`, a name such as
             "crop_flip", a table such as {"kind": "crop", "pad": 2}, or a list of these.
         trainable: the parameters to train, by a pattern such as "head.*" or a list of patterns; all by default. All
@@ -97,7 +101,7 @@ def load(
             called = by_name.name if by_name else "a module of your own"
             raise ValueError(f"load: no option {option!r} with {partition} and {called}; {hint}")
     partition_options, model_options = ({k: v for k, v in options.items() if k in names} for names in known)
-    data = open_dataset(name, target=target, client=client, ignore=ignore)
+    data = open_dataset(name, target=target, client=client, ignore=ignore, missing=missing, task=task)
     if resplit:
         data = data.resplit()
     elif data.shift() > SHIFT:
