@@ -161,7 +161,7 @@ COMMANDS = {
     "NaN": ({"x": np.full((60, 3), np.nan)}, ["x must be finite numbers, sample 0 is not"]),
     "a client for nobody": ({"problem": 'partition = "by_client"'}, ["this data set names no clients"]),
     "validation of all": ({"problem": "validation = 1.0"}, ["validation must be"]),
-    "target of no table": ({"problem": 'target = "price"'}, ["target, client and ignore name columns of a table"]),
+    "target of no table": ({"problem": 'target = "price"'}, ["missing and task are for tables"]),
 }  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def refuse_absent(path: Path, names: Iterable[str], columns: Sequence[str]) -> N
             raise BadFile(path, f"there is no column {name!r}; {nearest(name, columns)}")
 
 
-class Table(Protocol):
+class TableFile(Protocol):
     """A table in a file: the names of its columns, and what is in them."""
 
     names: list[str]
@@ -159,7 +159,7 @@ class ParquetTable:
         return f"row {row + 1}"
 
 
-def open_table(path: Path) -> Table:
+def open_table(path: Path) -> TableFile:
     if path.suffix == ".parquet":
         return ParquetTable(path)
     try:
@@ -169,7 +169,7 @@ def open_table(path: Path) -> Table:
 
 
 def without_gaps(
-    path: Path, table: Table, wanted: Mapping[str, tuple[str, ...] | None], missing: str | None
+    path: Path, table: TableFile, wanted: Mapping[str, tuple[str, ...] | None], missing: str | None
 ) -> dict[str, Array]:
     """The wanted columns, those with texts as text. Rows with gaps are refused, or dropped with a warning. For new rows
     there is no choice: `missing` is None."""
@@ -187,7 +187,7 @@ def without_gaps(
     return {name: table.values(name, rows, text=values is not None) for name, values in wanted.items()}
 
 
-def refuse_gaps(path: Path, table: Table, gaps: Mapping[str, Array], missing: str | None) -> None:
+def refuse_gaps(path: Path, table: TableFile, gaps: Mapping[str, Array], missing: str | None) -> None:
     found = [f"{name!r} ({len(rows):,}, the first in {table.place(name, rows[0])})" for name, rows in gaps.items()]
     choice = f', or leave out the rows: missing="drop", or the columns: ignore={quoted(gaps)}'
     raise BadFile(path, f"rows have no value for {', '.join(found)}; fill them in{'' if missing is None else choice}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import suppress
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from .layout import Layout
 
 class Prox:
     """The base of all maps: psi = 0 and C = R^d."""
+
+    identity: ClassVar[bool] = False  # whether it stands for no penalty and no constraint
 
     def __call__(self, u: Tensor, q: Any, s: Any) -> Tensor:
         """The map itself: argmin_x s psi(x) + 1/2 sum_j q_j (x_j - u_j)^2 over x in C.
