@@ -7,14 +7,13 @@ says otherwise.
 
 import csv
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..checks import nearest
+from ..checks import nearest, warn
 from ..extras import needed_for
 from .arrays import MOST_CLASSES
 from .datasets import Dataset, moments
@@ -178,9 +177,7 @@ def without_gaps(
     if missed.any() and missing != "drop":
         refuse_gaps(path, table, {name: np.flatnonzero(rows) for name, rows in gaps.items() if rows.any()}, missing)
     if missed.any():
-        warnings.warn(
-            f"{path.name}: {missed.sum():,} of {len(missed):,} rows have a gap and are left out", stacklevel=2
-        )
+        warn(f"{path.name}: {missed.sum():,} of {len(missed):,} rows have a gap and are left out")
     rows = np.flatnonzero(~missed)
     if not len(rows):
         raise BadFile(path, "every row has a gap, so none is left; ignore=[...] leaves columns out")
@@ -239,10 +236,9 @@ def targets(path: Path, name: str, y: Array, task: str | None = None) -> tuple[A
             hint = not_quite_numbers(y) or "a class needs several rows"
         raise BadFile(path, f"{name} has {len(values)} different values in {len(y)} rows; {hint}")
     if task is None and y.dtype.kind == "i" and len(values) > 2 and not np.array_equal(values, np.arange(len(values))):
-        warnings.warn(
+        warn(
             f"{path.name}: {name} has the whole numbers {values[0]} to {values[-1]}, which become the classes 0 to "
-            f'{len(values) - 1}; {hint}, task="classes" accepts this',
-            stacklevel=2,
+            f'{len(values) - 1}; {hint}, task="classes" accepts this'
         )
     return number.astype(np.int64), tuple(map(str, values))
 

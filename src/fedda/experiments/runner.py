@@ -4,7 +4,6 @@ import json
 import platform
 import shlex
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
+from ..checks import warn
 from ..core import Algorithm
 from ..engines.participation import cohort_size
 from ..evaluations import Patience, plan_evaluations, warn_of_few
@@ -39,7 +39,7 @@ class RunOptions:
     device: str | None = None
     resume: bool = False  # from the folder's last checkpoint
     overwrite: bool = False
-    force: bool = False  # accept an absurd first step size
+    force: bool = False  # run even if the first step is refused as too long
     save_seconds: float = 5.0  # between checkpoints
     threads: int | None = None  # measured if None
     precision: str = "auto"
@@ -91,7 +91,7 @@ class Program:
         if self.problem is None:
             self.problem = build_problem(experiment, options.device, tuning, self.ranks)
         if options.note:
-            warnings.warn(options.note, stacklevel=3)
+            warn(options.note)
         if options.resume and not self.ranks.world.rank:
             refuse_other_data(self.problem, folder.path)
         self.engine_name = self.ranks.engine_name(options.engine)

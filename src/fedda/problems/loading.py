@@ -1,6 +1,5 @@
 """A problem from the names of a data set, a partition and a model."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 
 from .. import rng
-from ..checks import check, nearest
+from ..checks import check, nearest, warn
 from ..data import open_dataset
 from ..data.datasets import moments
 from ..data.partition import ARGUMENTS, split
@@ -105,16 +104,14 @@ def load(
     if resplit:
         data = data.resplit()
     elif data.shift() > SHIFT:
-        warnings.warn(
+        warn(
             f"{name}: its test part has other classes than its training part (a distance of {data.shift():.2f} from "
-            "0 to 1): resplit = true divides both again",
-            stacklevel=2,
+            "0 to 1): resplit = true divides both again"
         )
     if by_name is not None and data.y.dtype.kind == "f" and data.y.std() > LARGE:
-        warnings.warn(
+        warn(
             f"{name}: the targets have a deviation of {data.y.std():.2g}, so the loss is large and rates must be tiny: "
-            "divide them, for example write prices in thousands",
-            stacklevel=2,
+            "divide them, for example write prices in thousands"
         )
     data = data.validation() if validation is True else data
     share = None if isinstance(validation, bool) or validation is None else check_share("load", validation)
@@ -128,9 +125,7 @@ def load(
         only_tested = np.setdiff1d(np.asarray(data.client_test), np.asarray(data.client))
         if len(only_tested) and clients == len(np.unique(data.client)):
             some = ", ".join(map(str, only_tested[:5])) + (", ..." if len(only_tested) > 5 else "")
-            warnings.warn(
-                f"{name}: {len(only_tested)} clients have test samples only and do not take part: {some}", stacklevel=2
-            )
+            warn(f"{name}: {len(only_tested)} clients have test samples only and do not take part: {some}")
         # test only on the clients that take part
         tested = np.isin(np.asarray(data.client_test), np.unique(np.asarray(data.client)[owner >= 0]))
         data = data._replace(x_test=data.x_test[tested], y_test=data.y_test[tested])

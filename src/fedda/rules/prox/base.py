@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import suppress
 from numbers import Real
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import checks, registry
+from ...checks import warn
 from .layout import Layout
 
 
@@ -97,7 +97,7 @@ def feasible_start(owner: str, prox: Prox, x: Tensor) -> Tensor:
         return x
     projected = prox.project(x)
     moved = float((projected - x).norm(dim=-1).max())
-    warnings.warn(f"{owner}: x_0 lies outside the {type(prox).__name__}; projected, moved by {moved:.3g}", stacklevel=4)
+    warn(f"{owner}: x_0 lies outside the {type(prox).__name__}; projected, moved by {moved:.3g}")
     return projected
 
 
