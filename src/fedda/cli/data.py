@@ -191,7 +191,7 @@ def describe_columns(content: Dataset) -> list[tuple[str, str, str, str]]:
         else:
             shown = f"{column.min():.6g} to {column.max():.6g}"
             if len(np.unique(column)) == len(column) and (column % 1 == 0).all():
-                shown += "; each row has another: if it is an identifier, ignore it"
+                shown += "; different in every row: ignore it if it is an identifier"
             rows.append((name, "number", "1", shown))
         first += 1 if texts is None else len(texts)
     return rows
