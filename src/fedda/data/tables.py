@@ -222,7 +222,7 @@ def targets(path: Path, name: str, y: Array, task: str | None = None) -> tuple[A
     """For regression float32; for classes 0, 1, ... with their names. By default decimal points mean regression."""
     if task == "regression" and y.dtype.kind not in "buif":
         raise BadFile(
-            path, f'{name} must be numbers for task="regression", got text: {", ".join(map(repr, y[:3]))}, ...'
+            path, f'{name} must be numbers for task="regression", got text: {", ".join(map(repr, y[:3].tolist()))}, ...'
         )
     if task == "regression" or (task is None and y.dtype.kind == "f"):
         check_finite(path, name, y)
