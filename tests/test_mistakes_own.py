@@ -161,7 +161,7 @@ COMMANDS = {
     "NaN": ({"x": np.full((60, 3), np.nan)}, ["x must be finite numbers, sample 0 is not"]),
     "a client for nobody": ({"problem": 'partition = "by_client"'}, ["this data set names no clients"]),
     "validation of all": ({"problem": "validation = 1.0"}, ["validation must be"]),
-    "target of no table": ({"problem": 'target = "price"'}, ["target, client and ignore name columns of a table"]),
+    "target of no table": ({"problem": 'target = "price"'}, ["missing and task are for tables"]),
 }  # fmt: skip
 
 
@@ -328,3 +328,15 @@ def test_more_mistakes_and_a_short_text():
     with pytest.raises(ValueError, match=r"cannot take this data: .* \(the test samples\)"):
         tiny(test=(torch.randn(5, 7), torch.zeros(5, dtype=torch.long)))
     assert tiny(client=np.repeat(["a", "b"], 40).astype(object)).client_names == ["a", "b"]
+
+
+def test_a_warning_points_to_the_line_of_the_user(tmp_path):
+    owner = torch.tensor([0] * 50 + [1] * 2)
+    x = torch.randn(52, 3)
+    problem = fedda.problem(torch.nn.Linear(3, 2), F.cross_entropy, x=x, y=owner, client=owner)
+    with pytest.warns(UserWarning, match="clients have 2 to 50 samples and the same weight") as caught:
+        fedda.train(fedda.make("fedavg", lr=0.1), problem, rounds=1)
+    (tmp_path / "a.csv").write_text("a,b\n" + "1,2.5\n3,4.5\n" * 10 + "5,\n")
+    with pytest.warns(UserWarning, match="1 of 21 rows have a gap") as other:
+        fedda.load(str(tmp_path / "a.csv"), target="b", missing="drop", clients=2)
+    assert {warning.filename for warning in (*caught, *other)} == {__file__}

@@ -23,12 +23,15 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from matplotlib import image
 
+import fedda
 from browser import Browser, needs_browser
 from commands import inside
 from fedda import report
 from fedda.report import export, pages, plots, style
+from fedda.report.clients import client_sizes, partition
 from fedda.report.limits import band, limits
 from fedda.report.live import LivePage
 from fedda.report.pages import Report, differences
@@ -37,7 +40,7 @@ from fedda.report.ranking import difference, sentences
 from fedda.report.sweep import grid
 from fedda.runs.curves import Curve
 from fedda.runs.metrics import metric as describe_metric
-from fedda.runs.reading import read_run
+from fedda.runs.reading import RecordedRun, read_run
 from fedda.runs.sweeps import read_sweep
 
 PICTURES = True
@@ -252,6 +255,40 @@ def test_strange_runs_are_drawn_without_a_warning(tmp_path, name):
 def data_of(page: str) -> dict[str, Any]:
     """What the page's script unpacks."""
     return json.loads(gzip.decompress(base64.b64decode(page.split('id="data">')[1].split("</script>")[0])))
+
+
+def test_results_of_python_are_compared_with_their_clients(tmp_path):
+    """A method without a penalty is compared with one that cannot have any, on a page with the split."""
+    x, y = torch.randn(60, 3), torch.arange(60) % 2
+    problem = fedda.problem(
+        torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, x=x, y=y, client=["Ulm", "Bonn", "Kiel"] * 20
+    )
+    algorithms = {
+        "FedDA": fedda.make("fedda-mvr", lr=0.01, eps=0.1),
+        "FedAvg": fedda.make("fedavg", lr=0.1),
+        "sparse": fedda.make("fedda-mvr", lr=0.01, eps=0.1, prox=fedda.prox.L1(0.001)),
+    }
+    results = {name: fedda.train(algorithm, problem, rounds=3, seed=[0, 1]) for name, algorithm in algorithms.items()}
+    page = fedda.report(results, out=tmp_path / "page.html").read_text()
+    assert "<h1>3 methods over 3 clients</h1>" in page and "3 clients · 3 rounds · 2 seeds (0, 1)" in page
+    groups = re.findall(r'<th scope="rowgroup"[^>]*>([^<]*)</th>', page.split('id="values"')[1].split("</table>")[0])
+    assert groups == ["no prox", "prox = L1(gamma=0.001)"]
+    split = page.split('id="clients"')[1].split("<table")[0]
+    assert "3 clients with 20 samples each of 2 classes" in split
+    assert all(f">{name}<" in split for name in ("Ulm", "Bonn", "Kiel"))
+    assert "<h1>Ours</h1>" in fedda.report(results, out=tmp_path / "page.html", title="Ours").read_text()
+
+
+def test_clients_without_classes_and_classes_with_names_are_drawn(tmp_path):
+    rows = [{"client": name, "samples": n} for name, n in (("Ulm", 12), ("Bonn", 30))]
+    run = RecordedRun(clients=rows, environment={})
+    assert client_sizes(run) == {"Ulm": 12, "Bonn": 30}
+    drawn = partition(np.array([[12], [30]]), ["Ulm", "Bonn"])
+    assert ">Ulm<" in drawn and ">class<" not in drawn
+    drawn = partition(np.array([[12, 3], [30, 4]]), ["Ulm", "Bonn"], ["no", "yes"])
+    assert all(f">{word}<" in drawn for word in ("Ulm", "Bonn", "class", "no", "yes"))
+    many = partition(np.ones((40, 2), dtype=int), [f"c{i}" for i in range(40)], ["no", "yes"])
+    assert ">c1<" not in many
 
 
 def test_a_long_curve_is_thinned_on_the_page_with_both_ends_kept(tmp_path):
@@ -488,7 +525,9 @@ def test_values_are_compared_only_on_one_problem(tmp_path):
     assert ends[0][1] > 20 * ends[1][1]
     for _, lines in found.table.groups:
         assert sum(line.cells[0].mark in ("best", "tie") for line in lines) >= 1
-    assert [title for title, _ in sentences(found.picture, found.runs)] == ["digits", "cancer"]
+    leads = sentences(found.picture, found.runs)
+    assert [title for title, _ in leads] == ["digits", "cancer"]
+    assert not any("first" in text or "other" in text for _, text in leads)  # the title says which run it is
 
     config = (first / "config.toml").read_text()
     cut = config.index(
@@ -497,7 +536,7 @@ def test_values_are_compared_only_on_one_problem(tmp_path):
     (first / "config.toml").write_text(config[:cut])  # the second algorithm solves the problem without the penalty
     found = Report.of([first])
     assert found.picture.rows == [""] and [title for title, _ in found.table.groups] == [
-        "prox.gamma = 0.001, prox.kind = l1",
+        "prox = l1(gamma=0.001)",
         "no prox",
     ]
     assert all(cell.mark == "" for _, lines in found.table.groups for line in lines for cell in line.cells)
@@ -982,6 +1021,8 @@ def test_zoom_and_enlarging(usual, browser):
     size = "const b = document.querySelector('figure[data-panel=test_loss] canvas').getBoundingClientRect(); return [b.width, b.height]"
     assert browser.script(size)[0] > 1200 and browser.script(size)[1] > 600
     assert browser.script(HASH) == "#panel=test_loss"
+    names = browser.script("return [...document.querySelectorAll('figure.large .names span')].map(s => s.textContent)")
+    assert names == ["fedavg", EVIL, "fedda-mvr"]  # the large panel has a legend of its own
     browser.press("body", "\ue00c")
     assert browser.script(size)[0] < 900 and browser.script(HASH) == ""
 

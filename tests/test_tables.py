@@ -1,6 +1,7 @@
 """Tables as data sets: columns of every kind, and one clear line for what cannot be used."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -54,11 +55,17 @@ def test_parquet_is_read_like_csv(tmp_path):
     one, other = read_table(path, "price", "city"), read_table(tmp_path / "a.parquet", "price", "city")
     np.testing.assert_array_equal(one.x, other.x)
     np.testing.assert_array_equal(one.client, other.client)
-    parquet.write_table(pyarrow.table({"a": [1.0, None], "b": [1.0, 2.0]}), tmp_path / "b.parquet")
-    with pytest.raises(
-        BadFile, match="1 row has no value for 'a'; fill it in or leave the row out, or the column: ignore=\"a\""
-    ):
+    rows = {"a": [1, None, *range(10)], "b": [1.0, 2.0, float("nan"), *range(9)], "c": [None, *"xyxyxyxyxyx"]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "b.parquet")
+    with pytest.raises(BadFile) as raised:
         read_table(tmp_path / "b.parquet", "b")
+    assert (
+        "no value for 'a' (1, the first in row 2), 'b' (1, the first in row 3), 'c' (1, the first in row 1); fill them in, "
+        'or leave out the rows: missing="drop", or the columns: ignore=["a", "b", "c"]'
+    ) in str(raised.value)
+    with pytest.warns(UserWarning, match="3 of 12 rows have a gap and are left out"):
+        data = read_table(tmp_path / "b.parquet", "a", missing="drop")
+    assert data.classes == 9 and len(data.y) + len(data.y_test) == 9  # whole numbers stay whole
 
 
 @pytest.mark.parametrize(
@@ -67,8 +74,8 @@ def test_parquet_is_read_like_csv(tmp_path):
         ({}, None, None, 'which column is the target? target="..." names it; there are area, rooms, kind, city, price'),
         ({}, "prize", None, "there is no column 'prize'; did you mean 'price'?"),
         ({}, "price", "town", "there is no column 'town'"),
-        ({"rooms": ["", *["2"] * 39]}, "price", None, "1 row has no value for 'rooms', the first in line 2; fill it in"),
-        ({"area": [*["2"] * 39, "nan"]}, "price", None, 'line 41; fill it in or leave the row out, or the column: ignore="area"'),
+        ({"rooms": ["", *["2"] * 39]}, "price", None, "no value for 'rooms' (1, the first in line 2); fill them in, or"),
+        ({"area": [*["2"] * 39, "nan"]}, "price", None, 'line 41: \'nan\'); fill them in, or leave out the rows: missing="drop", or the columns: ignore="area"'),
         ({"area": [*["2"] * 39, "inf"]}, "price", None, "area must be finite numbers, row 40 is not"),
         ({"price": [*["2.0"] * 39, "-inf"]}, "price", None, "price must be finite numbers, row 40 is not"),
         ({"kind": ["a", *["2"] * 38]}, "price", None, "line"),
@@ -89,16 +96,73 @@ def test_what_cannot_be_used_is_one_line(tmp_path, changes, target, client, mess
 def test_identifiers_are_not_features_or_classes(tmp_path):
     many = [str(i) for i in range(200)]
     path = table(tmp_path / "a.csv", rows=200, name=[f"n{i}" for i in many], number=many)
-    with pytest.raises(BadFile, match="the column 'name' has 200 different texts"):
+    with pytest.raises(
+        BadFile, match=r"'name' \(200 different texts\); ignore=\"name\" leaves them out, client=\.\.\. makes"
+    ):
         read_table(path, "price")
-    with pytest.raises(BadFile, match="number has 200 different values in 200 rows; for regression write"):
+    with pytest.raises(BadFile, match='number has 200 different values in 200 rows; task="regression" takes it as'):
         read_table(path, "number")
+    with pytest.raises(BadFile, match="name has 200 different values in 200 rows; a class needs several rows"):
+        read_table(path, "name")
+    nearly = table(tmp_path / "b.csv", rows=200, number=[*many[:-1], "12 kg"])
+    with pytest.raises(BadFile, match=r"'number' \(numbers except '12 kg'\)"):
+        read_table(nearly, "price")
+
+
+def test_rows_with_gaps_are_left_out_if_asked(tmp_path):
+    gaps = {"area": ["", "NA", *["2.5"] * 38], "kind": ["flat", "none", "None", *["none"] * 37]}
+    path = table(tmp_path / "a.csv", **gaps)
+    with pytest.raises(BadFile) as raised:
+        read_table(path, "price", "city")
+    assert "'area' (2, the first in line 2), 'kind' (1, the first in line 4: 'None')" in str(raised.value)
+    wanted = {"data": str(path), "target": "price", "client": "city", "missing": "drop"}
+    with pytest.warns(UserWarning, match="3 of 40 rows have a gap and are left out"):
+        data = read_table(path, "price", "city", missing="drop")
+    assert len(data.y) + len(data.y_test) == 37 and dict(data.columns)["kind"] == ("none",)
+    with pytest.warns(UserWarning, match="3 of 40 rows"):
+        assert ProblemTable(**wanted).build().columns == data.columns
+    for changes, message in (
+        ({"missing": "fill"}, "missing must be 'refuse' or 'drop', got 'fill'"),
+        ({"task": "ranking"}, "task must be 'regression' or 'classes', got 'ranking'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fedda.load(str(path), target="price", client="city", **changes)
+    with pytest.raises(BadFile, match="every row has a gap"):
+        read_table(table(tmp_path / "b.csv", area=[""] * 40), "price", missing="drop")
+
+
+def test_a_task_says_what_whole_numbers_are(tmp_path):
+    path = table(tmp_path / "a.csv")
+    data = read_table(path, "rooms", task="regression")
+    assert data.y.dtype == np.float32 and data.classes == 0 and set(data.y) <= {1, 2, 3, 4, 5}
+    with pytest.warns(
+        UserWarning, match='rooms has the whole numbers 1 to 5, .*; task="regression" takes it as a number'
+    ):
+        read_table(path, "rooms")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_table(path, "rooms", task="classes").names == ("1", "2", "3", "4", "5")
+    with pytest.raises(BadFile, match=r"kind must be numbers for task=\"regression\", got text: '"):
+        read_table(path, "kind", task="regression")
+
+
+def test_a_table_as_a_spreadsheet_writes_it(tmp_path):
+    plain, path = table(tmp_path / "a.csv", city=["Köln", "Ulm"] * 20), tmp_path / "b.csv"
+    text = "\ufeff" + plain.read_text("utf-8").replace(",", ";").replace(".", ",").replace("\n", "\r\n")
+    path.write_text(text, encoding="utf-8", newline="")
+    one, other = read_table(plain, "price", "city"), read_table(path, "price", "city")
+    assert one.columns == other.columns
+    for left, right in zip(one[:4], other[:4], strict=True):
+        np.testing.assert_array_equal(left, right)
+    path.write_text(text, encoding="utf-16")
+    with pytest.raises(BadFile, match="is not text in UTF-8; save it in this encoding"):
+        read_table(path, "price", "city")
 
 
 def test_columns_are_ignored(tmp_path):
     days = [f"2024-{1 + i // 28:02d}-{1 + i % 28:02d}" for i in range(200)]
     path = table(tmp_path / "a.csv", rows=200, day=days, note=["", *["x"] * 199])
-    with pytest.raises(BadFile, match=r'"day" leaves it out, client="day" makes each a client'):
+    with pytest.raises(BadFile, match=r"'day' \(200 different texts\); ignore=\"day\" leaves them out"):
         read_table(path, "price", "city", "note")
     assert [name for name, _ in read_table(path, "price", "city", ["day", "note"]).columns] == ["area", "rooms", "kind"]
     problem = fedda.load(str(path), target="price", client="city", ignore=["day", "note", "kind"])
@@ -141,7 +205,9 @@ def test_a_module_of_ones_own_on_a_table(tmp_path):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=line):
             fedda.load(str(path), target="price", **{"client": "city"} | options)
-    with pytest.raises(ValueError, match="name columns of a table, and this data set has none"):
+    with pytest.raises(
+        ValueError, match="target, client, ignore, missing and task are for tables, and this data set is not"
+    ):
         fedda.load("digits", target="price")
 
 
@@ -192,6 +258,6 @@ def test_tables_are_checked_and_drawn(tmp_path, capsys, monkeypatch, target, sho
     words = ("data", "check", path, "--target", target, "--client", "city", "--ignore", "area")
     fewer = inside(capsys, monkeypatch, *words)[1]
     columns = [int(re.search(r"; (\d+) float32", text)[1]) for text in (stdout, fewer)]
-    assert columns[1] == columns[0] - 1
+    assert columns[1] == columns[0] - 1 and "area" in stdout and "area" not in fewer
     words = ("data", "show", path, "--target", target, "--client", "city", "--out", picture)
     assert inside(capsys, monkeypatch, *words)[0] == 0 and picture.read_bytes()[1:4] == b"PNG"

@@ -5,6 +5,8 @@ A hyper-parameter's name means the same in every algorithm, so its bounds are in
 
 import difflib
 import math
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -158,3 +160,11 @@ def shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.flatten().tolist()}" if value.numel() <= 8 else f"a tensor of shape {tuple(value.shape)}"
     return repr(value)
+
+
+def warn(text: str) -> None:
+    """Warn at the nearest line that is not fedda's: the one that the user wrote."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "fedda":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

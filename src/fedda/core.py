@@ -209,6 +209,7 @@ class Problem:
     personal_lr: Any = None  # their rate; None for that of the algorithm
     max_rate: float = math.inf  # a larger first effective rate is refused
     client_names: Sequence[Any] = ()  # the user's names of the clients; else their numbers
+    class_names: tuple[str, ...] | None = None  # if the data names its classes
     gradient_paths: Any = None  # for networks: the way in which the gradients of a stack are computed
 
     @property
@@ -311,6 +312,10 @@ class Problem:
     def fingerprint(self) -> str:
         """A hash of the data: a run is not resumed on other data. Empty if the problem has none."""
         return ""
+
+    def class_counts(self) -> list[list[int]]:
+        """How many samples of each class each client has, for the report; empty if there are no classes."""
+        return []
 
     @property
     def personal_layout(self) -> Layout:

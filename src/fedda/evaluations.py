@@ -1,7 +1,6 @@
 """When a run is evaluated, on how many samples, and when it stops because its model no longer improves."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .checks import warn
 from .core import Problem
 from .runs.metrics import is_better, metric, validation_metric
 
@@ -59,10 +59,9 @@ def plan_evaluations(
 def warn_of_few(plan: EvaluationPlan, rounds: int, patience: int | None) -> None:
     """Warn if a run is evaluated so seldom that its patience cannot act."""
     if patience is not None and rounds <= plan.every * patience:
-        warnings.warn(
+        warn(
             f"patience = {patience} has no effect: the run of {rounds} rounds is evaluated every {plan.every} rounds; "
-            "give a smaller every",
-            stacklevel=3,
+            "give a smaller every"
         )
 
 

@@ -1,6 +1,5 @@
 """The state of a run: an algorithm on a problem, and how one round advances it. `rows.py` reports on it."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -24,6 +23,7 @@ from .arguments import (
     refuse_other_frozen,
 )
 from .best import BestModels
+from .checks import warn
 from .clients import FineTuning, client_rows
 from .core import Algorithm, Cohort, Problem, bind_to_problem, positive
 from .engines import Engine
@@ -39,10 +39,9 @@ PATIENCE = 3  # rounds in a row without a finite reply, after which a run (or a 
 def warn_of_sizes(sizes: Tensor) -> None:
     """Warn if the clients have very different numbers of samples, and nobody chose how they are weighted."""
     if len(sizes) and int(sizes.max()) >= 10 * int(sizes.min()):
-        warnings.warn(
+        warn(
             f"clients have {int(sizes.min())} to {int(sizes.max())} samples and the same weight: weights='samples' "
-            "weights them by their samples, as McMahan et al. 2017 do; weights='uniform' says that you want this",
-            stacklevel=4,
+            "weights them by their samples, as McMahan et al. 2017 do; weights='uniform' says that you want this"
         )
 
 
@@ -222,7 +221,7 @@ class Run:
         elif not all(wrapper.reproducible for wrapper in self.aggregation):
             why = "private noise is drawn on the host"
         if why:
-            warnings.warn(f"rounds run eagerly, which is slower: {why}", stacklevel=3)
+            warn(f"rounds run eagerly, which is slower: {why}")
         return not why
 
     @torch.no_grad()
@@ -343,7 +342,7 @@ class Run:
             with self.problem.arithmetic():
                 self.graph = capture(step, state, list(self.simulation.memory.values()))
         except NoGraph as why:
-            warnings.warn(f"rounds run eagerly, which is slower: {why}", stacklevel=3)
+            warn(f"rounds run eagerly, which is slower: {why}")
         self.counts, self.counts_per_round = counts, self.counts
 
     def raise_if_diverged(self) -> None:

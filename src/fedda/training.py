@@ -4,7 +4,6 @@
 import io
 import itertools
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +17,7 @@ from . import checks
 from .aggregation import Budget, Wrapper
 from .arguments import with_hints
 from .best import MISSING, NO_PERSONAL_BEST
+from .checks import warn
 from .clients import PERSONAL_ALREADY, FineTuning
 from .core import Algorithm, Problem, map_fields
 from .engines import Engine, Vectorised
@@ -468,7 +468,7 @@ def affordable(run: Run, rounds: int) -> int:
     """The last round that the privacy budget allows, with a warning if it is not the last of `rounds`."""
     last = run.last_round(rounds)
     if why := run.stop_reason(last, rounds):
-        warnings.warn(f"train: {why}: the run ends there", stacklevel=3)
+        warn(f"train: {why}: the run ends there")
     return last
 
 

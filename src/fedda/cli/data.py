@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,6 +25,11 @@ Client = Annotated[str | None, typer.Option(help="In a table: the column that sa
 Ignore = Annotated[
     list[str] | None,
     typer.Option(help="In a table: a column that is not a feature. May be repeated.", metavar="COLUMN"),
+]
+Missing = Annotated[Literal["refuse", "drop"], typer.Option(help="In a table: what to do with rows that have gaps.")]
+Task = Annotated[
+    Literal["regression", "classes"] | None,
+    typer.Option(help="In a table: what the target is; by default decimal points mean regression."),
 ]
 # Training samples, test samples and classes of the built-in data sets, so that a list need not load them.
 BUILT_IN = {"digits": (1438, 359, 10), "breast-cancer": (455, 114, 2)}
@@ -121,12 +126,14 @@ class ProgressBar:
         self.progress.stop_task(self.task)
 
 
-@data.command(epilog="Example: fedda data check digits")
+@data.command(epilog="Example: fedda data check houses.csv --target price --client city --ignore id")
 def check(
     name: options.Dataset,
     target: Target = None,
     client: Client = None,
     ignore: Ignore = None,
+    missing: Missing = "refuse",
+    task: Task = None,
     plugin: options.Plugins = None,
 ) -> None:
     """Read all files of a data set and describe its contents."""
@@ -138,11 +145,16 @@ def check(
     from ..progress import print_table
 
     load_plugins(plugin)
-    content = open_dataset(name, fresh=True, target=target, client=client, ignore=ignore or ())
+    content = open_dataset(
+        name, fresh=True, target=target, client=client, ignore=ignore or (), missing=missing, task=task
+    )
     known = FILE_DATASETS.get(name)
     shape = "x".join(map(str, content.x.shape[1:]))
-    print(f"{name}: {location(known) if name in registry.datasets.entries else name}")
+    if name in registry.datasets.entries:
+        print(f"{name}: {location(known)}")
     print(f"samples: {len(content.y):,} for training, {len(content.y_test):,} for testing; {shape} {content.x.dtype}")
+    if content.columns is not None:
+        print_table(("column", "kind", "features", "values"), describe_columns(content))
     if content.mean is not None and content.x.ndim == 2:
         print("columns: standardised with the mean and the deviation of the training part")
     elif content.mean is not None and content.std is not None:
@@ -161,7 +173,28 @@ def check(
         ("targets" if regression else "class", "training", "testing"),
         [(n, f"{a:,}", f"{b:,}") for n, a, b in zip(names, *counts, strict=True)],
     )
-    print(f"the files are complete{compare_published(known, content) if known else ''}")
+    if known:
+        print(f"the files are complete{compare_published(known, content)}")
+
+
+def describe_columns(content: Dataset) -> list[tuple[str, str, str, str]]:
+    """A row for each column of a table that is a feature."""
+    import numpy as np
+
+    rows, first = [], 0
+    x = np.concatenate([content.x, content.x_test])
+    for name, texts in content.columns or ():
+        column = x[:, first]
+        if texts is not None:
+            shown = ", ".join(texts[:4]) + (", ..." if len(texts) > 4 else "")
+            rows.append((name, "text", str(len(texts)), shown))
+        else:
+            shown = f"{column.min():.6g} to {column.max():.6g}"
+            if len(np.unique(column)) == len(column) and (column % 1 == 0).all():
+                shown += "; different in every row: ignore it if it is an identifier"
+            rows.append((name, "number", "1", shown))
+        first += 1 if texts is None else len(texts)
+    return rows
 
 
 def compare_published(known: FileDataset, content: Dataset) -> str:
@@ -197,6 +230,8 @@ def show(
     target: Target = None,
     client: Client = None,
     ignore: Ignore = None,
+    missing: Missing = "refuse",
+    task: Task = None,
     plugin: options.Plugins = None,
 ) -> None:
     """Draw samples of each class, and the partition over clients, into a PNG.
@@ -215,7 +250,7 @@ def show(
     options = dict(map(parse_option, option or []))
     entry = registry.partitions.find(partition)
     defaults = options_of(entry)
-    content = open_dataset(name, target=target, client=client, ignore=ignore or ())
+    content = open_dataset(name, target=target, client=client, ignore=ignore or (), missing=missing, task=task)
     for key in options:
         if key not in defaults:
             raise ValueError(f"--option: {partition} has no option {key!r}; {checks.nearest(key, defaults)}")

@@ -20,6 +20,7 @@ USES = {
     "report": "report pages and pictures",
     "data": "downloads and folders of images",
     "flower": "federations",
+    "docs": "the documentation site, in a checkout",
     "privacy": "noise and its accounting",
     "tables": "Parquet files and pandas",
     "onnx": "models for ONNX Runtime",

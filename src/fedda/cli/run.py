@@ -131,7 +131,9 @@ def run(
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Accept an absurd first step size.", rich_help_panel=options.EXPERIMENT),
+        typer.Option(
+            "--force", help="Run even if the first step is refused as too long.", rich_help_panel=options.EXPERIMENT
+        ),
     ] = False,
     plugin: options.Plugins = None,
     out: Annotated[

@@ -43,7 +43,10 @@ def sweep(
     ] = None,
     draw: Annotated[int, typer.Option(help="The seed of the random draws.", rich_help_panel=SEARCH)] = 0,
     force: Annotated[
-        bool, typer.Option("--force", help="Accept points with an absurd first step size.", rich_help_panel=SEARCH)
+        bool,
+        typer.Option(
+            "--force", help="Also try points whose first step would be refused as too long.", rich_help_panel=SEARCH
+        ),
     ] = False,
     rounds: options.Rounds = None,
     algorithms: options.Algorithms = None,

@@ -1,11 +1,11 @@
 """From raw arrays to a `Dataset`, with checks of layouts, labels and lengths; errors name the file."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ..checks import warn
 from .datasets import Dataset, moments, with_test_part
 from .files import BadFile
 
@@ -107,10 +107,9 @@ def regression_targets(
             raise BadFile(where, f"{name} must be finite numbers, as the targets of a regression are")
     values = np.unique(y)
     if np.array_equal(values, values.round()) and len(values) <= MOST_RATINGS:
-        warnings.warn(
+        warn(
             f"{where}: {called[0]} has {len(values)} different values of type {y.dtype}: this is taken as regression; "
-            "save whole numbers (int64) for classes",
-            stacklevel=2,
+            "save whole numbers (int64) for classes"
         )
     return y.astype(np.float32), None if y_test is None else y_test.astype(np.float32)
 
@@ -141,10 +140,9 @@ def class_numbers(
     if labels is None and len(present) <= present[-1]:
         absent = np.setdiff1d(np.arange(present[-1] + 1), present)
         some = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
-        warnings.warn(
+        warn(
             f"{where}: the classes {some} have no sample; the model gets {present[-1] + 1} classes, number them from 0 "
-            "without gaps for fewer",
-            stacklevel=2,
+            "without gaps for fewer"
         )
     classes = labels or 1 + int(max(part.max() for part in new))
     return new[0], None if y_test is None else new[1], classes, None

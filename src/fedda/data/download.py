@@ -19,7 +19,7 @@ def fetch(name: str, progress: ProgressBar | None = None) -> list[Path]:
     """Download the files of a data set to the data folder, if they are not there already; return their paths."""
     if name not in FILE_DATASETS:
         datasets.find(name)
-        raise ValueError(f"{name}: there is nothing to fetch, it comes with an installed package")
+        raise ValueError(f"{name}: there is nothing to fetch: it comes with fedda")
     data = FILE_DATASETS[name]
     if not is_complete(data):
         if not data.downloads:

@@ -13,8 +13,9 @@ from .folder import files_of, read_folder
 from .idx import idx_files, read_idx
 from .leaf import leaf_files, read_leaf
 from .npz import read_npz
-from .tables import TABLES, Ignored, read_table
+from .tables import GAPS, TABLES, TASKS, Ignored, read_table
 
+FOR_TABLES = "target, client, ignore, missing and task"
 SMALL = 1 << 20  # bytes: smaller files are as fast to read as their cache
 
 
@@ -83,7 +84,13 @@ def add(data: FileDataset) -> None:
 
 
 def open_dataset(
-    name: str, fresh: bool = False, target: str | None = None, client: str | None = None, ignore: Ignored = ()
+    name: str,
+    fresh: bool = False,
+    target: str | None = None,
+    client: str | None = None,
+    ignore: Ignored = (),
+    missing: str = "refuse",
+    task: str | None = None,
 ) -> Dataset:
     """A data set by its name, from a file, or from a folder.
 
@@ -93,6 +100,8 @@ def open_dataset(
         target: in a table, the column to predict.
         client: in a table, the column that says who owns a row.
         ignore: in a table, the columns that are not features.
+        missing: in a table, "drop" leaves out rows with gaps, with a warning; "refuse" (the default) names the gaps.
+        task: in a table, what the target is: "regression" or "classes". By default decimal points mean regression.
 
     >>> open_dataset("digits").x.shape
     (1438, 1, 8, 8)
@@ -100,11 +109,17 @@ def open_dataset(
     Traceback (most recent call last):
     ValueError: unknown data set 'cifar'; did you mean 'cifar10'? (or give a .npz or .csv file, or a folder)
     """
-    return find_dataset(name, fresh, target, client, ignore)()
+    return find_dataset(name, fresh, target, client, ignore, missing, task)()
 
 
 def find_dataset(
-    name: str, fresh: bool = False, target: str | None = None, client: str | None = None, ignore: Ignored = ()
+    name: str,
+    fresh: bool = False,
+    target: str | None = None,
+    client: str | None = None,
+    ignore: Ignored = (),
+    missing: str = "refuse",
+    task: str | None = None,
 ) -> Callable[[], Dataset]:
     """A function that opens the data set of this name or path. An unknown name is refused; no file is read.
 
@@ -114,6 +129,8 @@ def find_dataset(
         target: in a table, the column to predict.
         client: in a table, the column that says who owns a row.
         ignore: in a table, the columns that are not features.
+        missing: in a table, "drop" leaves out rows with gaps, with a warning; "refuse" (the default) names the gaps.
+        task: in a table, what the target is: "regression" or "classes". By default decimal points mean regression.
 
     >>> find_dataset("digits")().classes
     10
@@ -126,15 +143,18 @@ def find_dataset(
             raise ValueError(f"load: {key} must be the name of a column, got a {type(column).__name__}")
     if not isinstance(ignore, str | list | tuple):
         raise ValueError(f"load: ignore must be the name of a column or a list of names, got {ignore!r}")
+    for key, value, known in (("missing", missing, GAPS), ("task", task, (None, *TASKS))):
+        if value not in known:
+            raise ValueError(f"load: {key} must be {' or '.join(repr(k) for k in known if k)}, got {value!r}")
     name = os.fspath(name)
     try:
         entry = datasets.find(name)
     except ValueError as why:
         if is_path(name):
-            return lambda: open_path(Path(name).expanduser(), fresh, target, client, ignore)
+            return lambda: open_path(Path(name).expanduser(), fresh, target, client, ignore, missing, task)
         raise ValueError(f"{why} (or give a .npz or .csv file, or a folder)") from None
-    if target is not None or client is not None or ignore:
-        raise ValueError(f"{name}: target, client and ignore name columns of a table, and this data set has none")
+    if target is not None or client is not None or ignore or missing != "refuse" or task is not None:
+        raise ValueError(f"{name}: {FOR_TABLES} are for tables, and this data set is not one")
     return FILE_DATASETS[name].parse if fresh and name in FILE_DATASETS else entry
 
 
@@ -173,15 +193,21 @@ def reader_of(path: Path) -> tuple[list[Path], Callable[[Path], Dataset]]:
 
 
 def open_path(
-    path: Path, fresh: bool = False, target: str | None = None, client: str | None = None, ignore: Ignored = ()
+    path: Path,
+    fresh: bool = False,
+    target: str | None = None,
+    client: str | None = None,
+    ignore: Ignored = (),
+    missing: str = "refuse",
+    task: str | None = None,
 ) -> Dataset:
     """A data set from a .npz, .csv or .parquet file, from LEAF's JSON, or from a folder of images or idx files."""
     if not os.path.exists(path):
         raise BadFile(path, "there is no such file or folder")
     if path.suffix in TABLES:
-        return read_table(path, target, client, ignore)
-    if target is not None or client is not None or ignore:
-        raise BadFile(path, "target, client and ignore name columns of a table: a .csv or .parquet file")
+        return read_table(path, target, client, ignore, missing, task)
+    if target is not None or client is not None or ignore or missing != "refuse" or task is not None:
+        raise BadFile(path, f"{FOR_TABLES} are for tables: .csv or .parquet files")
     files, read = reader_of(path)
     if fresh or sum(file.stat().st_size for file in files) < SMALL:
         return read(path)

@@ -54,6 +54,8 @@ class ProblemTable(BaseModel):
     target: str | None = None  # a column of a table
     client: str | None = None  # another one
     ignore: str | list[str] | None = None  # columns that are not features
+    missing: Literal["refuse", "drop"] | None = None  # rows with gaps
+    task: Literal["regression", "classes"] | None = None  # what the target is
     augment: str | dict[str, Any] | list[str | dict[str, Any]] | None = None
     trainable: str | list[str] | None = None  # the parameters to train, by patterns
     personal: str | list[str] | None = None  # those that stay on their clients
@@ -73,6 +75,8 @@ class ProblemTable(BaseModel):
             "target",
             "client",
             "ignore",
+            "missing",
+            "task",
             "augment",
             "trainable",
             "personal",
@@ -95,7 +99,14 @@ class ProblemTable(BaseModel):
     def completed(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
         with errors_named("problem"):
-            find_dataset(self.data, target=self.target, client=self.client, ignore=self.ignore or ())
+            find_dataset(
+                self.data,
+                target=self.target,
+                client=self.client,
+                ignore=self.ignore or (),
+                missing=self.missing or "refuse",
+                task=self.task,
+            )
             named("problem", self.augment)  # built only to refuse a mistake now
             find_metrics(self.metrics)
             for entry in (partitions.find(self.partition), models.find(self.model)):

@@ -6,11 +6,11 @@ run ends with the bytes of an uninterrupted one, even on a machine that is faste
 
 import json
 import os
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checks import warn
 from ..engines import Distributed, Engine, Vectorised
 from ..engines.world import SingleProcess
 from ..problems.gradients.tuning import measured_threads
@@ -80,7 +80,7 @@ def _with_path(problem: Any, clients: int, precision: str, environment: dict[str
         other = problem.with_path("auto", "auto", clients)
         now = other.gradient_paths.chosen, other.gradient_paths.precision
         text = "the run was begun on the path {} in {}, which does not fit here: {} in {} from now on"
-        warnings.warn(text.format(*recorded, *now), stacklevel=2)
+        warn(text.format(*recorded, *now))
         return other
 
 
@@ -90,7 +90,7 @@ def _recorded_threads(environment: dict[str, Any]) -> int | None:
         return None
     if number > processors():
         text = f"the run was begun with {number} threads, but there are {processors()} processors here"
-        warnings.warn(f"{text}: its last bits may differ from now on", stacklevel=2)
+        warn(f"{text}: its last bits may differ from now on")
         return None
     return number
 

@@ -4,7 +4,6 @@ import json
 import platform
 import shlex
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
+from ..checks import warn
 from ..core import Algorithm
 from ..engines.participation import cohort_size
 from ..evaluations import Patience, plan_evaluations, warn_of_few
@@ -30,8 +30,6 @@ from .jobs import Job, JobRunner, Watcher
 from .ranks import SINGLE, Ranks, ShardedRun, folder_of
 from .saved_models import refuse_other_data
 
-MOST_CLASSES, MOST_COUNTS = 1000, 20_000  # that environment.json lists by client
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -41,7 +39,7 @@ class RunOptions:
     device: str | None = None
     resume: bool = False  # from the folder's last checkpoint
     overwrite: bool = False
-    force: bool = False  # accept an absurd first step size
+    force: bool = False  # run even if the first step is refused as too long
     save_seconds: float = 5.0  # between checkpoints
     threads: int | None = None  # measured if None
     precision: str = "auto"
@@ -93,7 +91,7 @@ class Program:
         if self.problem is None:
             self.problem = build_problem(experiment, options.device, tuning, self.ranks)
         if options.note:
-            warnings.warn(options.note, stacklevel=3)
+            warn(options.note)
         if options.resume and not self.ranks.world.rank:
             refuse_other_data(self.problem, folder.path)
         self.engine_name = self.ranks.engine_name(options.engine)
@@ -178,26 +176,13 @@ class Program:
             "data_sha256": self.problem.fingerprint,
             "changed": changed_keys(self.experiment),
         }
-        if counts := samples_by_class(self.problem):
+        if counts := self.problem.class_counts():
             facts["partition"] = [" ".join(map(str, row)) for row in counts]
+            if self.problem.class_names:
+                facts["classes"] = list(self.problem.class_names)
         if self.experiment.problem.metrics:
             facts["metrics"] = self.problem.directions
         return json.dumps(facts, indent=1) + "\n"
-
-
-def samples_by_class(problem: Any) -> list[list[int]]:
-    """How many samples of each class each client has, for the report; empty without classes, for very many of them, or
-    if this process has only some of the clients."""
-    y, mine = problem.data.y, problem.local_clients
-    if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point() or mine.stop - mine.start != problem.clients:
-        return []
-    classes = int(y.max()) + 1 if len(y) and int(y.min()) >= 0 else 0
-    if not 1 < classes <= MOST_CLASSES or classes * problem.clients > MOST_COUNTS:
-        return []
-    owner = torch.repeat_interleave(torch.arange(problem.clients), problem.sizes.cpu())
-    counts = torch.bincount(owner * classes + y.cpu(), minlength=problem.clients * classes)
-    rows: list[list[int]] = counts.reshape(problem.clients, classes).tolist()
-    return rows
 
 
 def build_problem(experiment: Experiment, device: str | None, tuning: bool = False, ranks: Ranks = SINGLE) -> Any:

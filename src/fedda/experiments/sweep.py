@@ -3,7 +3,6 @@
 import json
 import math
 import statistics
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..checks import warn
 from ..registry import make
 from ..run import Run
 from ..runs.final_values import mean, tail
@@ -71,7 +71,7 @@ def search(sweep: Sweep, out: Path, watch: Watcher, **options: Any) -> dict[str,
     chosen = points(whole, sweep.grids, sweep.budget, sweep.draw)
     experiment = whole.model_copy(update={"algorithms": {label: whole.algorithms[label] for label in chosen}})
     if experiment.personalise is not None:
-        warnings.warn("a sweep ignores personalise: it has no rows of clients", stacklevel=2)
+        warn("a sweep ignores personalise: it has no rows of clients")
         experiment = experiment.model_copy(update={"personalise": None})
     stacks, seeds = list(stack_points(chosen)), experiment.seeds
     replicas = max(len(stack.points) for stack in stacks) * len(seeds)

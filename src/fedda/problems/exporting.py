@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import one_line
+from ..checks import one_line, warn
 from ..extras import needed_for
 from ..files import write_whole
 from .neural import Neural
@@ -41,7 +41,7 @@ def write_model(
     if not path.parent.is_dir():
         raise ValueError(f"{path}: the folder {path.parent} does not exist")
     if problem.d_personal and client is None:
-        warnings.warn(f"{path}: has the mean of the personal parameters; client=... takes those of one", stacklevel=3)
+        warn(f"{path}: has the mean of the personal parameters; client=... takes those of one")
     writers = {".pt": to_pt, ".safetensors": to_safetensors, ".onnx": to_onnx}
     return write_whole(path, writers[path.suffix](path, problem, x, weights, client))
 
@@ -73,7 +73,7 @@ def to_pt(path: Path, problem: Neural, x: Tensor, weights: Tensor | None, client
     try:
         torch.export.save(traced(problem, x, weights, client), program)
     except ValueError as why:
-        warnings.warn(f"{path}: {why}: the file holds its weights alone", stacklevel=4)
+        warn(f"{path}: {why}: the file holds its weights alone")
     torch.save({"program": program.getvalue() or None, "state_dict": state} | facts(problem), file)
     return file.getvalue()
 

@@ -1,6 +1,5 @@
 """A problem from the names of a data set, a partition and a model."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 
 from .. import rng
-from ..checks import check, nearest
+from ..checks import check, nearest, warn
 from ..data import open_dataset
 from ..data.datasets import moments
 from ..data.partition import ARGUMENTS, split
@@ -40,6 +39,8 @@ def load(
     target: str | None = None,
     client: str | None = None,
     ignore: str | Sequence[str] = (),
+    missing: str = "refuse",
+    task: str | None = None,
     augment: Any = None,
     trainable: str | Sequence[str] | None = None,
     personal: str | Sequence[str] | None = None,
@@ -66,6 +67,8 @@ def load(
         target: in a table, the column to predict.
         client: in a table, the column that says who owns a row.
         ignore: in a table, the columns that are not features.
+        missing: in a table, "drop" leaves out rows with gaps, with a warning; "refuse" (the default) names the gaps.
+        task: in a table, what the target is: "regression" or "classes". By default decimal points mean regression.
         augment: changes training samples at random, as they are drawn: a function as in `fedda.augment`, a name such as
             "crop_flip", a table such as {"kind": "crop", "pad": 2}, or a list of these.
         trainable: the parameters to train, by a pattern such as "head.*" or a list of patterns; all by default. All
@@ -97,20 +100,18 @@ def load(
             called = by_name.name if by_name else "a module of your own"
             raise ValueError(f"load: no option {option!r} with {partition} and {called}; {hint}")
     partition_options, model_options = ({k: v for k, v in options.items() if k in names} for names in known)
-    data = open_dataset(name, target=target, client=client, ignore=ignore)
+    data = open_dataset(name, target=target, client=client, ignore=ignore, missing=missing, task=task)
     if resplit:
         data = data.resplit()
     elif data.shift() > SHIFT:
-        warnings.warn(
+        warn(
             f"{name}: its test part has other classes than its training part (a distance of {data.shift():.2f} from "
-            "0 to 1): resplit = true divides both again",
-            stacklevel=2,
+            "0 to 1): resplit = true divides both again"
         )
     if by_name is not None and data.y.dtype.kind == "f" and data.y.std() > LARGE:
-        warnings.warn(
+        warn(
             f"{name}: the targets have a deviation of {data.y.std():.2g}, so the loss is large and rates must be tiny: "
-            "divide them, for example write prices in thousands",
-            stacklevel=2,
+            "divide them, for example write prices in thousands"
         )
     data = data.validation() if validation is True else data
     share = None if isinstance(validation, bool) or validation is None else check_share("load", validation)
@@ -124,9 +125,7 @@ def load(
         only_tested = np.setdiff1d(np.asarray(data.client_test), np.asarray(data.client))
         if len(only_tested) and clients == len(np.unique(data.client)):
             some = ", ".join(map(str, only_tested[:5])) + (", ..." if len(only_tested) > 5 else "")
-            warnings.warn(
-                f"{name}: {len(only_tested)} clients have test samples only and do not take part: {some}", stacklevel=2
-            )
+            warn(f"{name}: {len(only_tested)} clients have test samples only and do not take part: {some}")
         # test only on the clients that take part
         tested = np.isin(np.asarray(data.client_test), np.unique(np.asarray(data.client)[owner >= 0]))
         data = data._replace(x_test=data.x_test[tested], y_test=data.y_test[tested])

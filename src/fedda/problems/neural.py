@@ -37,6 +37,7 @@ from .trees import arguments, at, first_tensor, map_tensors
 Loss = Callable[[Any, Any], Tensor]
 Device = torch.device | str | None
 NAMES = 20  # of parameters, in an error message
+MOST_CLASSES, MOST_COUNTS = 1000, 20_000  # that a report shows by client
 GATHER_BYTES = 8e6  # up to this size, several batches are gathered together
 
 
@@ -87,7 +88,6 @@ class Neural(Problem):
     random = False  # whether the model has random layers, such as dropout
     nan_alone = False  # whether some sample alone has the loss NaN, as one of a class that the loss ignores
     augment: Augmentation | None = None  # changes training samples at random
-    class_names: tuple[str, ...] | None = None  # if the data names its classes
     columns: Columns | None = None  # if the data is a table
     metrics: Mapping[str, Metric] = MappingProxyType({})  # besides the loss and the accuracy, by name
     sample_metrics: Mapping[str, Metric] = MappingProxyType({})  # those that give a number for each sample
@@ -164,6 +164,20 @@ class Neural(Problem):
     def fingerprint(self) -> str:
         """A hash of the samples, targets and owners; that of all clients if it is asked for before `only`."""
         return fingerprint(self)
+
+    def class_counts(self) -> list[list[int]]:
+        """How many samples of each class each client has; empty without classes, for very many of them, or if this
+        process has only some of the clients."""
+        y, mine = self.data.y, self.local_clients
+        if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point() or mine.stop - mine.start != self.clients:
+            return []
+        classes = int(y.max()) + 1 if len(y) and int(y.min()) >= 0 else 0
+        if not 1 < classes <= MOST_CLASSES or classes * self.clients > MOST_COUNTS:
+            return []
+        owner = torch.repeat_interleave(torch.arange(self.clients), self.sizes.cpu())
+        counts = torch.bincount(owner * classes + y.cpu(), minlength=self.clients * classes)
+        rows: list[list[int]] = counts.reshape(self.clients, classes).tolist()
+        return rows
 
     @property
     def held_out(self) -> dict[str, Batch]:

@@ -8,6 +8,7 @@ some runs, made once, for a page, a comparison, CSV and LaTeX.
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,7 +91,7 @@ def write_results(results: Mapping[str, Any], out: str | Path = "report.html", t
     Args:
         results: results of `fedda.train` by label.
         out: the file of the page.
-        title: its title; by default the name of the file.
+        title: its title; by default the number of methods and of clients.
     """
     if not isinstance(results, Mapping) or not results:
         raise ValueError(f"report: give results by name, such as {{'FedDA': result}}, got {type(results).__name__}")
@@ -104,23 +105,64 @@ def write_results(results: Mapping[str, Any], out: str | Path = "report.html", t
         raise ValueError(f"report: {path}: the folder {path.parent} does not exist")
     histories = {label: list(result.history) for label, result in results.items()}
     clients = {label: list(result.clients) for label, result in results.items()}
-    directions = {name: better for result in results.values() for name, better in result.run.problem.directions.items()}
-    params = {
-        label: {k: v if isinstance(v, int | float | str) else str(v) for k, v in vars(result.run.algorithm).items()
-                if isinstance(v, int | float | str) or (k == "prox" and v is not None)}
-        | {"problem": _describe(result.run.problem)}
-        for label, result in results.items()
-    }  # fmt: skip
-    config = {"name": title or path.stem, "algorithms": params}
-    run = from_histories(histories, clients, directions, config, path.parent)
+    problems = [result.run.problem for result in results.values()]
+    params = {label: _params(result.run) for label, result in results.items()}
+    config: dict[str, Any] = {"name": title or _title(list(results), problems), "algorithms": params}
+    for key, values in {
+        "rounds": [max(row["round"] for row in rows) for rows in histories.values()],
+        "seeds": [sorted({row["seed"] for row in rows}) for rows in histories.values()],
+    }.items():
+        if all(value == values[0] for value in values):
+            config[key] = values[0]
+    run = from_histories(histories, clients, _facts(problems), config, path.parent)
     return write_whole(path, Report([run]).page(figures=False))
+
+
+def _params(run: Any) -> dict[str, Any]:
+    """The hyper-parameters of a run that a page can show, its penalty, and its problem."""
+    params = {key: value for key, value in vars(run.algorithm).items() if isinstance(value, int | float | str)}
+    penalty = vars(run.algorithm).get("prox")
+    if penalty is not None and not penalty.identity:
+        params["prox"] = _short(penalty)
+    return params | {"problem": _describe(run.problem)}
+
+
+def _short(penalty: Any) -> str:
+    """A penalty with the fields that differ from their defaults."""
+    if not is_dataclass(penalty):
+        return str(penalty)
+    changed = [f for f in fields(penalty) if f.repr and not _same(getattr(penalty, f.name), f.default)]
+    return f"{type(penalty).__name__}({', '.join(f'{f.name}={getattr(penalty, f.name)}' for f in changed)})"
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether a field has its default; a tensor has not."""
+    return isinstance(value, int | float | str | None) and value == default
 
 
 def _describe(problem: Any) -> str:
     """The data of a problem: results on other data are not drawn into one panel."""
-    sizes = getattr(problem, "sizes", None)
-    samples = "" if sizes is None else f", {int(sizes.sum()):,} samples"
-    return f"{problem.clients} clients{samples}"
+    return f"{problem.clients} clients, {int(problem.sizes.sum()):,} samples"
+
+
+def _title(labels: Sequence[str], problems: Sequence[Any]) -> str:
+    same = len({problem.clients for problem in problems}) == 1
+    where = f" over {problems[0].clients:,} clients" if same else ""
+    return f"{labels[0] if len(labels) == 1 else f'{len(labels)} methods'}{where}"
+
+
+def _facts(problems: Sequence[Any]) -> dict[str, Any]:
+    """What environment.json says about the problem of a run: metrics, clients and classes."""
+    facts: dict[str, Any] = {}
+    if directions := {name: better for problem in problems for name, better in problem.directions.items()}:
+        facts["metrics"] = directions
+    first = problems[0]
+    if len({(_describe(problem), problem.fingerprint) for problem in problems}) == 1:
+        facts |= {"clients": first.clients, "samples": int(first.sizes.sum())}
+        if counts := first.class_counts():
+            facts["partition"] = [" ".join(map(str, row)) for row in counts]
+            facts |= {"classes": list(first.class_names)} if first.class_names else {}
+    return facts
 
 
 class _Callable(ModuleType):

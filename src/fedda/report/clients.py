@@ -1,6 +1,7 @@
 """How the values of a metric are spread over the clients: a histogram with one line for each algorithm, and a table."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ..runs import formats
 from ..runs.curves import number
@@ -21,6 +22,7 @@ from .tables import Cell
 
 Counts = np.ndarray[Any, Any]
 VIRIDIS = colormaps["viridis"]
+PLAIN = "#5b8db8"  # of bars without classes
 MANY = 60  # clients: then they are sorted by size
 BINS = 20
 
@@ -28,15 +30,19 @@ BINS = 20
 def client_section(run: RecordedRun, shown: Picture) -> dict[str, Any] | None:
     """The split of the samples, the histogram and the lines of the table; None if the run has none of them."""
     counts, keys = class_counts(run), client_metrics(run)
+    sizes = client_sizes(run)
+    if counts is None and sizes:  # without classes, such as for regression
+        counts = np.array(list(sizes.values()))[:, None]
     dropped = {final["label"]: final["dropped"] for final in summary(run)}
     lines = []
     for key in keys:
         metric = shown.metric(key)
-        for label in run.labels:
-            over = spread_over_clients(run, label, key)
+        for series in shown.series:
+            over = spread_over_clients(run, series.own, key)
             if over is not None:
                 cells = [Cell(formats.spread(v, None, metric.percent), v) for v in over.values()]
-                lines.append((label, metric.name, [*cells, Cell(formats.count(dropped[label]), dropped[label])]))
+                lost = dropped[series.own]
+                lines.append((series, metric.name, [*cells, Cell(formats.count(lost), lost)]))
     if not lines and counts is None:
         return None
     return {
@@ -44,7 +50,7 @@ def client_section(run: RecordedRun, shown: Picture) -> dict[str, Any] | None:
         "lines": lines,
         "tuned": len(keys) > 1,
         "worst": worst_clients(run, keys[0], shown) if lines else "",
-        "partition": partition(counts) if counts is not None else "",
+        "partition": partition(counts, list(sizes), class_names(run)) if counts is not None else "",
         "split": describe_split(counts) if counts is not None else "",
     }
 
@@ -58,6 +64,16 @@ def class_counts(run: RecordedRun) -> Counts | None:
     return np.array(rows) if len({len(row) for row in rows}) == 1 and rows[0] else None
 
 
+def client_sizes(run: RecordedRun) -> dict[str, int]:
+    """The number of samples of each client by its name, in the order of the clients."""
+    return {str(row["client"]): int(row["samples"]) for row in run.clients if "client" in row and "samples" in row}
+
+
+def class_names(run: RecordedRun) -> list[str]:
+    names = run.environment.get("classes")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
 def describe_split(counts: Counts) -> str:
     """The split in one sentence.
 
@@ -66,6 +82,8 @@ def describe_split(counts: Counts) -> str:
     """
     sizes = counts.sum(axis=1)
     each = f"{sizes.min():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
+    if counts.shape[1] == 1:
+        return f"{len(counts):,} clients with {each} training samples each."
     share = (counts.max(axis=1) / np.maximum(sizes, 1)).mean()
     return (
         f"{len(counts):,} clients with {each} samples each of {counts.shape[1]} classes; the largest class of a client "
@@ -73,7 +91,7 @@ def describe_split(counts: Counts) -> str:
     )
 
 
-def partition(counts: Counts) -> Markup:
+def partition(counts: Counts, names: Sequence[str] = (), class_names: Sequence[str] = ()) -> Markup:
     """The samples of each client, one bar each, in the shades of their classes."""
     clients, classes = counts.shape
     order = np.argsort(-counts.sum(axis=1), kind="stable") if clients > MANY else np.arange(clients)
@@ -82,7 +100,7 @@ def partition(counts: Counts) -> Markup:
         panel = figure.subplots()
         bottom = np.zeros(clients)
         for c in range(classes):
-            shade = VIRIDIS(c / max(1, classes - 1))
+            shade = VIRIDIS(c / (classes - 1)) if classes > 1 else PLAIN
             panel.bar(
                 range(clients), counts[order, c], 1.0 if clients > MANY else 0.82, bottom, color=shade, linewidth=0
             )
@@ -92,11 +110,26 @@ def partition(counts: Counts) -> Markup:
         panel.grid(axis="x", visible=False)
         panel.set_xlim(-0.6, clients - 0.4)
         if clients <= 30:
-            panel.set_xticks(range(clients))
-        scale = figure.colorbar(ScalarMappable(Normalize(-0.5, classes - 0.5), VIRIDIS.resampled(classes)), ax=panel)
-        scale.set_label("class")
-        scale.set_ticks(range(0, classes, max(1, math.ceil(classes / 10))))
+            labels = [shortened(name) for name in names] if len(names) == clients else list(map(str, range(clients)))
+            tilted = sum(map(len, labels)) > 90  # about as many letters as fit side by side
+            panel.set_xticks(range(clients), labels, rotation=40 if tilted else 0, ha="right" if tilted else "center")
+        if classes > 1:
+            colours = ScalarMappable(Normalize(-0.5, classes - 0.5), VIRIDIS.resampled(classes))
+            scale = figure.colorbar(colours, ax=panel, pad=0.01)
+            scale.set_label("class")
+            ticks = range(0, classes, max(1, math.ceil(classes / 10)))
+            named = len(class_names) == classes
+            scale.set_ticks(list(ticks), labels=[shortened(class_names[c]) if named else str(c) for c in ticks])
         return themed_svg(figure, "Samples of each client by class", 520)
+
+
+def shortened(name: str, most: int = 16) -> str:
+    """A name that fits beside an axis.
+
+    >>> shortened("Ulm"), shortened("Universitätsklinikum Köln")
+    ('Ulm', 'Universitätskli…')
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def worst_clients(run: RecordedRun, key: str, shown: Picture) -> str:
@@ -146,10 +179,9 @@ def histogram(run: RecordedRun, shown: Picture, keys: list[str]) -> Markup:
                     counts = np.histogram(values, edges)[0]
                     dash = (0, series.dash) if series.dash else "-"
                     panel.stairs(counts, edges, color=series.colour, linestyle=dash, linewidth=1.5)
-            literal(panel.set_title(""), what.name)
-            panel.set_xlabel(what.name.lower())
-            panel.set_ylabel("clients of all seeds")
+            literal(panel.set_xlabel(""), f"{what.name.lower()} of a client")
+            panel.set_ylabel("clients, all seeds")
             panel.yaxis.set_major_locator(MaxNLocator(integer=True))
             if what.percent:
-                panel.xaxis.set_major_formatter(PercentFormatter(1.0))
+                panel.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.4g} %"))
         return themed_svg(figure, "Histogram over clients", 320 * len(keys))

@@ -24,7 +24,7 @@ from . import plots, style
 from .claims import read_verdicts
 from .clients import client_section
 from .export import csv_text, latex_text, packed
-from .picture import Dash, Picture, Series, flat, picture
+from .picture import Dash, Picture, Series, file_name, flat, picture
 from .ranking import HEADLINE, problem_groups, sentences
 from .tables import COSTS, Table, table
 
@@ -34,7 +34,7 @@ LICENCE = "vendor/uPlot.LICENSE"  # it must go with every copy
 STYLES = ("vendor/uPlot.min.css", "page.css")
 POINTS = 500  # of a curve on the page: about as many as a panel has pixels
 
-NOT_SHOWN = ("changed", "partition", "metrics")  # keys of environment.json that other parts of the page show
+NOT_SHOWN = ("changed", "partition", "classes", "metrics")  # keys of environment.json that other parts of the page show
 
 Place = str | Path | RecordedRun
 
@@ -112,7 +112,7 @@ class Report:
         return fill(
             "page.html.j2",
             title=run.title,
-            facts=" · ".join(facts(config)),
+            facts=" · ".join(facts(config, run.environment)),
             live=live,
             figures=[f"curves-{axis.figure}.png" for axis in self.picture.axes if axis.figure and figures],
             clients=client_section(run, self.picture),
@@ -302,6 +302,7 @@ def _series(series: Series, rows: Sequence[Row], metrics: list[str], axes: list[
         )
     return {
         "label": series.label,
+        "name": series.name,
         "row": series.row,
         "colour": series.colour,
         "dash": series.dash,
@@ -326,18 +327,18 @@ def dashes(dash: Dash) -> str:
     return " ".join(map(str, dash))
 
 
-def facts(config: dict[str, Any]) -> Iterator[str]:
+def facts(config: dict[str, Any], environment: dict[str, Any]) -> Iterator[str]:
     """The experiment in short.
 
-    >>> list(facts({"problem": {"data": "digits"}, "rounds": 40, "seeds": [0]}))
-    ['data digits', '40 rounds', '1 seed (0)']
+    >>> list(facts({"problem": {"data": "/data/houses.csv"}, "rounds": 40, "seeds": [0]}, {"clients": 8}))
+    ['data houses.csv', '8 clients', '40 rounds', '1 seed (0)']
     """
     problem, wrappers, seeds = config.get("problem"), config.get("aggregation"), config.get("seeds")
     problem = problem if isinstance(problem, dict) else {}
     if "data" in problem:
-        yield f"data {problem['data']}"
-    if "clients" in problem:
-        yield f"{problem['clients']} clients"
+        yield f"data {file_name(str(problem['data']))}"
+    if clients := problem.get("clients") or environment.get("clients"):
+        yield f"{clients} clients"
     if "cohort" in config:
         yield f"cohort of {config['cohort']}"
     if isinstance(wrappers, list):

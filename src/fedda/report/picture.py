@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ..runs.curves import Curve
@@ -21,7 +22,8 @@ Dash = tuple[float, ...]
 class Series:
     """An algorithm of a run with its colour and dashes; `entries` are its lines in the legend."""
 
-    label: str
+    label: str  # unlike all others on the page
+    name: str  # the same without its run, if that is clear in its row
     run: int
     own: str  # its label within its run
     row: int
@@ -111,6 +113,7 @@ def picture(runs: Sequence[RecordedRun], names: Sequence[str] = ("",)) -> Pictur
     if shared and not crossed:
         pens = distinct_pens([mark.method for mark in marks])
     twice = Counter(label for run in runs for label in set(run.labels))
+    in_row = Counter((mark.data, mark.group, mark.label) for mark in marks)
     drawn: list[tuple[Series, list[LegendEntry]]] = []
     for i, mark in enumerate(marks):
         label = f"{mark.label} · {names[mark.run]}" if twice[mark.label] > 1 else mark.label
@@ -123,11 +126,12 @@ def picture(runs: Sequence[RecordedRun], names: Sequence[str] = ("",)) -> Pictur
             legend = [LegendEntry(label if shared else text, colour, dash)]
         curves = runs[mark.run].curves.get(mark.label, {})
         row, problem = places.index((mark.data, mark.group)), problems.index(mark.problem)
-        series = Series(label, mark.run, mark.label, row, problem, colour, dash, (), curves)
+        name = label if in_row[mark.data, mark.group, mark.label] > 1 else mark.label
+        series = Series(label, name, mark.run, mark.label, row, problem, colour, dash, (), curves)
         drawn.append((series, legend if curves else []))
     entries = sorted(dict.fromkeys(e for _, legend in drawn for e in legend), key=lambda e: e.section)
     numbers = {entry: i for i, entry in enumerate(entries)}
-    titles = [" · ".join(filter(None, [data if len(sets) > 1 else "", group])) for data, group in places]
+    titles = [" · ".join(filter(None, [file_name(data) if len(sets) > 1 else "", group])) for data, group in places]
     return Picture(
         rows=titles,
         data=[sets.index(data) for data, _ in places],
@@ -152,6 +156,16 @@ def _differences(problems: list[str], sets: list[set[str]]) -> list[str]:
     return texts
 
 
+def file_name(data: str) -> str:
+    """The data of a run without its folder, if it is a path.
+
+    >>> file_name("digits"), file_name("/data/houses.csv · price")
+    ('digits', 'houses.csv · price')
+    """
+    path, *rest = data.split(" · ")
+    return " · ".join([Path(path).name, *rest])
+
+
 def flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
     """A nested table as dotted keys and texts.
 
@@ -171,6 +185,8 @@ def problem_of(run: RecordedRun, params: dict[str, Any]) -> tuple[str, str]:
     table = {k: v for k, v in run.table("problem").items() if k not in NOT_THE_PROBLEM}
     data = " · ".join(str(v) for v in (table.get("data"), table.get("target"), params.get("problem")) if v)
     whole = table | {key: params[key] for key in ("prox", "problem") if params.get(key)}
+    if isinstance(penalty := whole.get("prox"), dict) and "kind" in penalty:
+        whole["prox"] = f"{penalty['kind']}({', '.join(f'{k}={v}' for k, v in penalty.items() if k != 'kind')})"
     return data, json.dumps(whole, sort_keys=True, default=str)
 
 

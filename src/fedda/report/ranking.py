@@ -111,14 +111,15 @@ def sentence(series: Sequence[Series], rows: Sequence[Sequence[Row]], metric: Sh
     if not order:
         return f"No method has a finite {name} {when}."
     first = order[0]
-    label, reached = series[first].label, _value(values[first], metric)
+    label, reached = series[first].name, _value(values[first], metric)
     diverged = len(series) - len(order)
     lost = f" {diverged} of {len(series)} methods diverged." if diverged else ""
     if len(order) == 1:
         return f"{label} reaches a {name} of {reached} {when}.{lost}"
     beaten = [difference(values[first], values[i]) for i in order[1:]]
-    close = [series[i].label for i, d in zip(order[1:], beaten, strict=True) if not d.clear]
-    second, gap = series[order[1]].label, beaten[0]
+    close = [series[i].name for i, d in zip(order[1:], beaten, strict=True) if not d.clear]
+    behind = [series[i].name for i, d in zip(order[1:], beaten, strict=True) if d.clear]
+    second, gap = series[order[1]].name, beaten[0]
     superlative = "lowest" if metric.better == "lower" else "highest"
     if gap.half is None:
         return (
@@ -132,13 +133,10 @@ def sentence(series: Sequence[Series], rows: Sequence[Sequence[Row]], metric: Sh
             f"{label} leads {when} with a {name} of {reached}, {_amount(gap.mean, metric)} ahead of {second}{others} "
             f"by more than chance explains ({interval}).{lost}"
         )
-    clear = len(beaten) - len(close)
-    than = (
-        f"; it is clearly better than the other {clear}" if clear > 1 else "; it is clearly better than the other one"
-    )
+    than = f"; it is clearly better than {_join(behind)}" if behind else ""
     return (
         f"{label} has the {superlative} {name} {when}, {reached}, but it cannot be told apart from {_join(close)} "
-        f"(difference to {second}: {interval}){than if clear else ''}.{lost}"
+        f"(difference to {second}: {interval}){than}.{lost}"
     )
 
 

@@ -6,7 +6,6 @@ fresh mini-batch at every point given.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..checks import check, one_of
+from ..checks import check, one_of, warn
 
 __all__ = ["Estimator", "Gradients", "Momentum", "Mvr", "Plain"]
 
@@ -105,10 +104,7 @@ class Mvr:
         """
         a = float(torch.as_tensor(self.c * eta**2).max())
         if a > 1:
-            warnings.warn(
-                f"Mvr: c eta_0^2 = {a:.3g} > 1 is clipped to 1 (a plain gradient step); a smaller c or lr avoids it",
-                stacklevel=4,
-            )
+            warn(f"Mvr: c eta_0^2 = {a:.3g} > 1 is clipped to 1 (a plain gradient step); a smaller c or lr avoids it")
 
     def __call__(self, nu: Tensor, x: Tensor, x_prev: Tensor, eta: Any, client: Gradients) -> Tensor:
         g, g_prev = client.gradients(x, x_prev)

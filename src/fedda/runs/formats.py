@@ -60,12 +60,14 @@ def size(value: float | None) -> str:
 def duration(value: float | None) -> str:
     """Seconds, minutes or hours.
 
-    >>> duration(1.25), duration(200), duration(7500)
-    ('1.2 s', '3 min 20 s', '2 h 5 min')
+    >>> duration(0.001), duration(0.046), duration(1.25), duration(200), duration(7500)
+    ('< 0.01 s', '0.046 s', '1.2 s', '3 min 20 s', '2 h 5 min')
     """
     if value is None:
         return "–"
+    if value < 0.01:
+        return "< 0.01 s"
     if value < 60:
-        return f"{value:.1f} s"
+        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
     minutes, seconds = divmod(round(value), 60)
     return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -147,7 +147,7 @@ def read_run(folder: str | Path) -> RecordedRun:
 def from_histories(
     histories: dict[str, list[Row]],
     clients: dict[str, list[Row]],
-    directions: dict[str, str],
+    environment: dict[str, Any],
     config: dict[str, Any],
     folder: Path,
 ) -> RecordedRun:
@@ -166,7 +166,7 @@ def from_histories(
     return RecordedRun(
         folder=folder,
         config=config,
-        environment={"metrics": directions} if directions else {},
+        environment=environment,
         rows=rows,
         timings=timings,
         labels=list(histories),

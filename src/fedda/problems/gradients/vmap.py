@@ -1,14 +1,13 @@
 """The gradients of a stack of clients in one call, by vmap over the gradient of one client."""
 
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ...checks import one_line
+from ...checks import one_line, warn
 from ...recording import record
 from .stackable import stackable
 
@@ -49,7 +48,7 @@ class StackedGradient:
             if not self.warned:
                 self.warned = True
                 message = "vmap cannot take this model, its clients run one by one"
-                warnings.warn(f"{message}: {one_line(why)}", stacklevel=2)
+                warn(f"{message}: {one_line(why)}")
             return self.loop
         try:
             return simplify(record(self.vmapped, x, *batch))

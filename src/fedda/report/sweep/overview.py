@@ -39,7 +39,7 @@ def overview(sweep: SweepResults) -> dict[str, Any] | None:
             "std": [_finite(point.std) if point else None for point in best],
             "seeds": [],
         }
-        one = {"label": swept.label, "row": 0, "colour": colour, "dash": dash, "entries": [i]}
+        one = {"label": swept.label, "name": swept.label, "row": 0, "colour": colour, "dash": dash, "entries": [i]}
         series.append(one | {"x": [{param: levels}], "curves": [curve]})
     levels = [level for swept in drawn for level in _levels(swept, param)]
     log = min(levels) > 0 and max(levels) >= 10 * min(levels)

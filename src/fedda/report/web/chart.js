@@ -155,7 +155,7 @@ function readOut(panel, u) {
   for (const { s, mean, std } of found) {
     const row = html("p", box);
     row.innerHTML = pen(s);
-    html("span", row, s.label);
+    html("span", row, s.name);
     html("b", row, isNumber(mean) ? spread(mean, std, metric) : data.sweep ? "no value" : "diverged");
   }
   if (left_off > 0) html("p", box, `and ${left_off} more`);

@@ -44,9 +44,9 @@ function panelSvg(panel) {
   }
   let row = bottom + 56, column = left;
   for (const { s } of panel.lines) {
-    const width = 46 + 7 * s.label.length;
+    const width = 46 + 7 * s.name.length;
     if (column > left && column + width > size) (row += 20), (column = left);
-    out.push(`<path d="M${column} ${row - 4}h28" stroke="${s.colour}" stroke-width="2.5" stroke-dasharray="${s.dash.join(" ")}"/>`, text(column + 34, row, s.label));
+    out.push(`<path d="M${column} ${row - 4}h28" stroke="${s.colour}" stroke-width="2.5" stroke-dasharray="${s.dash.join(" ")}"/>`, text(column + 34, row, s.name));
     column += width;
   }
   const height = row + 14;

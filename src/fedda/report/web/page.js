@@ -31,6 +31,7 @@ function addPanel(panel, grid) {
   panel.grow = html("button", tools, "⤢", { type: "button", title: "Enlarge or shrink this panel", "aria-label": `Enlarge ${panel.title}` });
   const enlarge = () => ((state.large = state.large === panel.key ? null : panel.key), update());
   panel.grow.addEventListener("click", enlarge);
+  panel.names = html("p", figure, undefined, { class: "names" }); // the legend is covered when a panel is large
   panel.root = html("div", figure, undefined, { class: "plot", role: "img", "aria-label": `${panel.title}; the final values are in the table below` });
   panel.readout = html("div", figure, undefined, { class: "readout", hidden: "" });
   panel.note = html("p", figure, undefined, { class: "outside" });
@@ -47,9 +48,15 @@ function draw() {
     panel.figure.classList.toggle("large", large);
     panel.grow.textContent = large ? "×" : "⤢";
     panel.chart?.destroy();
+    panel.names.replaceChildren();
+    for (const { s } of large ? lines(panel) : []) {
+      const name = html("span", panel.names);
+      name.innerHTML = pen(s);
+      name.append(s.name);
+    }
     const width = Math.max(200, panel.root.clientWidth), height = large ? Math.max(240, panel.root.clientHeight) : Math.min(360, Math.max(260, width * 0.55));
     panel.chart = makeChart(panel, panel.root, width, height);
-    const out = panel.lines.filter(({ s }) => panel.outside.includes(s.label)).map(({ s }) => s.label);
+    const out = panel.lines.filter(({ s }) => panel.outside.includes(s.label)).map(({ s }) => s.name);
     panel.note.textContent = out.length && !state.high.has(panel.key) ? `Outside the panel: ${out.length > 3 ? `${out.length} curves` : out.join(", ")}` : "";
     panel.readout.hidden = true;
   }

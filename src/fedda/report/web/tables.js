@@ -60,7 +60,7 @@ function showTargets() {
       const at = curve.mean.findIndex((v) => isNumber(v) && (higher ? v >= target : v <= target));
       const row = html("tr", body), name = html("div", html("th", row, undefined, { scope: "row" }), undefined, { class: "name" });
       name.innerHTML = pen(s);
-      html("span", name, s.label);
+      html("span", name, s.name);
       for (const axis of data.axes) {
         const v = at < 0 ? null : s.x[curve.x][axis.key][at];
         html("td", row, at < 0 ? "not reached" : isNumber(v) ? amount(v * axis.scale, axis.key) : "–", { "data-v": isNumber(v) ? v : "" });
@@ -77,7 +77,8 @@ function amount(value, key) {
     return `${Number((value / size).toPrecision(3))} ${unit}`;
   }
   if (key === "seconds") {
-    if (value < 60) return `${value.toFixed(1)} s`;
+    if (value < 0.01) return "< 0.01 s";
+    if (value < 60) return `${value < 1 ? Number(value.toPrecision(2)) : value.toFixed(1)} s`;
     return value < 3600 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s` : `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
   }
   return Math.round(value).toLocaleString("en");

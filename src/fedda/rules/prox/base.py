@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import suppress
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ... import checks, registry
+from ...checks import warn
 from .layout import Layout
 
 
 class Prox:
     """The base of all maps: psi = 0 and C = R^d."""
+
+    identity: ClassVar[bool] = False  # whether it stands for no penalty and no constraint
 
     def __call__(self, u: Tensor, q: Any, s: Any) -> Tensor:
         """The map itself: argmin_x s psi(x) + 1/2 sum_j q_j (x_j - u_j)^2 over x in C.
@@ -95,7 +97,7 @@ def feasible_start(owner: str, prox: Prox, x: Tensor) -> Tensor:
         return x
     projected = prox.project(x)
     moved = float((projected - x).norm(dim=-1).max())
-    warnings.warn(f"{owner}: x_0 lies outside the {type(prox).__name__}; projected, moved by {moved:.3g}", stacklevel=4)
+    warn(f"{owner}: x_0 lies outside the {type(prox).__name__}; projected, moved by {moved:.3g}")
     return projected
 
 

@@ -94,6 +94,8 @@ class Unconstrained(Separable):
     tensor([2.])
     """
 
+    identity: ClassVar[bool] = True
+
 
 @registry.proxes.register("l1")
 @dataclass(frozen=True)
