@@ -436,7 +436,9 @@ def test_a_path_or_precision_that_a_problem_has_not_is_refused():
     for engine in (Vectorised(path="chain"), Vectorised(precision="tf32")):
         with pytest.raises(ValueError, match="are for networks, a Quadratic has neither"):
             fedda.Run(fedda.make("fedavg"), quadratic(), engine=engine)
-    with pytest.raises(ValueError, match="path 'kernels' does not fit this problem; these do: native, chain, traced, loop"):
+    with pytest.raises(
+        ValueError, match="path 'kernels' does not fit this problem; these do: native, chain, traced, loop"
+    ):
         fedda.Run(fedda.make("fedavg"), digits(), engine=Vectorised(path="kernels"))
     with pytest.raises(ValueError, match="path must be one of"):
         fedda.Run(fedda.make("fedavg"), digits(), engine=Vectorised(path="fast"))
