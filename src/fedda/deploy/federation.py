@@ -145,7 +145,11 @@ class Federation(Engine):
             relay = "clients" in content.config_records.get("fields", {})
             about = fields_of(content, relayed.GREETING if relay else GREETING)
             if about["layout"] != json.dumps(layout):
-                raise Refused("its model has different parameters from the server's")
+                size = sum(math.prod(shape) for _, shape in layout)
+                raise Refused(
+                    f"the model of site {about['client']}, with {about['d']} numbers, has different parameters from "
+                    f"the server's, with {size}"
+                )
             if relay:
                 return self._register_relay(node, about, known)
             if not 1 <= about["samples"] <= MOST_SAMPLES:
