@@ -1,6 +1,6 @@
 """Secure aggregation over Flower: two messages per exchange, an upload and the removal of masks (docs/deployment.md).
 
-The public keys travel with the greeting. A key serves for the whole run: every mask is derived for one exchange.
+The public keys travel with the greeting. A key serves until the next one, and every mask is derived for one exchange.
 """
 
 from __future__ import annotations
