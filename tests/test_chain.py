@@ -511,6 +511,8 @@ def test_unusual_inputs_of_the_c_code():
     plain = way.gradients(x, inputs, y)
     turned = inputs.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
     assert way.gradients(x.mT.contiguous().mT, turned, y.double()).equal(plain)
+    whole = inputs.mul(10).round()
+    assert way.gradients(x, whole.to(torch.int16), y).equal(way.gradients(x, whole, y))
 
 
 # -- the tests can fail -------------------------------------------------------------------------------------------------

@@ -862,15 +862,16 @@ def test_two_thousand_scribbled_messages_crash_neither_side(app, data):
         ({"dtype": "bfloat16"}, "dtype"),
         ({"cohort": 9, "clients": 3}, "cohort"),
         ({"timeout": 0.0}, "timeout"),
-        ({"rounds": "5"}, "rounds must be int"),
-        ({"min-replies": -1}, "min_replies must be a whole number >= 0"),
-        ({"min-replies": 5, "clients": 2}, "min_replies must be at most the cohort, 2, got 5"),
-        ({"clients": 1}, "a mean of one reply is that reply; min_replies=1 allows it"),
-        ({"clients": 5, "cohort": 1}, "a mean of one reply is that reply; min_replies=1 allows it"),
-        ({"weights": "samples"}, "weights='samples' needs max_samples"),
-        ({"params": '{"epochs": 1}'}, "epochs or steps='proportional' needs max_samples"),
-        ({"params": '{"steps": "proportional"}'}, "epochs or steps='proportional' needs max_samples"),
-        ({"weights": "samples", "max-samples": -3}, "max_samples must be a whole number >= 0"),
+        ({"rounds": "5"}, "rounds must be a whole number, got '5'"),
+        ({"secure-aggregation": 1}, "secure-aggregation must be true or false, got 1"),
+        ({"min-replies": -1}, "min-replies must be a whole number >= 0"),
+        ({"min-replies": 5, "clients": 2}, "min-replies must be at most the cohort, 2, got 5"),
+        ({"clients": 1}, "a mean of one reply is that reply; min-replies=1 allows it"),
+        ({"clients": 5, "cohort": 1}, "a mean of one reply is that reply; min-replies=1 allows it"),
+        ({"weights": "samples"}, "weights='samples' needs max-samples"),
+        ({"params": '{"epochs": 1}'}, "epochs or steps='proportional' needs max-samples"),
+        ({"params": '{"steps": "proportional"}'}, "epochs or steps='proportional' needs max-samples"),
+        ({"weights": "samples", "max-samples": -3}, "max-samples must be a whole number >= 0"),
         ({"params": '{"name": "scaffold"}'}, "without a name"),
         ({"without": "three"}, "without must be numbers of sites, such as '3' or '3,5', got 'three'"),
         ({"without": "0,1", "clients": 2}, "without leaves out 0,1, and 2 sites are all there are"),
@@ -971,6 +972,25 @@ def test_a_doubtful_site_is_left_out(app, data, tmp_path):
 
 
 # -- resume -----------------------------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore:a client is left out")
+def test_a_left_out_site_that_nobody_has_seen_is_said(app, tmp_path):
+    """A mistyped number leaves out whichever site arrives last."""
+    for number, said in (
+        ("9", ["WARNING: without names site 9, which was not seen; the run has the sites [0, 1, 2, 3]"]),
+        ("3", []),
+    ):
+        lines, asked = [], plan(tmp_path / number, clients=5 if said else 4, without=number, rounds=1)
+        serve(InProcessGrid(app, CLIENTS), asked, model, LOSS, say=lines.append)
+        assert [line for line in lines if line.startswith("WARNING")] == said
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(app, tmp_path):
+    (tmp_path / "out").touch()
+    for place, why in ((tmp_path, "File exists"), (tmp_path / "out", "Not a directory")):
+        with pytest.raises(ValueError, match=f"{place / 'out'}: results cannot be written here: {why}"):
+            serve(InProcessGrid(app, CLIENTS), plan(place), model, LOSS, say=quiet)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_a_run_goes_on_without_a_site_that_is_gone_for_good(name, app, data, tmp_path):
     """From the checkpoint on the run is one of the remaining sites, and stays so without being told again."""

@@ -122,7 +122,8 @@ def started(app, tmp_path, *arguments, **environment):
 
 def test_what_the_scripts_start(app, tmp_path):
     (app / "keys").mkdir(exist_ok=True)
-    (app / "keys" / "ca.key").touch()
+    for name in ("ca.key", "ca.crt", "server.crt", "server.key", "node0", "node2"):
+        (app / "keys" / name).touch()
     link = started(app, tmp_path, "superlink.sh")
     assert link.stderr.startswith("WARNING: keys/ca.key is here: move it to a place offline")
     (app / "keys" / "ca.key").unlink()
@@ -150,6 +151,16 @@ def test_what_the_scripts_start(app, tmp_path):
     for status in ("1", "2"):
         done = started(app, tmp_path, "supernode.sh", "0", CLOCK=status)
         assert (done.returncode, "--superlink" in done.stdout) == ((1, False) if status == "1" else (0, True))
+    for name, arguments in {
+        "node2": ("supernode.sh", "2"),
+        "ca.crt": ("supernode.sh", "0"),
+        "server.key": ("superlink.sh",),
+    }.items():
+        (app / "keys" / name).rename(tmp_path / name)
+        missing = started(app, tmp_path, *arguments)
+        assert missing.returncode == 2 and f"keys/{name} is missing: " in missing.stderr
+        assert missing.stderr.count("\n") == 1 and "flower" not in missing.stdout
+        (tmp_path / name).rename(app / "keys" / name)
     wrong = started(app, tmp_path, "supernode.sh", "one")
     assert wrong.returncode == 2 and wrong.stderr.startswith("usage: ")
 
@@ -161,7 +172,7 @@ def test_what_the_scripts_start(app, tmp_path):
         (["init", "1st"], ["1st", "a letter"]),
         (["init", "under_score"], ["under_score", "letters, digits and hyphens"]),
         (["init", "new", "--clients", "0"], ["clients", "got 0"]),
-        (["init", "new", "--clients", "1"], ["one site", "min_replies=1"]),
+        (["init", "new", "--clients", "1"], ["--clients must be at least 2, got 1"]),
         (["keys", "k"], ["--hosts", "--nodes"]),
         (["keys", "k", "--hosts", "a b"], ["'a b'"]),
         (["keys", "k", "--hosts", "localhost,"], ["''"]),
@@ -335,7 +346,7 @@ def test_an_app_in_one_process_is_the_simulation(app, said):
         ("rouns=2", "no key 'rouns'"),
         ("rounds", "'rounds'"),
         ("rounds=two", "invalid format"),
-        ("rounds='two'", "rounds must be int"),
+        ("rounds='two'", "rounds must be a whole number"),
         ("absent.toml", "absent.toml: No such file"),
         ("algorithm='fedda-mwr'", "fedda-mvr"),
         ("params='{\"lr\": -1}'", "lr must be > 0"),
@@ -362,6 +373,7 @@ def changed(place, file, old, new):
         ("client_app.py", "x[mine].reshape(-1, 64) / 16", "x[mine, :3]", [": ValueError: problem: the model and the loss cannot take this data"]),
         ("client_app.py", "app = client_app(site)", "application = client_app(site)", ["client_app:app", "AttributeError"]),
         ("client_app.py", "app = client_app(site)", "app = 3", ["must be a ClientApp, got int"]),
+        ("client_app.py", "app = client_app(site)", "app = client_app(site", [": SyntaxError: '(' was never closed (client_app.py, line 33)\n"]),
         ("server_app.py", "import embedded", "import embeded", ["server_app:app", "ImportError"]),
         ("server_app.py", "x[1438:].reshape(-1, 64) / 16", "x[1438:, :3]", ["the model and the loss cannot take this data"]),
         ("server_app.py", 'y = embedded("digits")', "y = 1 / 0", ["server: ZeroDivisionError", "server_app.py:13"]),
@@ -383,8 +395,12 @@ def test_a_site_with_another_model_is_left_out(said):
     place = changed(Path("site"), "client_app.py", "Site(model(),", "Site(__import__('torch').nn.Linear(64, 10),")
     code, _, stderr = said("simulate", place, "--run-config", "timeout=0.5")
     assert code == 2
-    note, line = stderr.splitlines(keepends=True)
-    assert note == "note: a client is left out: its model has different parameters from the server's\n"
+    *notes, line = stderr.splitlines(keepends=True)
+    assert notes == [
+        f"note: a client is left out: the model of site {k}, with 650 numbers, has different parameters from the "
+        "server's, with 2410\n"
+        for k in range(2)
+    ]
     is_one_line(line, "2 clients are needed, [] arrived")
 
 

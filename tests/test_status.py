@@ -82,6 +82,15 @@ def test_a_run_at_work(running, said):
     assert re.search(r"0 +late +3 +no reply in 5 s", stdout) and re.search(r"1 +failed +1 +</td><script>", stdout)
 
 
+def test_before_the_first_round_is_complete_there_are_no_seconds_of_it(running, said):
+    report = running.last_report()
+    del report["last_round"]
+    running.write_report(report)
+    _, stdout, _ = said(running.folder)
+    assert re.search(r"waiting for replies +30\.0 *$", stdout, re.M), stdout
+    assert '<td>waiting for replies</td><td class="number"></td><td class="number">30.0</td>' in page(running.folder)
+
+
 def test_a_server_that_has_died_is_named(running, said):
     running.release()  # as the operating system does when a process ends
     code, stdout, _ = said(running.folder)

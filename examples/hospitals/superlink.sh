@@ -13,6 +13,11 @@ esac
 if [ -e keys/ca.key ]; then
   echo "WARNING: keys/ca.key is here: move it to a place offline: its holder can pose as the server to every site" >&2
 fi
+for file in ca.crt server.crt server.key; do
+  if [ -z "${INSECURE:-}" ] && [ ! -e "keys/$file" ]; then
+    echo "superlink.sh: keys/$file is missing: make it with: fedda deploy keys keys --hosts NAME" >&2; exit 2
+  fi
+done
 set -- --host "${LISTEN:-127.0.0.1}" --port "$LINK_PORT" --database "${DATABASE:-.flwr/state.db}"
 if [ -n "${INSECURE:-}" ]; then exec flower-superlink --insecure "$@"; fi
 exec flower-superlink --ssl-ca-certfile keys/ca.crt --ssl-certfile keys/server.crt --ssl-keyfile keys/server.key \

@@ -151,7 +151,7 @@ def show_status(status: dict[str, Any]) -> None:
     console.print(Text("; ".join(f"{name}: {value}" for name, value in shown.facts(status))), soft_wrap=True)
     for line in shown.notes(status):
         console.print(Text(line), soft_wrap=True)
-    seconds = [(name, f"{last:.2f}", f"{total:.1f}") for name, last, total in shown.second_rows(status)]
+    seconds = [(name, shown.in_seconds(last), f"{total:.1f}") for name, last, total in shown.second_rows(status)]
     tables = (
         (shown.SITES, list(shown.site_rows(status)), (2, 3, 4)),
         (shown.FAULTS, list(shown.fault_rows(status)), (2,)),

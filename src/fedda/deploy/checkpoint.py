@@ -63,8 +63,11 @@ class Checkpoint:
 
     def begin(self, secret: bytes) -> None:
         """A new run. It never overwrites an earlier one."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.lock()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.lock()
+        except OSError as why:
+            raise ValueError(f"{self.folder}: results cannot be written here: {why.strerror}") from None
         if self.file.exists():
             self.release()
             raise ValueError(f"{self.folder}: holds a run: resume it, or use another folder")

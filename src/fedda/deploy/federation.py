@@ -150,7 +150,11 @@ class Federation(Engine):
             relay = "clients" in content.config_records.get("fields", {})
             about = fields_of(content, relayed.GREETING if relay else GREETING)
             if about["layout"] != json.dumps(layout):
-                raise Refused("its model has different parameters from the server's")
+                size = sum(math.prod(shape) for _, shape in layout)
+                raise Refused(
+                    f"the model of site {about['client']}, with {about['d']} numbers, has different parameters from "
+                    f"the server's, with {size}"
+                )
             if about["statistics"] != self.statistics_size:
                 raise Refused("its model has different BatchNorm layers from the server's")
             if about["frozen"] != self.frozen:

@@ -30,6 +30,8 @@ FIRST: dict[str, Any] = {
 
 def init(place: Path, clients: int = 3) -> list[Path]:
     """Write an app for this many sites into a new folder. The folder's name is the app's. Returns the files."""
+    if clients < 2:
+        raise ValueError(f"deploy init: --clients must be at least 2, got {clients}: one site needs no federation")
     first = {**FIRST, "clients": clients}
     Plan(**first)  # refuses what no run could start with
     name = place.resolve().name

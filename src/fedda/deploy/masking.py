@@ -53,7 +53,7 @@ class Terms:
     names: tuple[int, ...]  # the sites
     keys: tuple[str, ...]  # their public keys, in hexadecimal
     signatures: tuple[str, ...]  # of the keys, by the sites; empty if a site does not sign
-    needed: int  # a sum over fewer sites is not unmasked
+    needed: int  # a sum over fewer sites is not unmasked; at least two thirds
     bits: int  # the modulus is 2^bits
     limit: float  # a site with a larger value does not take part
     most: int  # the largest weight; 1 if all sites weigh the same
@@ -66,8 +66,8 @@ class Terms:
             raise Unfit("every site must have a public key of its own")
         if len(self.signatures) != sites or any(len(signed) > MOST_SIGNATURE for signed in self.signatures):
             raise Unfit("every site must have a signature, which may be empty")
-        if not sites // 2 < self.needed <= sites:
-            raise Unfit(f"more than half of {sites} sites must be needed for a sum, got {self.needed}")
+        if not two_thirds(sites) <= self.needed <= sites:
+            raise Unfit(f"a sum of {sites} sites must need at least {two_thirds(sites)} of them, got {self.needed}")
         if self.bits not in BITS or not 0 < self.limit <= 1e30 or not 1 <= self.most <= MOST_WEIGHT:
             raise Unfit("bits, limit or the largest weight is out of range")
         if sites * max(self.most, MOST_COUNT) >= 2 ** (self.bits - 1):
@@ -123,8 +123,13 @@ class Terms:
         return sorted([name, *self.neighbours(name)])
 
     def threshold(self, name: int) -> int:
-        """So many shares of a site's secrets reveal them: more than half, so that no two groups can."""
-        return len(self.holders(name)) // 2 + 1
+        """So many shares of a site's secrets reveal them.
+
+        A server may lie and tell some sites that a site has uploaded, and others that it has not. With more than half
+        of the holders it could not get both kinds of shares if all sites had the same holders. On a ring a neighbour
+        has other holders, which makes it possible. With two thirds it is not (tests/test_secure.py).
+        """
+        return two_thirds(len(self.holders(name)))
 
     def bundle_bytes(self, name: int) -> int:
         """The bytes that a site sends to one holder: a share of b and of each key of a pair, encrypted."""
@@ -158,6 +163,15 @@ class Terms:
     @property
     def unsigned(self) -> np.dtype:
         return np.dtype(f"<u{self.bits // 8}")
+
+
+def two_thirds(sites: int) -> int:
+    """Two thirds of the sites, rounded up: so many must take part in a sum, and so many holders must reveal a key.
+
+    >>> [two_thirds(n) for n in (2, 3, 4, 5, 6, 21)]
+    [2, 2, 3, 4, 4, 14]
+    """
+    return -(-2 * sites // 3)
 
 
 def new_private_key() -> bytes:
@@ -216,6 +230,8 @@ def held(terms: Terms, holder: int, uploaded: Collection[int]) -> list[int]:
 def revealed(terms: Terms, own: int, private: bytes, uploaded: Collection[int], bundles: list[bytes]) -> list[bytes]:
     """The shares that a site reveals: of every upload that it holds, that of b, and those of the keys that the upload
     shares with sites that have not uploaded. `bundles` are in the order of `held`."""
+    if own not in uploaded:
+        raise Unfit("this site is asked for shares, and its own upload is not in the sum")
     here = held(terms, own, uploaded)
     check_uploads(terms, uploaded, here)
     out = []

@@ -164,7 +164,7 @@ class Relay:
         down = tensors_of(content, [(shape, federation.dtype) for shape in exchange.down])
         try:
             means = federation.means(cohort, fields["task"], down)
-            used = [name for name, fine in zip(fields["clients"], cohort.finite.tolist(), strict=True) if fine]
+            used = [name for name, finite in zip(fields["clients"], cohort.finite.tolist(), strict=True) if finite]
         except TooFewReplies:
             means, used = (), []
         counts = {"gradients": federation.gradients, "full_gradients": federation.full_gradients} if used else {}

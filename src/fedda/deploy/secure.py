@@ -1,6 +1,6 @@
 """Secure aggregation over Flower: two messages per exchange, an upload and the removal of masks (docs/deployment.md).
 
-The public keys travel with the greeting. A key serves for the whole run: every mask is derived for one exchange.
+The public keys travel with the greeting. A key serves until the next one, and every mask is derived for one exchange.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..aggregation.dry_run import ZeroGradientClient, ZeroGradientCohort
 from ..core import Algorithm, ClientTask
 from ..engines.simulated import SimulatedCohort
 from .federation import PULLED, Federation, TooFewReplies
-from .masking import BITS, MOST_COUNT, MOST_SIGNATURE, Terms, Unfit, Unmasking, check_uploads
+from .masking import BITS, MOST_COUNT, MOST_SIGNATURE, Terms, Unfit, Unmasking, check_uploads, two_thirds
 from .secure_client import GREETED, REVEAL, rows_of
 from .sharing import SECRET
 from .wire import Refused, arrays_of, fields_of, forget, tensors_of
@@ -133,7 +133,7 @@ class SecureSums:
         """One exchange with these clients; None if too few of them took part."""
         self._renew(federation, wanted)
         clients = [k for k in wanted if federation.nodes[k] in self.public]
-        needed = max(federation.min_replies, len(clients) // 2 + 1)
+        needed = max(federation.min_replies, two_thirds(len(clients)))
         if len(clients) < max(needed, 2):
             return None
         keys, signatures = zip(*(self.public[federation.nodes[k]] for k in clients), strict=True)

@@ -20,7 +20,10 @@ RECORD = "fedda.secure"  # in the node's state
 
 
 class Keyring:
-    """A site's private key and what it was used for: in the node's memory, on no disk."""
+    """A site's private key and what it was used for: in the node's memory, on no disk.
+
+    A SuperNode answers one message at a time, so an exchange cannot be entered twice by messages that arrive together.
+    """
 
     def __init__(self, context: Context):
         self.state = context.state
@@ -78,8 +81,8 @@ def uploaded(
     flat = torch.cat([v.detach().double().flatten() for v in values])
     if not bool(flat.isfinite().all()):
         raise Refused("a value is not finite")
-    if (most := float(flat.abs().max())) > terms.limit:
-        raise Refused(f"a value of size {most:.3g}; the limit is {terms.limit:.3g}")
+    if float(flat.abs().max()) > terms.limit:  # the server sets the limit, so the message must not say the size
+        raise Refused(f"a value is larger than the limit, {terms.limit:.3g}")
     gradients = [min(counts[name], MOST_COUNT) for name in ("gradients", "full_gradients")]
     private, own = Keyring(context).open(terms)
     check_peers(context, terms, own)

@@ -43,6 +43,7 @@ from .traffic import DTYPES, algorithm, parsed, with_numbers_of_the_run, wrapper
 Model = Callable[[], nn.Module]
 GRADIENTS = ("gradients", "full_gradients")
 LINK_TIMEOUT = 120.0  # seconds; a server whose SuperLink has not answered for so long ends
+KINDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 SHOWN = 20  # sites whose sizes the log shows; report.json has all
 
 
@@ -174,9 +175,14 @@ class Plan:
             kind: Any = type(f.default)
             if f.name in known and type(known[f.name]) is not kind:
                 if kind is not float or type(known[f.name]) is not int:
-                    raise ValueError(f"Plan: {f.name} must be {kind.__name__}, got {known[f.name]!r}")
+                    key = f.name.replace("_", "-")
+                    raise ValueError(f"Plan: {key} must be {KINDS[kind]}, got {known[f.name]!r}")
                 known[f.name] = float(known[f.name])
-        return cls(**known)
+        try:
+            return cls(**known)
+        except ValueError as why:  # it names settings as Python does, and here they have dashes
+            names = "|".join(f.name for f in fields(cls) if "_" in f.name)
+            raise ValueError(re.sub(rf"\b({names})\b", lambda m: m[0].replace("_", "-"), str(why))) from None
 
 
 SIMULATED = ("sampling", "drop", "availability", "personal", "personalise", "patience", "validation")
@@ -336,6 +342,8 @@ def serve(
         with link_errors(LINK_TIMEOUT):
             write_report()
             remote.joined(federation)
+            if state is None:
+                _say_unseen(federation, plan, say)
             _say_sizes(federation, plan, facts.get("samples", {}), report, say)
             known = algorithm(plan.table).with_steps_of(remote)
             federation.algorithm = with_numbers_of_the_run(plan.table, known, plan.rounds)
@@ -408,6 +416,13 @@ def _resumed(plan: Plan, facts: dict[str, Any], say: Callable[[str], None]) -> P
     return replace(plan, without=",".join(str(name) for name in sorted(plan.left_out | earlier)))
 
 
+def _say_unseen(federation: Federation, plan: Plan, say: Callable[[str], None]) -> None:
+    """Say which of the sites that a new run leaves out are not there: their number may be a mistake."""
+    unseen = plan.left_out - set(federation.keys) if not federation.relays else ()  # relays do not send these
+    for name in sorted(unseen):
+        say(f"WARNING: without names site {name}, which was not seen; the run has the sites {federation.names}")
+
+
 def _say_sizes(
     federation: Federation, plan: Plan, before: dict[str, int], report: dict[str, Any], say: Callable[[str], None]
 ) -> None:
@@ -478,12 +493,14 @@ def _fixed(plan: Plan) -> dict[str, Any]:
 
 
 def _line(run: Run, federation: Federation) -> str:
-    lost = ", ".join(f"{n} {kind}" for kind, n in federation.rejections.counts.items())
+    faults = ", ".join(f"{n} {kind}" for kind, n in federation.rejections.counts.items())
+    counted = f"; faults, also in evaluations and repeated rounds: {faults}" if faults else ""
+    lost = int(run.dropped)
     spent = {} if run.privacy is None else run.privacy.row(run.round)
     known = {name: spent[f"epsilon_{key}"] for key, name in ADVERSARIES.items() if f"epsilon_{key}" in spent}
     epsilon = [f"{value:.3g} against {name}" for name, value in known.items()]
     privacy = f"; epsilon {', '.join(epsilon)} ({spent['privacy']})" if epsilon else ""
-    return f"{int(run.dropped)} replies lost so far" + (f" ({lost})" if lost else "") + privacy
+    return f"{lost} {'reply' if lost == 1 else 'replies'} lost so far{counted}{privacy}"
 
 
 def relay(

@@ -120,6 +120,8 @@ def load(reference: str, kind: type) -> Any:
 
 
 def one_line_with_place(why: BaseException) -> str:
-    """The error and its place, in one line."""
+    """The error and its place, in one line. The text of a syntax error has its own place."""
+    if isinstance(why, SyntaxError):
+        return f"{type(why).__name__}: {why}"
     at = traceback.extract_tb(why.__traceback__)[-1]
     return f"{type(why).__name__}: {' '.join(str(why).split())} ({Path(at.filename).name}:{at.lineno})"

@@ -105,16 +105,21 @@ def fault_rows(status: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             yield name, kind, str(count), site["last"].get(kind, "")
 
 
-def second_rows(status: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
-    """Part of a round, its seconds in the last round, and in the whole run."""
+def second_rows(status: dict[str, Any]) -> Iterator[tuple[str, float | None, float]]:
+    """Part of a round, its seconds in the last round, if one is complete, and in the whole run."""
+    last = status.get("last_round")
     for part, name in PARTS.items():
         if part in status["seconds"]:
-            yield name, status.get("last_round", {}).get(part, 0.0), status["seconds"][part]
+            yield name, None if last is None else last.get(part, 0.0), status["seconds"][part]
 
 
 SITES = ("site", "state", "samples", "replies", "rejected", "key")
 FAULTS = ("site", "fault", "times", "last message")
 SECONDS = ("seconds", "last round", "whole run")
+
+
+def in_seconds(last: float | None) -> str:
+    return "" if last is None else f"{last:.2f}"
 
 
 def duration(seconds: float) -> str:
@@ -185,10 +190,10 @@ def _body(status: dict[str, Any]) -> str:
     cards = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts(status))
     lines = "".join(f"<p>{escape(line)}</p>" for line in notes(status))
     parts = list(second_rows(status))
-    most = max([last for _, last, _ in parts] or [0.0]) or 1.0
+    most = max([last or 0.0 for _, last, _ in parts] or [0.0]) or 1.0
     seconds = "".join(
-        f'<tr><td>{escape(name)}</td><td class="number">{last:.2f}</td><td class="number">{total:.1f}</td>'
-        f'<td class="share"><span class="bar" style="width:{100 * last / most:.1f}%"></span></td></tr>'
+        f'<tr><td>{escape(name)}</td><td class="number">{in_seconds(last)}</td><td class="number">{total:.1f}</td>'
+        f'<td class="share"><span class="bar" style="width:{100 * (last or 0.0) / most:.1f}%"></span></td></tr>'
         for name, last, total in parts
     )
     by_part = f"<table>{_head((*SECONDS, ''), (1, 2))}{seconds}</table>"

@@ -188,7 +188,7 @@ class NativeChain:
     def gradients(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """The gradients [g, d] at x [g, d]; member i of the stack uses batch i % n of inputs [n, batch, ...]."""
         (g, d), (n, batch, *_) = x.shape, inputs.shape
-        x, inputs = rows(x), inputs.contiguous()
+        x, inputs = self.rows(x), inputs.to(self.dtype).contiguous()
         targets = (targets if self.classes else targets.to(self.dtype)).contiguous()
         out = torch.empty(g, d, dtype=self.dtype)
         model = (*self.plan.arguments, self.loss, self.features, d)
@@ -204,7 +204,7 @@ class NativeChain:
         """The outputs [g, samples, classes] at x [g, d] for inputs [samples, ...] that all members share; [g, samples]
         if they are numbers."""
         (g, _), samples = x.shape, len(inputs)
-        x, inputs = rows(x), inputs.contiguous()
+        x, inputs = self.rows(x), inputs.to(self.dtype).contiguous()
         out = torch.empty(g, samples, self.width, dtype=self.dtype)
         arrays = (x.data_ptr(), x.stride(0), inputs.data_ptr(), out.data_ptr())
 
@@ -229,6 +229,11 @@ class NativeChain:
         finally:
             self.free += memory
 
+    def rows(self, x: Tensor) -> Tensor:
+        """x with numbers side by side in each row; rows may be the same."""
+        x = x.to(self.dtype)
+        return x if x.stride(1) == 1 else x.contiguous()
+
     def new_memory(self) -> Tensor:
         return torch.zeros(self.plan.size * self.lanes, dtype=self.dtype)
 
@@ -240,11 +245,6 @@ def native_chain(
     layers = layers_of(stages, sample) if dtype in TYPES else None
     code = library(SOURCE, *TYPES[dtype]) if layers else None
     return NativeChain(code, layers, loss, dtype) if layers and code else None
-
-
-def rows(x: Tensor) -> Tensor:
-    """x with numbers side by side in each row; rows may be the same."""
-    return x if x.stride(1) == 1 else x.contiguous()
 
 
 @cache

@@ -291,7 +291,7 @@ static void class_loss(const Layer *last, vec *memory, i64 samples, i64 batch, c
             if (y[k * step + b] > top) top = y[k * step + b];
         for (i64 k = 0; k < last->filters; k++) sum += g[k * gstep + b] = EXP(y[k * step + b] - top);
         for (i64 k = 0; k < last->filters; k++) g[k * gstep + b] = b < samples ? g[k * gstep + b] * (share / sum) : 0;
-        if (b < samples) g[target[b] * gstep + b] -= share;
+        if (b < samples && target[b] >= 0 && target[b] < last->filters) g[target[b] * gstep + b] -= share;
         for (i64 k = 0; last->relu && k < last->filters; k++)
             if (y[k * step + b] <= 0) g[k * gstep + b] = 0;
     }
