@@ -99,7 +99,7 @@ def positions(stage: LinearStage | Convolution | Winograd) -> dict[str, Any]:
     return {"weight": stage.weight.first, "bias": -1 if stage.bias is None else stage.bias.first}
 
 
-class Plan:
+class MemoryPlan:
     """Where every value and gradient of a list of layers is in memory, as the arguments of the C code."""
 
     def __init__(self, layers: Sequence[Layer], lanes: int):
@@ -180,7 +180,7 @@ class NativeChain:
         for function, arguments in SIGNATURES.items():
             getattr(code, function).argtypes = [ARGUMENTS[kind] for kind in arguments]
         self.lanes: int = code.lanes()
-        self.plan = Plan(layers, self.lanes)
+        self.plan = MemoryPlan(layers, self.lanes)
         self.features, self.width = math.prod(layers[0].inside), layers[-1].outside[0]
         self.products = sum(layer.products for layer in layers)
         self.free: list[Tensor] = []  # memory that no thread uses

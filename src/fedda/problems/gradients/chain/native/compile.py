@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from .....data.files import data_folder
+from .....files import write_whole
 
 FLAGS = ("-O3", "-shared", "-fPIC")
 FASTER = ("-march=native",)  # some compilers do not know it
@@ -32,12 +33,18 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL | None:
         return None
     about = (source.read_text(encoding="utf-8"), definitions, compiler, FLAGS, processor())
     name = f"{source.stem}-{hashlib.sha256(repr(about).encode()).hexdigest()[:24]}.so"
-    with suppress(OSError, ValueError):  # no data folder, or it cannot be written
-        folder = data_folder() / "compiled"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return loaded(folder / name, source, definitions, compiler)
-    with suppress(OSError), tempfile.TemporaryDirectory() as temporary:
-        return loaded(Path(temporary) / name, source, definitions, compiler)
+    with suppress(OSError, ValueError):  # ValueError: there is no data folder
+        file = data_folder() / "compiled" / name
+        if trusted(file):
+            return ctypes.CDLL(str(file))
+    with suppress(OSError), tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / name
+        if not compiled(temporary, source, definitions, compiler):
+            return None
+        with suppress(OSError, ValueError):  # without a folder to keep it in, the next process compiles it again
+            (data_folder() / "compiled").mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(data_folder() / "compiled" / name, temporary.read_bytes(), mode=0o700)
+        return ctypes.CDLL(str(temporary))
     return None
 
 
@@ -45,13 +52,6 @@ def compiler_command() -> list[str]:
     """The C compiler and its first arguments; empty if there is none."""
     command = shlex.split(os.environ.get("CC", "cc"))
     return command if command and shutil.which(command[0]) else []
-
-
-def loaded(file: Path, source: Path, definitions: tuple[str, ...], compiler: list[str]) -> ctypes.CDLL | None:
-    """The library in `file`, which is compiled if it is not there, or if another user could have written it."""
-    if not trusted(file) and not compiled(file, source, definitions, compiler):
-        return None
-    return ctypes.CDLL(str(file))
 
 
 def trusted(file: Path) -> bool:
@@ -63,22 +63,13 @@ def trusted(file: Path) -> bool:
 
 
 def compiled(file: Path, source: Path, definitions: tuple[str, ...], compiler: list[str]) -> bool:
-    """Compile to a temporary file and rename it: other processes see the whole library or none."""
-    descriptor, partial = tempfile.mkstemp(dir=file.parent, suffix=".so")
-    os.close(descriptor)
-    try:
-        for flags in ((*FLAGS, *FASTER), FLAGS):
-            command = [*compiler, *flags, *(f"-D{text}" for text in definitions), str(source), "-o", partial, "-lm"]
-            with suppress(subprocess.TimeoutExpired):
-                done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
-                if done.returncode == 0:
-                    os.chmod(partial, 0o700)
-                    os.replace(partial, file)
-                    return True
-        return False
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(partial)
+    """Compile a C file, and return whether it worked."""
+    for flags in ((*FLAGS, *FASTER), FLAGS):
+        command = [*compiler, *flags, *(f"-D{text}" for text in definitions), str(source), "-o", str(file), "-lm"]
+        with suppress(subprocess.TimeoutExpired):
+            if subprocess.run(command, capture_output=True, timeout=SECONDS, check=False).returncode == 0:
+                return True
+    return False
 
 
 def processor() -> str:
