@@ -1,5 +1,7 @@
 """Every registered algorithm: engines, chunks, replicas and resumed runs agree; types and devices are kept."""
 
+import os
+import platform
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -158,3 +160,34 @@ def test_a_task_must_be_marked():
 
     with pytest.raises(ValueError, match=r"Sly\.full is not a task for clients: mark it with @on_client"):
         last(Sly(), quadratic(), 1)
+
+
+PAGES = """
+import resource, torch, fedda
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.ReLU(), torch.nn.Linear(300, 3))
+x, y = torch.randn(200, 300), torch.arange(200) % 3
+problem = fedda.problem(model, torch.nn.functional.cross_entropy, x=x, y=y, client=torch.arange(200) % 10, batch=4)
+run = fedda.Run(fedda.make("fedda-mvr", lr=0.01, w=1e4), problem, cohort=10, engine="vectorised")
+for _ in range(5):
+    run.step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    run.step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_rounds_on_a_cpu_take_no_new_pages():
+    """A vector of all clients has 900 pages. Freed memory is kept, unless the user has set malloc up."""
+    import subprocess
+    import sys
+
+    faults = {}
+    for name, environment in (("kept", {}), ("as the user says", {"MALLOC_MMAP_THRESHOLD_": "131072"})):
+        done = subprocess.run(
+            [sys.executable, "-c", PAGES], env=os.environ | environment, capture_output=True, text=True, check=True
+        )
+        faults[name] = int(done.stdout)
+    assert faults["kept"] < 900 < 10_000 < faults["as the user says"], faults

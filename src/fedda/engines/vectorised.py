@@ -1,7 +1,11 @@
 """All clients of the cohort at once, as [clients, d] or [replicas, clients, d], in chunks that fit in memory."""
 
+import ctypes
+import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,6 +15,9 @@ from ..checks import POSITIVE, check, number
 from ..core import ClientTask, Problem
 from ..registry import engines
 from .simulated import ClientStack, Engine, Replies, SimulatedCohort, concatenate
+
+KEPT = 1 << 30  # bytes of freed memory that the process keeps on a CPU
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of glibc's mallopt
 
 
 @engines.register("vectorised")
@@ -40,6 +47,8 @@ class Vectorised(Engine):
             number("Vectorised", "memory_gb", self.memory_gb, POSITIVE)
 
     def prepare(self, problem: Problem, clients: int) -> Problem:
+        if problem.device.type == "cpu":
+            keep_freed_memory()
         return problem.with_path(self.path, self.precision, clients)
 
     def average(self, cohort: SimulatedCohort, task: ClientTask, down: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -101,3 +110,13 @@ class Vectorised(Engine):
             allowed = 2e9
         replicas = cohort.ids.shape[:-1].numel()
         return max(1, min(cohort.size, int(allowed // (problem.bytes_per_client() * replicas))))
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let this process keep memory that it frees, up to `KEPT`. glibc would give large pieces back to the system, and
+    every operation on a stack would then wait for new pages. Settings of the user (MALLOC_...) are left alone."""
+    if platform.libc_ver()[0] == "glibc" and not any(name.startswith("MALLOC_") for name in os.environ):
+        libc = ctypes.CDLL(None)
+        for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
+            libc.mallopt(parameter, KEPT)
