@@ -4,6 +4,7 @@ import collections
 import doctest
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -314,6 +315,7 @@ def method_with(name, tests, to_target=100.0, bytes_per_round=10.0, chosen=None,
     """A method with these test scores. `validation` gives the score of stage 1 at each rate."""
     finals = [{"seed": i, "test": t, "end": t, "to_target": to_target} for i, t in enumerate(tests)]
     record = {"stage": "finals", "bytes_up": 2 * bytes_per_round, "bytes_down": 2 * bytes_per_round, "rounds": 4}
+    record["words"] = {"momentum": 0.9}
     columns = ["round", "validation_loss" if tests[0] < 0 else "validation_accuracy"]
     tuned = [{"stage": "stage1", "point": {"lr": lr}, "columns": columns, "rows": [[1, abs(value)]], "diverged": False}
              for lr, value in (validation or {}).items()]  # fmt: skip
@@ -351,7 +353,7 @@ def test_a_wide_interval_alone_does_not_make_a_method_as_good():
 def test_the_difference_is_given_in_words_that_cannot_be_misread():
     close = method_with("fedcm", [0.69, 0.73, 0.72, 0.72, 0.72], to_target=60.0, validation={0.1: 0.7, 0.3: 0.68})
     cells = choosing.row("cifar10", studied.advise([BEST, close]))
-    assert cells[1:3] == ["[`fedcm`](algorithms/fedcm.md), lr 0.1", "71.60 ± 1.88 %"]
+    assert cells[1:3] == ['[`fedcm`](algorithms/fedcm.md): `fedda.make("fedcm", lr=0.1)`', "71.60 ± 1.88 %"]
     assert cells[3:] == [
         "-0.40 ± 1.67 points against `best`: not told apart",
         "60 rounds, 600 B to 70 %",
@@ -416,3 +418,16 @@ def test_the_kept_summaries_follow_from_the_records(task):
         paper = methods.methods(task.name)[name].paper
         assert paper is None or len(top[methods.key(paper)]) < 3 or sum(chosen) >= sum(top[methods.key(paper)])
         assert found["interior"] or found["tried"] == 18 + protocol.EXTRA
+
+
+def test_the_calls_on_the_page_make_what_was_run():
+    """Every call on docs/choosing.md runs, and has all words of the finals, also those that were not tuned."""
+    import fedda
+
+    text = (Path(__file__).parents[1] / "docs" / "choosing.md").read_text()
+    calls = re.findall(r"`(fedda\.make\(.*?\))`", text)
+    made = [eval(call, {"fedda": fedda}) for call in calls]
+    assert len(made) >= 8 and {"FedAvgM", "FedOpt"} & {type(algorithm).__name__ for algorithm in made}
+    words = {"lr": 0.001, "beta1": 0.9, "beta2": 0.999, "v0": 0.0, "bias_correction": True, "eps": 1e-8}
+    call = studied.call("fedadam", words | {"lr": 0.0003, "server_lr": 0.006})
+    assert eval(call, {"fedda": fedda}) == fedda.make("fedadam", **words | {"lr": 0.0003, "server_lr": 0.006})

@@ -10,10 +10,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from fedda.registry import algorithms
 from fedda.runs.formats import size
 from fedda.runs.student import quantile
 
-from .methods import ADAMW, ADAPTIVE
+from .methods import ADAMW, ADAPTIVE, first_rate
 from .summary import best
 
 NEAR = 0.05  # of accuracy, or of the loss: rates that lose less are good
@@ -64,8 +65,8 @@ TASKS = {
         "1,797 digits of 8x8 pixels, 5 of 50 clients per round, Dirichlet shares of the classes, alpha = 0.3",
         f"{PERCEPTRON}, 600 rounds, on a CPU in float32",
     ),
-    "femnist-tenth": StudyTask("Many clients, few per round", "FEMNIST, 50 of 500 writers per round", CNN),
-    "femnist-all": StudyTask("Many clients, all per round", "FEMNIST, all 500 writers per round", CNN),
+    "femnist-tenth": StudyTask("Handwriting, few of many writers", "FEMNIST, 50 of 500 writers per round", CNN),
+    "femnist-all": StudyTask("Handwriting, all writers", "FEMNIST, all 500 writers per round", CNN),
     "shakespeare": StudyTask(
         "Text, a transformer",
         "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
@@ -98,6 +99,12 @@ class StudiedMethod:
     @property
     def finished(self) -> bool:
         return len(self.finals) == SEEDS
+
+    @property
+    def call(self) -> str:
+        """The call that makes it as the finals had it."""
+        words = next(record["words"] for record in self.records if record["stage"] == "finals")
+        return call(self.name, words | self.summary["chosen"])
 
     @property
     def test(self) -> float:
@@ -220,6 +227,27 @@ def settings(point: dict[str, Any]) -> str:
     """
     shown = {name: value for name, value in point.items() if value != "constant"}
     return ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{v} {k}" for k, v in shown.items())
+
+
+def call(name: str, words: dict[str, Any]) -> str:
+    """The call that makes a method with these words; those that are the defaults are left out, but for rates.
+
+    >>> call("fedavgm", {"lr": 0.0316, "schedule": "cosine"}), call("fedcm", {"lr": 0.1, "momentum": 0.9})
+    ('fedda.make("fedavgm", lr=fedda.schedules.cosine(0.0316))', 'fedda.make("fedcm", lr=0.1)')
+    >>> call("stem", {"lr": 0.1, "alpha0": 0.3, "w": 1000.0})
+    'fedda.make("stem", lr=0.1, w=1000.0, c=3000.0)'
+    """
+    algorithm = "local-adapt" if name == ADAMW else name
+    given = {word: value for word, value in words.items() if value != "constant"}
+    if "alpha0" in given:
+        given["c"] = float(f"{given.pop('alpha0') / first_rate(given['lr'], given['w']) ** 2:.4g}")
+    falls = given.pop("schedule", "") == "cosine"
+    defaults = algorithms.find(algorithm).defaults
+    shown = {k: repr(v) for k, v in given.items() if k.endswith("lr") or k not in defaults or defaults[k] != v}
+    if falls:
+        rate = ADAPTIVE.get(name, "lr")
+        shown[rate] = f"fedda.schedules.cosine({given[rate]!r})"
+    return f'fedda.make("{algorithm}", {", ".join(f"{word}={value}" for word, value in shown.items())})'
 
 
 def score(mean: float, half: float | None = None) -> str:

@@ -244,12 +244,16 @@ best round is chosen on the test set itself, so it flatters every method."""
     return "\n\n".join([text, markdown(["penalty", *METHODS.values()], rows), ending, command])
 
 
-def l1_in_short(results: Results) -> list[str]:
-    """What to try first for a sparse model, and what is known."""
-    cv = "[`fedda-cv`](algorithms/fedda-cv.md)"
+FIRST_L1 = 0.001  # a penalty to begin with
+
+
+def l1_in_short(results: Results, made: str) -> list[str]:
+    """What to try first for a sparse model, and what is known; `made` is the call of fedda-cv on another task."""
+    cv = f"[`fedda-cv`](algorithms/fedda-cv.md): `{made[:-1]}, prox=fedda.prox.L1({FIRST_L1}))`"
     known = (
-        "FedDA, fedda-cv and FedDualAvg take any [proximal map](penalties.md). On quadratics of clients that differ, "
-        "only `fedda-cv` ends at the [exact solution](deviations.md#beyond-the-paper); on data this was not compared."
+        "`fedda-mvr` and its variants, `fedda-cv` and `feddualavg` take any [proximal map](penalties.md). On "
+        "quadratics of clients that differ, only `fedda-cv` ends at the [exact "
+        "solution](deviations.md#beyond-the-paper); on data this was not compared."
     )
     points = l1_points(results)
     if not points:
@@ -257,10 +261,10 @@ def l1_in_short(results: Results) -> list[str]:
     end = max(points, key=lambda point: point.end)
     few = max((p for p in points if p.density < end.density / 5), key=lambda point: point.end)
     return [
-        f"clients that are alike: [`{end.method}`](algorithms/{end.method}.md), `L1({end.gamma:g})`; clients that "
-        f"differ: {cv}",
+        f"clients that differ: {cv}; clients that are alike: [`{end.method}`](algorithms/{end.method}.md) with "
+        f"`prox=fedda.prox.L1({end.gamma:g})`",
         f"{known} [On colon histology](study.md#the-l1-path-on-colon-histology), with alike clients and without tuned "
         f"rates, `{end.method}` is the most accurate at the end: {100 * end.end:.1f} % with {100 * end.density:.0f} % "
-        f"of the weights. With less than a fifth of these, the best is `{few.method}`, `L1({few.gamma:g})`: "
-        f"{100 * few.end:.1f} % with {100 * few.density:.1f} %.",
+        f"of the weights, `L1({end.gamma:g})`. Of the models with less than a fifth of those weights, the best is "
+        f"`{few.method}`, `L1({few.gamma:g})`: {100 * few.end:.1f} % with {100 * few.density:.1f} % of the weights.",
     ]
