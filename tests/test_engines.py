@@ -180,7 +180,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_rounds_on_a_cpu_take_no_new_pages():
-    """A vector of all clients has 900 pages. Freed memory is kept, unless the user has set malloc up."""
+    """Freed memory is kept, unless the user has set malloc up: the heap grows a little, and then no more."""
     import subprocess
     import sys
 
@@ -190,4 +190,4 @@ def test_rounds_on_a_cpu_take_no_new_pages():
             [sys.executable, "-c", PAGES], env=os.environ | environment, capture_output=True, text=True, check=True
         )
         faults[name] = int(done.stdout)
-    assert faults["kept"] < 900 < 10_000 < faults["as the user says"], faults
+    assert 20 * faults["kept"] < faults["as the user says"], faults
