@@ -69,8 +69,8 @@ def has_own_buffers(model: nn.Module) -> bool:
 
 
 def acts_like(model: nn.Module, layers: list[nn.Module], inputs: Tensor) -> bool:
-    """Whether a module and its layers, one after the other, have the same outputs, with autograd and without, and the same
-    gradients."""
+    """Whether a module and its layers, one after the other, have the same gradients and the same outputs, with autograd
+    and without."""
     results = []
     for function in (model, nn.Sequential(*layers)):
         with torch.no_grad():
