@@ -1,7 +1,9 @@
 """Stacked gradients of known chains, written by hand: they are autograd's, and what is not known falls back."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -318,6 +320,59 @@ def extra():
     return model
 
 
+class Twice(Own):
+    """More than its `forward`."""
+
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+class Buffer(Own):
+    """A warm-up by a buffer."""
+
+    def __init__(self):
+        super().__init__(lambda m, x: m.b(m.a(x)) if m.calls < 100 else m.b(torch.relu(m.a(x))))
+        self.register_buffer("calls", torch.zeros(()))
+
+
+def counts(m, x):
+    m.calls = getattr(m, "calls", 0) + 1
+    return m.b(m.a(x)) if m.calls < 100 else m.b(torch.relu(m.a(x)))
+
+
+def without_gradient(m, x):
+    with torch.no_grad():
+        h = m.a(x)
+    return m.b(h)
+
+
+def with_hook(m, x):
+    h = m.a(x)
+    if getattr(h, "requires_grad", False) is True:  # not in tracing
+        h.register_hook(lambda g: 2 * g)
+    return m.b(h)
+
+
+def in_place(m, x):
+    h = m.a(x)
+    torch._foreach_mul_([h], 2.0)  # returns nothing
+    return m.b(h)
+
+
+def partly_in_evaluation():
+    model = Own(lambda m, x: m.b(m.a(x)) if m.a.training == m.b.training else m.b(torch.relu(m.a(x))))
+    model.a.eval()
+    return model
+
+
+def wakes_its_dropout():
+    def forward(m, x):
+        m.drop.train(m.training)
+        return m.b(m.drop(m.a(x)))
+
+    return Own(forward, a=nn.Linear(5, 4), drop=nn.Dropout().eval(), b=nn.Linear(4, 3))
+
+
 UNKNOWN = {
     "frozen": frozen,
     "tied": tied,
@@ -336,6 +391,24 @@ UNKNOWN = {
     "softmax at the end": lambda: Own(lambda m, x: m.b(m.a(x)).softmax(-1)),
     "samples that mix": lambda: Own(lambda m, x: m.b(m.a(x).view(4, -1).view(-1, 4))),
     "dropout as a function": lambda: Own(lambda m, x: m.b(F.dropout(m.a(x), 0.5, m.training))),
+    "more than its forward": lambda: Twice(lambda m, x: m.b(m.a(x))),
+    "a buffer that changes": Buffer,
+    "a counter": lambda: Own(counts),
+    "rare random numbers": lambda: Own(lambda m, x: m.b(m.a(x if torch.rand(()) < 0.9999 else -x))),
+    "rare random numbers of Python": lambda: Own(lambda m, x: m.b(m.a(x if random.random() < 0.9999 else -x))),
+    "rare random numbers of NumPy": lambda: Own(lambda m, x: m.b(m.a(x if np.random.rand() < 0.9999 else -x))),
+    "a layer without gradient": lambda: Own(without_gradient),
+    "a hook of a value": lambda: Own(with_hook),
+    "other outputs with autograd": lambda: Own(lambda m, x: m.b(m.a(x).relu() if torch.is_grad_enabled() else m.a(x))),
+    "other outputs in tracing": lambda: Own(lambda m, x: m.b(m.a(x).relu() if isinstance(x, torch.Tensor) else m.a(x))),
+    "the first samples": lambda: Own(lambda m, x: m.b(m.a(x)[:32])),
+    "the last samples": lambda: Own(lambda m, x: m.b(m.a(x)[-32:])),
+    "some samples": lambda: Own(lambda m, x: m.b(m.a(x)[[0, 1, 2]])),
+    "a batch of one size": lambda: Own(lambda m, x: m.b(m.a(x).view(3, 4))),
+    "no batch for one sample": lambda: Own(lambda m, x: m.b(m.a(x)).squeeze()),
+    "a value changed in place": lambda: Own(in_place),
+    "a layer in evaluation": partly_in_evaluation,
+    "a dropout that it wakes": wakes_its_dropout,
     "gelu": lambda: S(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 3)),
     "dropout in training": lambda: S(nn.Dropout(), nn.Linear(5, 3)),
     "hook": hooked,

@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -52,6 +54,32 @@ def test_a_library_that_others_can_write_is_compiled_anew(folder, compilations):
     assert file.stat().st_mode & 0o022 == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs owners of files")
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_library_in_a_folder_that_others_can_write_is_compiled_anew(folder, compilations, level):
+    library(SOURCE, *FLOAT)
+    (folder / "file").parents[level].chmod(0o777)
+    assert library(SOURCE, *FLOAT).lanes() >= 4 and len(compilations) == 2
+
+
+def test_in_a_folder_like_tmp_nobody_can_replace_it(folder, compilations):
+    library(SOURCE, *FLOAT)
+    folder.parent.chmod(0o1777)
+    assert library(SOURCE, *FLOAT).lanes() >= 4 and len(compilations) == 1
+
+
+def test_a_damaged_library_is_compiled_anew(folder, monkeypatch, tmp_path, compilations):
+    library(SOURCE, *FLOAT)
+    (file,) = folder.iterdir()
+    damaged = tmp_path / "other" / "compiled" / file.name  # this process has the first one in its memory
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(file.read_bytes()[:100])
+    damaged.chmod(0o700)
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "other"))
+    assert library(SOURCE, *FLOAT).lanes() >= 4 and len(compilations) == 2
+    assert damaged.read_bytes() == file.read_bytes()
+
+
 def test_other_code_flags_and_processors_have_other_files(folder, monkeypatch, tmp_path):
     own = tmp_path / "own.c"
     for number in (1, 2):
@@ -81,6 +109,26 @@ def test_without_a_compiler_there_is_no_library(monkeypatch, folder, compiler):
     monkeypatch.setenv("CC", compiler)
     assert library(SOURCE, *FLOAT) is None
     assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_a_compiler_that_hangs_is_given_up(monkeypatch, tmp_path, compilations):
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("CC", str(slow))
+    monkeypatch.setattr(compile, "SECONDS", 0.2)
+    assert library(SOURCE, *FLOAT) is None and len(compilations) == 1
+
+
+@pytest.mark.parametrize("script", ["exit 0", 'shift $(($# - 2)); touch "$1"', 'exec cc -fvisibility=hidden "$@"'])
+def test_a_compiler_that_makes_no_library_is_none(monkeypatch, tmp_path, script):
+    """It writes nothing, an empty file, or a library without functions."""
+    broken = tmp_path / "broken"
+    broken.write_text(f"#!/bin/sh\n{script}\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    monkeypatch.setattr(native, "library", library)
+    assert convolution().chain.native(torch.float64) is None
 
 
 def convolution():
@@ -123,6 +171,49 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch):
     child.start()
     assert torch.from_numpy(queue.get(timeout=60)).equal(before)
     child.join()
+
+
+def test_an_interrupted_call_leaves_threads_with_memory_of_their_own(monkeypatch):
+    """Ctrl-C ends the wait for the threads, not the threads."""
+    monkeypatch.setattr(native, "THREAD_WORK", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    problem = convolution()
+    way, (x, batch) = problem.chain.native(torch.float64), problem.example(4)
+    before = way.gradients(x, batch.x, batch.y)
+    way.free.clear()
+    go_on, at_work, done = threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def part(memory, first, end):
+        at_work.release()
+        go_on.wait(60)
+        done.release()
+
+    class Interrupted:
+        def map(self, run, *arguments):
+            for each in zip(*arguments, strict=True):
+                threading.Thread(target=run, args=each).start()
+            at_work.acquire()
+            at_work.acquire()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "pool", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            way.divide(part, 2, 1, 2)
+    assert not way.free  # both are in use
+    assert way.gradients(x, batch.x, batch.y).equal(before)
+    go_on.set()
+    assert done.acquire(timeout=60) and done.acquire(timeout=60)
+
+
+def test_several_callers_at_once():
+    problem = convolution()
+    way, (x, batch) = problem.chain.native(torch.float64), problem.example(4)
+    before = way.gradients(x, batch.x, batch.y)
+    with ThreadPoolExecutor(8) as callers:
+        for got in callers.map(lambda _: way.gradients(x, batch.x, batch.y), range(200)):
+            assert got.equal(before)
+    assert len({memory.data_ptr() for memory in way.free}) == len(way.free) <= 8
 
 
 def test_there_is_a_compiler_here():

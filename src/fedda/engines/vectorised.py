@@ -17,6 +17,7 @@ from ..registry import engines
 from .simulated import ClientStack, Engine, Replies, SimulatedCohort, concatenate
 
 KEPT = 1 << 30  # bytes of freed memory that the process keeps on a CPU
+OLD_LIMIT = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)  # the largest threshold that glibc before 2.35 takes
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of glibc's mallopt
 
 
@@ -115,8 +116,12 @@ class Vectorised(Engine):
 @cache
 def keep_freed_memory() -> None:
     """Let this process keep memory that it frees, up to `KEPT`. glibc would give large pieces back to the system, and
-    every operation on a stack would then wait for new pages. Settings of the user (MALLOC_...) are left alone."""
-    if platform.libc_ver()[0] == "glibc" and not any(name.startswith("MALLOC_") for name in os.environ):
-        libc = ctypes.CDLL(None)
-        for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
-            libc.mallopt(parameter, KEPT)
+    every operation on a stack would then wait for new pages. Settings of the user (MALLOC_..., GLIBC_TUNABLES) are left
+    alone."""
+    set_by_user = any(name.startswith("MALLOC_") for name in os.environ)
+    if platform.libc_ver()[0] != "glibc" or set_by_user or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    # The second call alone would do harm: after it, glibc no longer adapts the threshold of the first.
+    if mallopt(MMAP_THRESHOLD, KEPT) or mallopt(MMAP_THRESHOLD, OLD_LIMIT):
+        mallopt(TRIM_THRESHOLD, KEPT)

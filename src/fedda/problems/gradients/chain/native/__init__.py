@@ -192,10 +192,10 @@ class NativeChain:
         targets = (targets if self.classes else targets.to(self.dtype)).contiguous()
         out = torch.empty(g, d, dtype=self.dtype)
         model = (*self.plan.arguments, self.loss, self.features, d)
-        arrays = (x.data_ptr(), x.stride(0), inputs.data_ptr(), targets.data_ptr(), out.data_ptr())
+        arrays = (x, x.stride(0), inputs, targets, out)
 
-        def part(memory: int, first: int, end: int) -> None:
-            self.code.gradients(*model, memory, first, end, n, batch, g, *arrays)
+        def part(memory: Tensor, first: int, end: int) -> None:
+            self.code.gradients(*addresses(*model, memory, first, end, n, batch, g, *arrays))
 
         self.divide(part, n, 1, 3 * g * batch * self.products)
         return out
@@ -206,36 +206,52 @@ class NativeChain:
         (g, _), samples = x.shape, len(inputs)
         x, inputs = self.rows(x), inputs.to(self.dtype).contiguous()
         out = torch.empty(g, samples, self.width, dtype=self.dtype)
-        arrays = (x.data_ptr(), x.stride(0), inputs.data_ptr(), out.data_ptr())
+        arrays = (x, x.stride(0), inputs, out)
 
-        def part(memory: int, first: int, end: int) -> None:
-            self.code.outputs(*self.plan.arguments, self.features, memory, first, end, samples, g, *arrays)
+        def part(memory: Tensor, first: int, end: int) -> None:
+            model = (*self.plan.arguments, self.features)
+            self.code.outputs(*addresses(*model, memory, first, end, samples, g, *arrays))
 
         self.divide(part, samples, self.lanes, g * samples * self.products)
         return out if self.classes else out.squeeze(-1)
 
-    def divide(self, part: Callable[[int, int, int], None], n: int, unit: int, work: int) -> None:
+    def divide(self, part: Callable[[Tensor, int, int], None], n: int, unit: int, work: int) -> None:
         """Run `part` for all of 0..n-1, on PyTorch's number of threads if there is much to do. The numbers are the same
-        for any number of threads."""
+        for any number of threads.
+
+        If the user interrupts it, other threads are still at work: they hold all tensors that they use, and give their
+        memory back themselves."""
         threads = max(1, min(torch.get_num_threads(), work // THREAD_WORK, math.ceil(n / unit)))
-        memory = [self.free.pop() if self.free else self.new_memory() for _ in range(threads)]
-        try:
-            if threads == 1:
-                part(memory[0].data_ptr(), 0, n)
-                return
-            size = math.ceil(n / threads / unit) * unit
-            starts = range(0, n, size)
-            list(pool().map(lambda at, own: part(own.data_ptr(), at, min(at + size, n)), starts, memory))
-        finally:
-            self.free += memory
+        size = max(1, math.ceil(n / threads / unit)) * unit
+
+        def run(first: int, memory: Tensor) -> None:
+            part(memory, first, min(first + size, n))
+            self.free.append(memory)
+
+        starts = range(0, n, size)
+        memories = [self.memory() for _ in starts]
+        if len(starts) <= 1:
+            for first, memory in zip(starts, memories, strict=True):
+                run(first, memory)
+        else:
+            list(pool().map(run, starts, memories))
 
     def rows(self, x: Tensor) -> Tensor:
         """x with numbers side by side in each row; rows may be the same."""
         x = x.to(self.dtype)
         return x if x.stride(1) == 1 else x.contiguous()
 
-    def new_memory(self) -> Tensor:
-        return torch.zeros(self.plan.size * self.lanes, dtype=self.dtype)
+    def memory(self) -> Tensor:
+        """For one thread. Its borders are zeros, which the code never writes."""
+        try:
+            return self.free.pop()
+        except IndexError:
+            return torch.zeros(self.plan.size * self.lanes, dtype=self.dtype)
+
+
+def addresses(*arguments: int | Tensor) -> list[int]:
+    """The arguments of a C function: a tensor is the address of its numbers."""
+    return [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
 
 
 def native_chain(
@@ -244,7 +260,8 @@ def native_chain(
     """The C code for a chain; None if it has a layer that is not known here, or if there is no C compiler."""
     layers = layers_of(stages, sample) if dtype in TYPES else None
     code = library(SOURCE, *TYPES[dtype]) if layers else None
-    return NativeChain(code, layers, loss, dtype) if layers and code else None
+    complete = all(hasattr(code, function) for function in ("lanes", *SIGNATURES))  # not if CC hides functions
+    return NativeChain(code, layers, loss, dtype) if layers and code and complete else None
 
 
 @cache

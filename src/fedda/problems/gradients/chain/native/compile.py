@@ -6,8 +6,10 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
+import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,7 +19,10 @@ from .....files import write_whole
 
 FLAGS = ("-O3", "-shared", "-fPIC")
 FASTER = ("-march=native",)  # some compilers do not know it
-SECONDS = 120.0  # for one compilation, which takes about one
+SECONDS = 60.0  # for one compilation, which takes about one
+
+
+LOCK = threading.Lock()  # two threads would write the same file
 
 
 @cache
@@ -33,18 +38,28 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL | None:
         return None
     about = (source.read_text(encoding="utf-8"), definitions, compiler, FLAGS, processor())
     name = f"{source.stem}-{hashlib.sha256(repr(about).encode()).hexdigest()[:24]}.so"
+    with LOCK:
+        kept = load_kept(name)
+        if kept is not None:
+            return kept
+        # On some systems a library that is loaded cannot be deleted.
+        with suppress(OSError), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            temporary = Path(folder) / name
+            if not compiled(temporary, source, definitions, compiler):
+                return None
+            with suppress(OSError, ValueError):  # without a folder to keep it in, the next process compiles it again
+                (data_folder() / "compiled").mkdir(parents=True, exist_ok=True, mode=0o700)
+                write_whole(data_folder() / "compiled" / name, temporary.read_bytes(), mode=0o700)
+            return load_kept(name) or ctypes.CDLL(str(temporary))
+    return None
+
+
+def load_kept(name: str) -> ctypes.CDLL | None:
+    """A library from the data folder; None if it is not there, is damaged, or could be someone else's."""
     with suppress(OSError, ValueError):  # ValueError: there is no data folder
-        file = data_folder() / "compiled" / name
+        file = (data_folder() / "compiled" / name).resolve(strict=True)
         if trusted(file):
             return ctypes.CDLL(str(file))
-    with suppress(OSError), tempfile.TemporaryDirectory() as folder:
-        temporary = Path(folder) / name
-        if not compiled(temporary, source, definitions, compiler):
-            return None
-        with suppress(OSError, ValueError):  # without a folder to keep it in, the next process compiles it again
-            (data_folder() / "compiled").mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(data_folder() / "compiled" / name, temporary.read_bytes(), mode=0o700)
-        return ctypes.CDLL(str(temporary))
     return None
 
 
@@ -55,20 +70,29 @@ def compiler_command() -> list[str]:
 
 
 def trusted(file: Path) -> bool:
-    """Whether the file is there, and only this user can write it."""
-    if not file.exists():
-        return False
-    about = file.stat()
-    return not hasattr(os, "getuid") or (about.st_uid == os.getuid() and not about.st_mode & 0o022)
+    """Whether only this user and root can change the file or replace it: this depends on all folders above it."""
+    if not hasattr(os, "getuid"):
+        return True
+    for path in (file, *file.parents):
+        about = path.stat()
+        # Many systems give every user a group of the same number, whose only member is the user.
+        others = stat.S_IWOTH if about.st_gid == about.st_uid != 0 else stat.S_IWOTH | stat.S_IWGRP
+        sticky = path != file and about.st_mode & stat.S_ISVTX  # as /tmp: nobody can replace the folders of others
+        if about.st_uid not in (0, os.getuid()) or (about.st_mode & others and not sticky):
+            return False
+    return True
 
 
 def compiled(file: Path, source: Path, definitions: tuple[str, ...], compiler: list[str]) -> bool:
     """Compile a C file, and return whether it worked."""
     for flags in ((*FLAGS, *FASTER), FLAGS):
         command = [*compiler, *flags, *(f"-D{text}" for text in definitions), str(source), "-o", str(file), "-lm"]
-        with suppress(subprocess.TimeoutExpired):
-            if subprocess.run(command, capture_output=True, timeout=SECONDS, check=False).returncode == 0:
-                return True
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return False
+        if done.returncode == 0:
+            return True
     return False
 
 
