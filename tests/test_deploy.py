@@ -854,7 +854,6 @@ def test_two_thousand_scribbled_messages_crash_neither_side(app, data):
     ("config", "why"),
     [
         ({"rounds": 0}, "rounds"),
-        ({"words": "{}"}, "called params now"),
         ({"params": "lr=0.1"}, "JSON table"),
         ({"params": "[1]"}, "JSON table"),
         ({"params": '{"lrr": 1}'}, "lrr"),

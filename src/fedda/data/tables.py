@@ -185,9 +185,9 @@ def without_gaps(
 
 
 def refuse_gaps(path: Path, table: TableFile, gaps: Mapping[str, Array], missing: str | None) -> None:
-    found = [f"{name!r} ({len(rows):,}, the first in {table.place(name, rows[0])})" for name, rows in gaps.items()]
+    columns = [f"{name!r} ({len(rows):,}, the first in {table.place(name, rows[0])})" for name, rows in gaps.items()]
     choice = f', or leave out the rows: missing="drop", or the columns: ignore={quoted(gaps)}'
-    raise BadFile(path, f"rows have no value for {', '.join(found)}; fill them in{'' if missing is None else choice}")
+    raise BadFile(path, f"rows have no value for {', '.join(columns)}; fill them in{'' if missing is None else choice}")
 
 
 def quoted(names: Iterable[str]) -> str:
@@ -260,10 +260,10 @@ def describe(path: Path, columns: Mapping[str, Array]) -> Columns:
             unusable[name] = f"{column.dtype}, neither numbers nor text"
         described.append((name, None if values is None else tuple(map(str, values))))
     if unusable:
-        found = ", ".join(f"{name!r} ({why})" for name, why in unusable.items())
+        reasons = ", ".join(f"{name!r} ({why})" for name, why in unusable.items())
         raise BadFile(
             path,
-            f"some columns cannot be features: {found}; ignore={quoted(unusable)} leaves them out, client=... makes "
+            f"some columns cannot be features: {reasons}; ignore={quoted(unusable)} leaves them out, client=... makes "
             "one of them the owners of the rows",
         )
     if not described:

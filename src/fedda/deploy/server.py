@@ -167,8 +167,6 @@ class Plan:
     def of(cls, config: dict[str, Any]) -> Plan:
         """From a Flower app's configuration. Other keys may belong to the app, and are ignored."""
         given = {key.replace("-", "_"): value for key, value in config.items()}
-        if "words" in given:
-            raise ValueError("Plan: the key words is called params now: rename it in [tool.flwr.app.config]")
         refuse_simulated(given)
         known = {f.name: given[f.name] for f in fields(cls) if f.name in given}
         for f in fields(cls):
@@ -403,7 +401,7 @@ def serve(
 def _resumed(plan: Plan, facts: dict[str, Any], say: Callable[[str], None]) -> Plan:
     """The plan of a resumed run. It leaves out the sites that an earlier server of the run has left out, too."""
     begun = {f.name: f.default for f in fields(Plan)}  # of a run that is older than a setting
-    begun |= {"params" if key == "words" else key: value for key, value in facts["plan"].items()}  # its old name
+    begun |= facts["plan"]
     differing = [(key, begun.get(key), value) for key, value in _fixed(plan).items() if begun.get(key) != value]
     if differing:
         changed = ", ".join(f"{key.replace('_', '-')} was {old!r} and is {new!r}" for key, old, new in differing)

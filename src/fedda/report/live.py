@@ -135,7 +135,7 @@ def _bind(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServ
         daemon_threads = True
 
         def handle_error(self, *_: Any) -> None:
-            """A page that was closed while it was sent is no error."""
+            """A page that was closed while it was sent is not an error."""
 
     try:
         return Server((HOST, port), handler)

@@ -58,15 +58,15 @@ def marks(values: Sequence[BySeed], metric: ShownMetric) -> list[str]:
     """ "best" for the one method that is clearly ahead of all others; otherwise "tie" for the leader and for all that
     cannot be told apart from it. Nothing is marked with one seed, one method, or a metric without a direction."""
     order = ranked(values, metric)
-    found = [""] * len(values)
+    marked = [""] * len(values)
     if len(order) < 2 or min(len(values[i]) for i in order[:2]) < 2:
-        return found
+        return marked
     first, *rest = order
     close = [i for i in rest if not difference(values[first], values[i]).clear]
     for i in close:
-        found[i] = "tie"
-    found[first] = "tie" if close else "best"
-    return found
+        marked[i] = "tie"
+    marked[first] = "tie" if close else "best"
+    return marked
 
 
 def ranked(values: Sequence[BySeed], metric: ShownMetric) -> list[int]:
@@ -82,12 +82,12 @@ def sentences(shown: Picture, runs: Sequence[RecordedRun]) -> list[tuple[str, st
     metric = next((m for m in (*HEADLINE, *shown.metrics) if m in shown.metrics and shown.metric(m).better), None)
     if metric is None:
         return []
-    found = []
+    titled = []
     for title, group in problem_groups(shown):
         series = [s for s in group if metric in s.curves]
         if series:
-            found.append((title, sentence(series, [runs[s.run].rows_of(s.own) for s in series], shown.metric(metric))))
-    return found
+            titled.append((title, sentence(series, [runs[s.run].rows_of(s.own) for s in series], shown.metric(metric))))
+    return titled
 
 
 def problem_groups(shown: Picture) -> list[tuple[str, list[Series]]]:

@@ -59,15 +59,15 @@ def table(shown: Picture, runs: Sequence[RecordedRun]) -> Table:
         rows = [runs[s.run].rows_of(s.own) for s in series]
         own = [finals[s.run][s.own] for s in series]
         equally_long = len({final["rounds"] for final in own if final["rounds"] is not None}) == 1
-        found: dict[str, list[str]] = {}
+        marked: dict[str, list[str]] = {}
         for key in keys:
             values: list[dict[int, float]] = [
                 best_by_seed(r, "test_accuracy") if key == BEST else final_by_seed(r, key) if key in s.curves else {}
                 for s, r in zip(series, rows, strict=True)
             ]
-            found[key] = marks(values, shown.metric(key)) if equally_long else [""] * len(series)
+            marked[key] = marks(values, shown.metric(key)) if equally_long else [""] * len(series)
         lines = [
-            _line(s, final, runs[s.run].config, {key: found[key][i] for key in keys}, shown)
+            _line(s, final, runs[s.run].config, {key: marked[key][i] for key in keys}, shown)
             for i, (s, final) in enumerate(zip(series, own, strict=True))
         ]
         groups.append((title, lines))

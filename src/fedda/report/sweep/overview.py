@@ -74,7 +74,7 @@ def _limits(values: list[float], better: str, percent: bool) -> dict[str, Any]:
 
 
 def _levels(swept: Swept, name: str) -> list[float]:
-    """The values of a hyper-parameter in order; empty if one of them is no number."""
+    """The values of a hyper-parameter in order; empty if one of them is not a number."""
     values = [point.values.get(name) for point in swept.points]
     numbers = {v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)}
     return sorted(numbers) if len(numbers) == len(set(map(str, values))) else []
