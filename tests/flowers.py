@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import torch
+from torch import nn
+
 import fedda
 from commands import ENVIRONMENT
 from fedda.deploy.secret import SecretDraws
@@ -41,6 +44,17 @@ clientapp = "{name}.client_app:app"
 [tool.flwr.app.config]
 {config}
 """
+
+
+def model():
+    """A small network for digits."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 10))
+
+
+def site_samples(clients):
+    """The samples of each site, few and unequal."""
+    whole = fedda.load("digits", clients=clients, partition="dirichlet", alpha=1.0).to(dtype=torch.float64)
+    return [type(own)(own.x[: 20 + 9 * k], own.y[: 20 + 9 * k]) for k in range(clients) if (own := whole.everything(k))]
 
 
 def secret_of(out):

@@ -37,22 +37,16 @@ from fedda.deploy.server import Plan  # noqa: E402
 from fedda.deploy.server import serve as serve_with  # noqa: E402
 from fedda.deploy.sums import ExactSum  # noqa: E402
 from fedda.deploy.wire import packed  # noqa: E402
-from flowers import replayed  # noqa: E402
+from flowers import model, replayed, site_samples  # noqa: E402
 
 CLIENTS = 4
 SECRET = bytes(range(32))  # of the server: from it come cohorts and batches
 LOSS = nn.functional.cross_entropy
 
 
-def model():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 10))
-
-
 @pytest.fixture(scope="module")
 def data():
-    """The samples of each client, few and unequal."""
-    whole = fedda.load("digits", clients=CLIENTS, partition="dirichlet", alpha=1.0).to(dtype=torch.float64)
-    return [type(own)(own.x[: 20 + 9 * k], own.y[: 20 + 9 * k]) for k in range(CLIENTS) if (own := whole.everything(k))]
+    return site_samples(CLIENTS)
 
 
 @pytest.fixture

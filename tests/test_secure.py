@@ -13,7 +13,6 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_matrix
 from torch import nn
 
-import fedda
 from conftest import example
 from fedda.aggregation.gaussian import uniform_integers
 
@@ -31,22 +30,16 @@ from fedda.deploy.secure_client import RECORD, REVEAL
 from fedda.deploy.server import Plan, serve
 from fedda.deploy.sharing import combine, split
 from fedda.deploy.wire import packed
-from flowers import PROJECT, Flowers, secret_of
+from flowers import PROJECT, Flowers, model, secret_of, site_samples
 
 CLIENTS = 4
 SECRET = bytes(range(32))
 LOSS = nn.functional.cross_entropy
 
 
-def model():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 10))
-
-
 @pytest.fixture(scope="module")
 def data():
-    """The samples of each site, few and unequal."""
-    whole = fedda.load("digits", clients=CLIENTS, partition="dirichlet", alpha=1.0).to(dtype=torch.float64)
-    return [type(own)(own.x[: 20 + 9 * k], own.y[: 20 + 9 * k]) for k in range(CLIENTS) if (own := whole.everything(k))]
+    return site_samples(CLIENTS)
 
 
 @pytest.fixture

@@ -183,12 +183,12 @@ class Scalar(Diagonal):
 
     Args:
         beta: the decay of mu: nearer to 1 remembers longer.
-        eps: added to the root of mu: it limits the step where gradients are small.
+        eps: added to mu: it limits the step where gradients are small.
         mu0: the start of mu: "nu0" for the first estimate, or "zero" as in the paper.
         beta_mode: "decay", or "weight": `beta` is then the weight of the new term, as the equation prints it.
         h0: "from_mu", or "one": the H of the first round is the identity.
         bias_correction: divide mu by 1 - beta^n, as Adam does.
-        eps_mode: "absolute" adds `eps`; "relative" adds kappa mean_j sqrt(mu_j) and needs bias correction.
+        eps_mode: "absolute" adds `eps`; "relative" adds kappa mu and needs bias correction.
         kappa: the factor of `eps_mode="relative"`.
         mu_update: "after" a round, or "before" the first step: mu then holds the first estimate already.
     """

@@ -88,7 +88,7 @@ class GradientPaths:
             with threads(1):
                 tuned.chosen = autotune(ways, problem.device, *about)
             slower = " and ".join(name for name in ways if name != tuned.chosen)
-            tuned.choice = f"gradients take the path {tuned.chosen}, which is faster here than {slower}"
+            tuned.choice = f"gradients take the path {tuned.chosen}, as measured here against {slower}"
         return tuned
 
     def candidates(self, clients: int) -> dict[str, Path]:

@@ -61,7 +61,7 @@ class Layer(NamedTuple):
         return math.prod(self.outside) * self.inside[0] * math.prod(self.kernel)
 
 
-def layers_of(stages: Sequence[Stage], sample: tuple[int, ...]) -> list[Layer] | None:
+def native_layers(stages: Sequence[Stage], sample: tuple[int, ...]) -> list[Layer] | None:
     """The steps of a chain, or None if one of them is not known here."""
     shape: Image = (sample[0], sample[1], sample[2]) if len(sample) == 3 else (math.prod(sample), 1, 1)
     layers: list[Layer] = []
@@ -258,7 +258,7 @@ def native_chain(
     stages: Sequence[Stage], loss: LossGradient, sample: tuple[int, ...], dtype: torch.dtype
 ) -> NativeChain | None:
     """The C code for a chain; None if it has a layer that is not known here, or if there is no C compiler."""
-    layers = layers_of(stages, sample) if dtype in TYPES else None
+    layers = native_layers(stages, sample) if dtype in TYPES else None
     code = library(SOURCE, *TYPES[dtype]) if layers else None
     complete = all(hasattr(code, function) for function in ("lanes", *SIGNATURES))  # not if CC hides functions
     return NativeChain(code, layers, loss, dtype) if layers and code and complete else None
