@@ -71,6 +71,13 @@ PIECES = (
         COSINE,
         "digits-heterogeneous",
     ),
+    Piece(
+        "femnist-perceptron",
+        "femnist-perceptron",
+        "writers, 20 of 400 per round, perceptron",
+        like="digits-heterogeneous",
+        cost=18.0,
+    ),
     Piece("cifar10-heterogeneous-cosine", "cifar10-heterogeneous", "images, rho = 0.8, cosine", None, COSINE),
     Piece("cifar10-cosine", "cifar10", "images, rho = 0, cosine", None, COSINE, "cifar10"),
     Piece("cifar10-resnet", "cifar10-resnet", "images, rho = 0.8, ResNet-8, augmentation", cost=1.9),

@@ -65,6 +65,11 @@ TASKS = {
         "1,797 digits of 8x8 pixels, 5 of 50 clients per round, Dirichlet shares of the classes, alpha = 0.3",
         f"{PERCEPTRON}, 600 rounds, on a CPU in float32",
     ),
+    "femnist-perceptron": StudyTask(
+        "Handwriting, few of many writers, a perceptron",
+        "FEMNIST, 20 of 400 writers per round",
+        "a perceptron with 64 hidden units, 5 local steps, 400 rounds, on a CPU in float32",
+    ),
     "femnist-tenth": StudyTask("Handwriting, few of many writers", "FEMNIST, 50 of 500 writers per round", CNN),
     "femnist-all": StudyTask("Handwriting, all writers", "FEMNIST, all 500 writers per round", CNN),
     "shakespeare": StudyTask(
