@@ -52,6 +52,7 @@ class StudyMethod:
     paper: Point | None = None  # the point with the paper's values
     last: str = ""  # a word of `words` that is tried three times larger and smaller for the winner
     algorithm: str = ""  # its name in the registry, if it is not `name`
+    limit: float = 1.0  # of the weights: a checkpoint with more that are not 0 does not count
 
     @property
     def rate(self) -> str:
@@ -167,6 +168,25 @@ def of_adamw(lr: float) -> StudyMethod:
     words = {"client": "adam", "server": "sgd", "server_lr": 1.0, "eps": 1e-8}
     decays = StudyAxis("weight_decay", (1e-4, 1e-3, 1e-2), 10.0, least=1e-4)
     return StudyMethod(ADAMW, words, (rates("lr", lr, 3, 2), decays), algorithm="local-adapt")
+
+
+def sparse_methods(limit: float) -> dict[str, StudyMethod]:
+    """The methods that take a penalty, for a model with at most this share of its weights: 90 points for each, which
+    are 6 rates, 3 values of a second word and 5 penalties. The middle is what was good on digits without a penalty."""
+    gammas, server_lr = rates("gamma", 1e-3, 2, 2), rates("server_lr", 1.0, 1, 1)
+    eps, alpha0 = rates("eps", 0.001, 0, 2), StudyAxis("alpha0", (0.1, 0.3, 0.9))
+    fedda = {"momentum": 0.9, "beta": 0.999}
+    made = [
+        ("fedda-mvr", {"w": 1e4, "beta": 0.999, "eps": 0.01}, 0.02, alpha0),
+        ("fedda-2-1", fedda, 0.001, eps),
+        ("fedda-cv", fedda, 0.001, eps),
+        ("feddualavg", {}, 0.1, server_lr),
+        ("fedmid", {}, 0.1, server_lr),
+    ]
+    return {
+        name: StudyMethod(name, words, (rates("lr", lr, 2, 3), second, gammas), limit=limit)
+        for name, words, lr, second in made
+    }
 
 
 def tuned_again(method: StudyMethod, chosen: Point, steps: int | None = None, schedule: str = "") -> StudyMethod:

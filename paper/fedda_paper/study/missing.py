@@ -19,8 +19,8 @@ from fedda.runs.formats import duration
 from fedda.runs.reading import kept as kept_file
 from fedda.runs.reading import read_lines
 
-from .methods import CONSTANT, StudyMethod, methods, tuned_again
-from .protocol import FINALS, KEPT, TUNING, Records, State, read, state
+from .methods import CONSTANT, StudyMethod, methods, sparse_methods, tuned_again
+from .protocol import FINALS, KEPT, TUNING, Records, State, read, stage_rounds, state
 
 TASKS = Path(__file__).parent / "tasks"
 L1 = "colon-l1"
@@ -37,6 +37,7 @@ class Piece:
     steps: int | None = None  # local steps other than the tuned ones: the rate alone is tuned again
     schedule: str = ""  # of the rate, for the methods that were tuned with a constant one: again the rate alone
     like: str = "cifar10-heterogeneous"  # the task with known times
+    limit: float = 1.0  # of the weights that are not 0: the methods are those that take a penalty
     cost: float = 1.0  # arithmetic of a round, as a multiple of that task's
 
     @property
@@ -78,6 +79,18 @@ PIECES = (
         like="digits-heterogeneous",
         cost=18.0,
     ),
+    Piece("breast-cancer", "breast-cancer", "a table, logistic regression", like="digits-heterogeneous", cost=0.5),
+    *(
+        Piece(
+            f"digits-sparse-{percent}",
+            "digits-heterogeneous",
+            f"digits, rho = 0.8, at most {percent} % of the weights",
+            like="digits-heterogeneous",
+            limit=percent / 100,
+            cost=4.0,
+        )
+        for percent in (10, 25, 50)
+    ),
     Piece("cifar10-heterogeneous-cosine", "cifar10-heterogeneous", "images, rho = 0.8, cosine", None, COSINE),
     Piece("cifar10-cosine", "cifar10", "images, rho = 0, cosine", None, COSINE, "cifar10"),
     Piece("cifar10-resnet", "cifar10-resnet", "images, rho = 0.8, ResNet-8, augmentation", cost=1.9),
@@ -103,6 +116,8 @@ class Left:
 def methods_of(piece: Piece, results: Path) -> dict[str, StudyMethod]:
     """The methods of a piece; if it tunes the rate alone, those whose values were chosen already."""
     experiment = find(piece.source)
+    if piece.limit < 1:
+        return sparse_methods(piece.limit)
     known = methods(experiment.name)
     if not piece.rate_alone:
         return known
@@ -149,7 +164,7 @@ def left(piece: Piece, results: Path) -> Left:
         programs += len(todo)
         names += [name] if todo else []
         for stage, _ in todo:
-            length = rounds // 4 if stage == "stage1" else rounds
+            length = stage_rounds(method, stage, rounds)
             seconds += length * own.get(stage, piece.cost * like[stage])
     return Left(programs, seconds, tuple(names), bool(own) or not programs)
 
@@ -184,7 +199,8 @@ def table(results: Path, workers: int) -> Iterator[list[str]]:
     for piece in PIECES:
         rest = left(piece, results)
         by = "this task" if rest.measured else f"{piece.cost:g} x {piece.like}"
-        who = "all methods" if len(rest.methods) >= len(methods(piece.task)) else ", ".join(rest.methods)
+        all_of = sparse_methods(piece.limit) if piece.limit < 1 else methods(piece.task)
+        who = "all methods" if len(rest.methods) >= len(all_of) else ", ".join(rest.methods)
         time = [duration(rest.seconds / workers), by] if rest.programs else ["", ""]
         yield [piece.folder, piece.why, str(rest.programs) if rest.programs else "complete", who, *time]
     if (results / L1 / "config.toml").is_file():

@@ -18,6 +18,7 @@ from fedda.training import timed
 from .methods import Point, StudyMethod, first_rate
 
 VALIDATION = 0.1  # of each client's training samples
+NONZERO = "nonzero"  # the share of the weights that are not exactly 0
 HELD_OUT = ("validation_accuracy", "validation_loss")
 ALL = (*HELD_OUT, "train_accuracy", "train_loss", "test_accuracy", "test_loss")
 
@@ -72,6 +73,8 @@ def algorithm(method: StudyMethod, points: list[Point], rounds: int) -> Any:
         words[rate] = CosineRate(words[rate], words.pop("schedule"), rounds * words.get("steps", 5))
     if "alpha0" in words:
         words["c"] = words.pop("alpha0") / first_rate(words["lr"], words["w"]) ** 2
+    if "gamma" in words:
+        words["prox"] = fedda.prox.L1(words.pop("gamma"))
     return fedda.make(method.algorithm or method.name, **words)
 
 
@@ -90,6 +93,8 @@ def run(how: How, program: StudyProgram) -> list[dict[str, Any]]:
     on = problem(how.task, how.device, program.seed, tuning)
     classes = on.data.y.dim() == 1  # else there is no accuracy
     columns = [name for name in (HELD_OUT if tuning else ALL) if classes or "accuracy" not in name]
+    limited = {"limit": program.method.limit} if program.method.limit < 1 else {}
+    columns += [NONZERO] if limited else []
     rows: list[list[list[float]]] = [[] for _ in program.points]
     diverged = [False] * len(rows)
     seconds = 0.0
@@ -115,7 +120,7 @@ def run(how: How, program: StudyProgram) -> list[dict[str, Any]]:
             "partition": program.seed, "rounds": program.rounds,
             "diverged": over or not all(map(finite, own)),
             "columns": ["round", *columns], "rows": list(filter(finite, own)),
-            "words": program.method.words, "task": Path(how.task).stem, "validation": VALIDATION,
+            "words": program.method.words, "task": Path(how.task).stem, "validation": VALIDATION, **limited,
             "gradients": counts.get("gradients"), "bytes_up": counts.get("bytes_up"),
             "bytes_down": counts.get("bytes_down"),
             "device": on.device.type if on.device.type == "cpu" else torch.cuda.get_device_name(on.device),
@@ -132,7 +137,8 @@ def held_out(this: Run, columns: list[str]) -> list[dict[str, float]]:
     """The metrics on the validation samples of each replica. The training samples, nine times as many, are left out."""
     on: Any = this.problem
     totals = on.totals(this.server.x.squeeze(-2), this.simulation.weights, lambda n: slice(0, n * (n != on.clients)))
-    found = {name: (totals[name][0] / totals[name][1]).tolist() for name in columns}
+    found = {name: (totals[name][0] / totals[name][1]).tolist() for name in columns if name != NONZERO}
+    found[NONZERO] = (this.server.x != 0).double().mean(dim=(-2, -1)).reshape(-1).tolist()
     return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 

@@ -23,7 +23,7 @@ from fedda.experiments import find
 from .methods import Point, StudyMethod, key, rounded
 from .program import How, StudyProgram, run
 from .rules import edges, extended, mean, ranked, winner
-from .summary import best, summary
+from .summary import best, out, summary
 
 TUNING, FINALS = (100, 101, 102), (0, 1, 2, 3, 4)  # seeds, each with a partition of its own
 STAGES = ("stage1", "stage2", "finals")
@@ -52,14 +52,14 @@ def state(method: StudyMethod, kept: Records, rounds: int) -> State:
     every = max(1, rounds // EVALUATIONS)
 
     def missing(stage: str, points: Sequence[Point], seeds: Sequence[int]) -> list[StudyProgram]:
-        last = rounds // 4 if stage == "stage1" else rounds
+        last = stage_rounds(method, stage, rounds)
         left = {s: [p for p in points if (method.name, stage, key(p), s) not in kept] for s in seeds}
         return [StudyProgram(method, stage, s, some, last, every) for s, some in left.items() if some]
 
     def values(stage: str, seeds: Sequence[int]) -> Callable[[Point], list[float] | None]:
         def of(point: Point) -> list[float] | None:
             found = [kept[method.name, stage, key(point), seed] for seed in seeds]
-            return None if any(r["diverged"] or not r["rows"] for r in found) else [best(r)[1] for r in found]
+            return None if any(map(out, found)) else [best(r)[1] for r in found]
 
         return of
 
@@ -104,6 +104,11 @@ def state(method: StudyMethod, kept: Records, rounds: int) -> State:
         now.chosen = method.paper
     now.jobs = missing("finals", [p for p in (now.chosen,) if p is not None], FINALS)
     return now
+
+
+def stage_rounds(method: StudyMethod, stage: str, rounds: int) -> int:
+    """The first stage has a quarter of the rounds. If the weights are limited it has all: they become 0 late."""
+    return rounds // 4 if stage == "stage1" and method.limit == 1 else rounds
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

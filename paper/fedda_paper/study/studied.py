@@ -15,7 +15,7 @@ from fedda.runs.formats import size
 from fedda.runs.student import quantile
 
 from .methods import ADAMW, ADAPTIVE, first_rate
-from .summary import best
+from .summary import best, out
 
 NEAR = 0.05  # of accuracy, or of the loss: rates that lose less are good
 SEEDS = 5  # of a method that is finished
@@ -65,6 +65,19 @@ TASKS = {
         "1,797 digits of 8x8 pixels, 5 of 50 clients per round, Dirichlet shares of the classes, alpha = 0.3",
         f"{PERCEPTRON}, 600 rounds, on a CPU in float32",
     ),
+    "breast-cancer": StudyTask(
+        "A small table",
+        "569 tumours, 30 columns, 10 hospitals, Dirichlet shares of the classes, alpha = 0.5",
+        "logistic regression, 5 local steps, 300 rounds, on a CPU in float32",
+    ),
+    **{
+        f"digits-sparse-{percent}": StudyTask(
+            f"A sparse model with at most {percent} % of the weights, clients that differ",
+            "1,797 digits of 8x8 pixels, 10 clients, 80 % of a client's images are of one class; L1",
+            f"{PERCEPTRON}, 300 rounds, on a CPU in float32",
+        )
+        for percent in (10, 25, 50)
+    },
     "femnist-perceptron": StudyTask(
         "Handwriting, few of many writers, a perceptron",
         "FEMNIST, 20 of 400 writers per round",
@@ -106,6 +119,11 @@ class StudiedMethod:
         return len(self.finals) == SEEDS
 
     @property
+    def sparse(self) -> bool:
+        """Whether the study limits the share of weights that are not 0."""
+        return any("limit" in record for record in self.records)
+
+    @property
     def call(self) -> str:
         """The call that makes it as the finals had it."""
         words = next(record["words"] for record in self.records if record["stage"] == "finals")
@@ -145,7 +163,7 @@ class StudiedMethod:
         """The best validation score of the grid at each rate, relative to the best rate."""
         scores: dict[float, float] = {}
         for record in self.records:
-            if record["stage"] == "stage1" and record["rows"] and not record["diverged"]:
+            if record["stage"] == "stage1" and not out(record):
                 value = record["point"][self.rate]
                 scores[value] = max(scores.get(value, -math.inf), best(record)[1])
         top = max(scores, key=lambda value: scores[value])
@@ -247,8 +265,10 @@ def call(name: str, words: dict[str, Any]) -> str:
     if "alpha0" in given:
         given["c"] = float(f"{given.pop('alpha0') / first_rate(given['lr'], given['w']) ** 2:.4g}")
     falls = given.pop("schedule", "") == "cosine"
+    penalty = {"prox": f"fedda.prox.L1({given.pop('gamma')!r})"} if "gamma" in given else {}
     defaults = algorithms.find(algorithm).defaults
     shown = {k: repr(v) for k, v in given.items() if k.endswith("lr") or k not in defaults or defaults[k] != v}
+    shown |= penalty
     if falls:
         rate = ADAPTIVE.get(name, "lr")
         shown[rate] = f"fedda.schedules.cosine({given[rate]!r})"

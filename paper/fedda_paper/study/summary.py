@@ -11,7 +11,8 @@ from fedda.runs.student import quantile
 # The test accuracy that the rounds are counted to, or minus the test loss; 70 % on all other tasks.
 TARGETS = {
     "digits-heterogeneous": 0.9, "digits-many": 0.9, "femnist-tenth": 0.8, "femnist-all": 0.8, "shakespeare": -1.75,
-    "shakespeare-lstm": -1.75,
+    "shakespeare-lstm": -1.75, "breast-cancer": 0.95, "digits-sparse-10": 0.9, "digits-sparse-25": 0.9,
+    "digits-sparse-50": 0.9,
 }  # fmt: skip
 
 
@@ -20,11 +21,24 @@ def target_of(task: str) -> float:
     return TARGETS.get(Path(task).stem, 0.7)
 
 
-def scores(record: dict[str, Any], part: str) -> dict[int, float]:
+def within_limit(record: dict[str, Any]) -> list[list[float]]:
+    """The rows that count: if the study limits the share of weights that are not 0, those of models within it."""
+    if "limit" not in record:
+        return list(record["rows"])
+    at = record["columns"].index("nonzero")
+    return [row for row in record["rows"] if row[at] <= record["limit"]]
+
+
+def out(record: dict[str, Any]) -> bool:
+    """Whether a run diverged, or has no row that counts."""
+    return record["diverged"] or not within_limit(record)
+
+
+def scores(record: dict[str, Any], part: str, every_row: bool = False) -> dict[int, float]:
     """What a run is judged by on a part of the data, by round: the accuracy or, without classes, minus the loss."""
     columns = record["columns"]
     name, sign = (f"{part}_accuracy", 1) if f"{part}_accuracy" in columns else (f"{part}_loss", -1)
-    return {row[0]: sign * row[columns.index(name)] for row in record["rows"]}
+    return {row[0]: sign * row[columns.index(name)] for row in (record["rows"] if every_row else within_limit(record))}
 
 
 def best(record: dict[str, Any], part: str = "validation") -> tuple[int, float]:
@@ -36,15 +50,24 @@ def best(record: dict[str, Any], part: str = "validation") -> tuple[int, float]:
 
 def final(record: dict[str, Any]) -> dict[str, float]:
     """A final in numbers: at the checkpoint, at the end (the last 5 % of the rounds), and the rounds to the target."""
-    found = scores(record, "test")
+    found, every = scores(record, "test"), scores(record, "test", every_row=True)
     last = min(0.95 * record["rounds"], record["rows"][-1][0] - 1)  # one row at least
-    late = [score for number, score in found.items() if number > last]
+    late = [score for number, score in every.items() if number > last]
     reached = [number for number, score in found.items() if score >= target_of(record.get("task", ""))]
     return {
         "seed": record["seed"], "round": best(record)[0], "validation": best(record)[1],
         "test": best(record, "test")[1], "end": statistics.fmean(late),
-        "to_target": reached[0] if reached else math.inf,
+        "to_target": reached[0] if reached else math.inf, **sparsity(record, last),
     }  # fmt: skip
+
+
+def sparsity(record: dict[str, Any], last: float) -> dict[str, float]:
+    """The share of weights that are not 0, at the checkpoint and at the end; nothing if it is not limited."""
+    if "limit" not in record:
+        return {}
+    by_round = {row[0]: row[record["columns"].index("nonzero")] for row in record["rows"]}
+    late = [share for number, share in by_round.items() if number > last]
+    return {"nonzero": by_round[best(record)[0]], "nonzero_end": statistics.fmean(late)}
 
 
 def summary(states: dict[str, Any], kept: dict[Any, dict[str, Any]], rounds: int) -> dict[str, str]:
@@ -58,17 +81,17 @@ def of_method(name: str, now: Any, kept: dict[Any, dict[str, Any]]) -> dict[str,
 
     def tuned(stage: str, point: Any) -> list[float]:
         own = [r for r in records if r["stage"] == stage and r["point"] == point]
-        return [best(r)[1] for r in own if r["rows"] and not r["diverged"]]
+        return [best(r)[1] for r in own if not out(r)]
 
     finals = [r for r in records if r["stage"] == "finals" and r["point"] == now.chosen]
     return {
         "tried": len(now.tried),
-        "diverged": sum(r["diverged"] for r in records if r["stage"] == "stage1"),
+        "diverged": sum(out(r) for r in records if r["stage"] == "stage1"),
         "best of stage 1": now.first, "validation in stage 1": tuned("stage1", now.first),
         "best of stage 2": now.second, "validation in stage 2": tuned("stage2", now.second),
         "interior": now.interior, "chosen": now.chosen, "validation of chosen": tuned("stage2", now.chosen),
-        "diverged finals": sum(r["diverged"] for r in finals),
-        "finals": sorted((final(r) for r in finals if not r["diverged"]), key=lambda row: row["seed"]),
+        "diverged finals": sum(out(r) for r in finals),
+        "finals": sorted((final(r) for r in finals if not out(r)), key=lambda row: row["seed"]),
     }  # fmt: skip
 
 
