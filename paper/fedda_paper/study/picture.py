@@ -14,11 +14,16 @@ DEPTH = 0.4  # of accuracy: what the right panels show below the best
 DIGEST = "Source"  # the text of the PNG file that holds the digest of its numbers
 
 
+def drawn(tasks: Tasks) -> Tasks:
+    """The finished tasks but for the sparse models, whose accuracy says little without their number of weights."""
+    return {name: own for name, own in finished(tasks).items() if not any(m.sparse for m in own)}
+
+
 def numbers(tasks: Tasks) -> dict[str, Any]:
     """All that is drawn: for each finished task and method the finals, their interval, and the scores by rate."""
     return {
         name: {m.name: [m.finished, *m.interval(), sorted(m.by_rate().items())] for m in own if len(m.finals) > 1}
-        for name, own in finished(tasks).items()
+        for name, own in drawn(tasks).items()
     }
 
 
@@ -32,7 +37,7 @@ def draw(tasks: Tasks, path: Path) -> None:
     markers."""
     import matplotlib.pyplot as plt
 
-    shown = finished(tasks)
+    shown = drawn(tasks)
     figure, rows = plt.subplots(
         len(shown), 2, figsize=(12, 3.3 * len(shown)), squeeze=False, layout="constrained",
         gridspec_kw={"width_ratios": [1, 1.3]},

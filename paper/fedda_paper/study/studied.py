@@ -149,6 +149,10 @@ class StudiedMethod:
         """The mean score over seeds, at the best checkpoint ("test") or at the end ("end"), and its t interval."""
         return t_interval([row[where] for row in self.finals.values()])
 
+    def mean(self, what: str) -> float:
+        """Of a number of the finals, over seeds."""
+        return statistics.fmean(row[what] for row in self.finals.values())
+
     def against(self, other: "StudiedMethod") -> tuple[float, float]:
         """The paired difference in test scores and its t interval."""
         return t_interval(

@@ -34,7 +34,7 @@ METHODS = {"fedda-2-1": "FedDA-2-1", "fedda-mvr": "FedDA-MVR", "fedda-cv": "fedd
 
 def part(tasks: Tasks, results: Results) -> str:
     """The text between the marks of docs/study.md."""
-    sections = [pieces(results.folder / "study"), finals(tasks), cosine(results.folder)]
+    sections = [pieces(results.folder / "study"), finals(tasks), cosine(results.folder), *sparse(tasks)]
     sections += [tuning(name, own) for name, own in tasks.items() if name not in finished(tasks)]
     return "\n\n".join([*sections, l1_path(results)])
 
@@ -133,6 +133,34 @@ Of the {len(found)}, {clear(found, 1)} is clearly better with a cosine, and {cle
 task the cosine {lead}, within the intervals of up to ± {100 * wide:.1f} points. For images, where the leaders use it,
 this is open: the pieces `cifar10-heterogeneous-cosine` and `cifar10-cosine` are ready to run."""
     return "\n\n".join([text, markdown(heads, rows), ending])
+
+
+# -- sparse models -----------------------------------------------------------------------------------------------------
+def sparse(tasks: Tasks) -> list[str]:
+    """Accuracy against the share of weights that are not 0, for each limit."""
+    limited = {name: own for name, own in finished(tasks).items() if any(m.sparse for m in own)}
+    if not limited:
+        return []
+    rows = []
+    for name, own in limited.items():
+        first = next(m for m in own if m.finished)
+        limit = f"{100 * first.records[0]['limit']:g} %"
+        for m in (m for m in own if len(m.finals) > 1):
+            rows.append([
+                limit, f"`{m.name}`", settings(m.summary["chosen"]), score(*m.interval()), score(m.mean("nonzero")),
+                score(*m.interval("end")), score(m.mean("nonzero_end")),
+                "" if m is first else difference(*m.against(first), loss=False), f"{len(m.finals)} of 5",
+            ])  # fmt: skip
+    heads = ["at most", "method", "chosen", "test", "weights", "at the end", "weights at the end", "against the first",
+             "seeds within the limit"]  # fmt: skip
+    text = """\
+### Sparse models of clients that differ
+
+Digits, 10 clients, 80 % of a client's images are of one class; five methods that take an L1 penalty, five seeds with a
+partition each (rule 9). *Weights* is the share of the server's weights that are not exactly 0: at the checkpoint that is
+best on validation data of those within the limit, and over the last 5 % of the rounds, where the limit does not count.
+Differences are paired by seed, with their 95 % t interval, in points."""
+    return [f"{text}\n\n{markdown(heads, rows)}"]
 
 
 # -- tasks without finals ----------------------------------------------------------------------------------------------
@@ -247,13 +275,19 @@ best round is chosen on the test set itself, so it flatters every method."""
 FIRST_L1 = 0.001  # a penalty to begin with
 
 
-def l1_in_short(results: Results, made: str) -> list[str]:
-    """What to try first for a sparse model, and what is known; `made` is the call of fedda-cv on another task."""
+def l1_in_short(results: Results, made: str, compared: bool = False) -> list[str]:
+    """What to try first for a sparse model, and what is known; `made` is the call of fedda-cv on another task.
+    `compared`: the study has compared sparse models of clients that differ."""
     cv = f"[`fedda-cv`](algorithms/fedda-cv.md): `{made[:-1]}, prox=fedda.prox.L1({FIRST_L1}))`"
     known = (
         "`fedda-mvr` and its variants, `fedda-cv` and `feddualavg` take any [proximal map](penalties.md). On "
         "quadratics of clients that differ, only `fedda-cv` ends at the [exact "
-        "solution](deviations.md#beyond-the-paper); on data this was not compared."
+        "solution](deviations.md#beyond-the-paper); "
+    )
+    known += (
+        "for sparse models on data [the study](study.md#sparse-models-of-clients-that-differ) has compared them."
+        if compared
+        else "on data this was not compared."
     )
     points = l1_points(results)
     if not points:
