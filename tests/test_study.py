@@ -263,6 +263,79 @@ def test_a_diverged_replica_is_told_from_the_others():
     assert gone["diverged"]
 
 
+# -- sparse models -------------------------------------------------------------------------------------------------------
+def limited(rows, limit=0.25):
+    columns = ["round", "validation_accuracy", "test_accuracy", "nonzero"]
+    return {
+        "columns": columns,
+        "rows": rows,
+        "limit": limit,
+        "diverged": False,
+        "seed": 0,
+        "rounds": 40,
+        "task": "digits",
+    }
+
+
+def test_only_models_within_the_limit_count():
+    record = limited([[10, 0.9, 0.85, 1.0], [20, 0.7, 0.72, 0.25], [30, 0.8, 0.75, 0.2], [40, 0.95, 0.9, 0.3]])
+    assert summary.best(record) == (30, 0.8) and summary.best(record, "test") == (30, 0.75)
+    found = summary.final(record)
+    assert (found["test"], found["nonzero"], found["to_target"]) == (0.75, 0.2, 20)  # 70 %, by a model within the limit
+    assert (found["end"], found["nonzero_end"]) == (0.9, 0.3)  # the end is as it is
+    assert not summary.out(record) and summary.out(limited([[10, 0.9, 0.85, 1.0]]))
+
+
+def test_sparse_methods_have_the_same_budget_and_all_rounds():
+    found = methods.sparse_methods(0.1)
+    assert {len({methods.key(p) for p in m.grid}) for m in found.values()} == {90}
+    for method in found.values():
+        now = protocol.state(method, {}, 8)
+        assert [job.rounds for job in now.jobs] == [8]  # weights become 0 late
+        program.algorithm(method, method.grid, 8)
+
+
+def test_a_point_that_misses_the_limit_is_out(tmp_path):
+    """The penalty decides the share; the rate the accuracy. The best within the limit wins."""
+    gammas = methods.StudyAxis("gamma", (0.001, 0.00316, 0.01))
+    method = methods.StudyMethod("fedmid", {}, (LR, gammas), limit=0.25)
+
+    def run(how, job):
+        for p in job.points:
+            columns = ["round", "validation_accuracy", "validation_loss", "nonzero"]
+            row = [
+                1,
+                0.9 - p["gamma"] - 0.1 * abs(math.log10(p["lr"] / 0.0316)),
+                1.0,
+                0.5 if p["gamma"] < 0.003 else 0.2,
+            ]
+            if job.stage == "finals":
+                columns, row = [*columns, "test_accuracy"], [*row, 0.5]
+            yield {"method": "fedmid", "stage": job.stage, "point": p, "seed": job.seed, "diverged": False,
+                   "columns": columns, "rows": [row], "rounds": job.rounds, "limit": 0.25}  # fmt: skip
+
+    wanted = protocol.Study(HOW, tmp_path, 8, {"fedmid": method}, run=lambda how, job: list(run(how, job)))
+    wanted.drive()
+    assert wanted.states()["fedmid"].chosen == {"lr": 0.0316, "gamma": 0.00316}
+
+
+def test_the_share_of_a_record_counts_exact_zeros():
+    """A penalty larger than every gradient leaves no weight; without one no weight is 0. In tuning and in finals."""
+    method = methods.sparse_methods(0.5)["fedmid"]
+    points = [{"lr": 0.1, "server_lr": 1.0, "gamma": gamma} for gamma in (1e-12, 1e3)]
+    for stage in ("stage2", "finals"):
+        dense, empty = program.run(HOW, program.StudyProgram(method, stage, 0, points, 2, 2))
+        at = dense["columns"].index("nonzero")
+        assert (dense["rows"][-1][at], empty["rows"][-1][at], dense["limit"]) == (1.0, 0.0, 0.5)
+
+
+def test_the_call_of_a_sparse_model_has_its_penalty():
+    import fedda
+
+    call = studied.call("fedmid", {"lr": 0.1, "server_lr": 3.16, "gamma": 0.001})
+    assert eval(call, {"fedda": fedda}) == fedda.make("fedmid", lr=0.1, server_lr=3.16, prox=fedda.prox.L1(0.001))
+
+
 # -- what is left --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("piece", missing.PIECES, ids=lambda piece: piece.folder)
 def test_every_piece_can_be_run(piece):
@@ -412,12 +485,16 @@ def test_the_kept_summaries_follow_from_the_records(task):
         for record in lines:
             if record["stage"] == "stage2" and not record["diverged"]:
                 column = record["columns"].index("validation_accuracy")
-                top[methods.key(record["point"])].append(max(row[column] for row in record["rows"]))
+                share = record["columns"].index("nonzero") if "limit" in record else None
+                rows = [row for row in record["rows"] if share is None or row[share] <= record["limit"]]
+                top[methods.key(record["point"])] += [max(row[column] for row in rows)] if rows else []
         chosen = top[methods.key(found["chosen"])]
         assert len(chosen) == 3 and sorted(chosen) == sorted(found["validation of chosen"])
-        paper = methods.methods(task.name)[name].paper
+        piece = next(piece for piece in missing.PIECES if piece.folder == task.name)
+        method = missing.methods_of(piece, task.parent)[name]
+        paper = None if piece.rate_alone else method.paper
         assert paper is None or len(top[methods.key(paper)]) < 3 or sum(chosen) >= sum(top[methods.key(paper)])
-        assert found["interior"] or found["tried"] == 18 + protocol.EXTRA
+        assert found["interior"] or found["tried"] == len(method.grid) + protocol.EXTRA
 
 
 def test_the_calls_on_the_page_make_what_was_run():

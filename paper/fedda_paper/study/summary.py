@@ -21,7 +21,7 @@ def target_of(task: str) -> float:
     return TARGETS.get(Path(task).stem, 0.7)
 
 
-def within_limit(record: dict[str, Any]) -> list[list[float]]:
+def within_limit(record: dict[str, Any]) -> list[list[Any]]:
     """The rows that count: if the study limits the share of weights that are not 0, those of models within it."""
     if "limit" not in record:
         return list(record["rows"])
@@ -31,7 +31,7 @@ def within_limit(record: dict[str, Any]) -> list[list[float]]:
 
 def out(record: dict[str, Any]) -> bool:
     """Whether a run diverged, or has no row that counts."""
-    return record["diverged"] or not within_limit(record)
+    return bool(record["diverged"]) or not within_limit(record)
 
 
 def scores(record: dict[str, Any], part: str, every_row: bool = False) -> dict[int, float]:
