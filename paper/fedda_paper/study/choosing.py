@@ -54,10 +54,10 @@ For other tasks the study is not finished. Until then:
 
 ![Test accuracy of the finals, and validation accuracy against the rate]({picture})
 
-The sparse models are in the tables alone. Left: test accuracy of each method at the checkpoint that is best on validation data, with its 95 % t interval; an open
+Left: test accuracy of each method at the checkpoint that is best on validation data, with its 95 % t interval; an open
 marker has fewer than five seeds. Right: the best validation accuracy that each method reaches at a rate, after a
 quarter of the rounds. A flat line means that the rate is easy to choose. If a line ends early on the right, the next
-rate diverged or was not tried. The method to take is in bold.
+rate diverged or was not tried. The method to take is in bold. Sparse models are in the tables alone.
 
 ## How to read it
 
