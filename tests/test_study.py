@@ -454,6 +454,11 @@ def test_the_first_sentence_names_a_method_only_if_it_is_the_choice_on_most_task
     assert "2 of the 3 tasks" in choosing.first_try({"cifar10": a, "digits-many": a, "femnist-all": b})
     assert "every task that is decided" in choosing.first_try({"cifar10": a})
     assert choosing.first_try({"cifar10": a, "digits-many": b}).startswith("Find your task")
+    limited = method_with("feddualavg", [0.7] * 5)
+    limited.records[0]["limit"] = 0.1
+    sparse = studied.Recommendation(limited, [], BEST, (0.0, 0.0))
+    alone = choosing.first_try({"cifar10": a, "digits-sparse-10": sparse, "digits-sparse-25": sparse})
+    assert "`fedcm`" in alone and "every task without a penalty that is decided" in alone
 
 
 def test_every_piece_with_finals_has_a_place_on_the_page():

@@ -100,18 +100,28 @@ def page(tasks: Tasks, results: Results) -> str:
 
 
 def first_try(advice: dict[str, Recommendation]) -> str:
-    """The answer in one sentence, if one method is the one to take on most finished tasks."""
-    taken = Counter(own.take.name for own in advice.values())
+    """The answer in one sentence, if one method is the one to take on most finished tasks without a penalty.
+
+    Sparse models are left out: few methods can train them, so the others would be counted as if they had lost.
+    """
+    plain = [own for own in advice.values() if not own.take.sparse]
+    taken = Counter(own.take.name for own in plain)
     name, times = taken.most_common(1)[0] if taken else ("", 0)
-    if 2 * times <= len(advice):
+    if 2 * times <= len(plain):
         return "Find your task, and take the values that stand there."
-    every = "every task that is" if times == len(advice) else f"{times} of the {len(advice)} tasks that are"
-    own = [recommendation for recommendation in advice.values() if recommendation.take.name == name]
+    penalty = " without a penalty" if len(plain) < len(advice) else ""
+    every = (
+        f"every task{penalty} that is"
+        if times == len(plain)
+        else f"{times} of the {len(plain)} tasks{penalty} that are"
+    )
+    own = [recommendation for recommendation in plain if recommendation.take.name == name]
     close = sum(bool(recommendation.equal) for recommendation in own)
     also = f"; on {close} of them others are as good" if close else ""
+    sparse = " Sparse models have rows of their own." if penalty else ""
     return (
-        f"**In short: start with {link(own[0].take)}.** It is the choice on {every} decided so far{also}. Find your "
-        "task in the table, and take the values that stand there."
+        f"**In short: start with {link(own[0].take)}.** It is the choice on {every} decided so far{also}."
+        f"{sparse} Find your task in the table, and take the values that stand there."
     )
 
 
