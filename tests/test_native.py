@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 import fedda
 from conftest import stable
+from fedda import c_code
 from fedda.engines import Vectorised
 from fedda.problems.gradients.chain import native
-from fedda.problems.gradients.chain.native import SOURCE, TYPES, compile
+from fedda.problems.gradients.chain.native import SOURCE, TYPES
 
-library = compile.library.__wrapped__  # without its memory of this process
+library = c_code.library.__wrapped__  # without its memory of this process
 FLOAT = TYPES[torch.float32]
 
 
@@ -80,14 +81,13 @@ def test_a_damaged_library_is_compiled_anew(folder, monkeypatch, tmp_path, compi
     assert damaged.read_bytes() == file.read_bytes()
 
 
-def test_other_code_flags_and_processors_have_other_files(folder, monkeypatch, tmp_path):
-    own = tmp_path / "own.c"
+def test_other_code_options_and_processors_have_other_files(folder, monkeypatch):
     for number in (1, 2):
-        own.write_text(f"int answer(void) {{ return {number}; }}")
-        assert library(own).answer() == number
-    monkeypatch.setattr(compile, "processor", lambda: "another")
-    library(own)
-    assert len(list(folder.iterdir())) == 3
+        assert library(f"int answer(void) {{ return {number}; }}").answer() == number
+        assert library("int answer(void) { return N; }", f"-DN={number}").answer() == number
+    monkeypatch.setattr(c_code, "processor", lambda: "another")
+    library("int answer(void) { return 1; }")
+    assert len(list(folder.iterdir())) == 5
 
 
 def test_without_a_folder_it_is_compiled_for_this_process(monkeypatch, tmp_path, compilations):
@@ -116,7 +116,7 @@ def test_a_compiler_that_hangs_is_given_up(monkeypatch, tmp_path, compilations):
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setenv("CC", str(slow))
-    monkeypatch.setattr(compile, "SECONDS", 0.2)
+    monkeypatch.setattr(c_code, "SECONDS", 0.2)
     assert library(SOURCE, *FLOAT) is None and len(compilations) == 1
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from . import checks, rng
+from .user_code import has_user_code
 
 Layout = list[tuple[str, tuple[int, ...]]]  # names and shapes of the parameters, in the order of the flat vector
 ClientTask = Callable[..., tuple[Tensor, ...]]
@@ -402,6 +403,11 @@ class Problem:
         if (path, precision) != ("auto", "auto"):
             raise ValueError(f"Vectorised: path and precision are for networks, a {type(self).__name__} has neither")
         return self
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether gradients call code that is not of this library. A compiled round would no longer call it."""
+        return has_user_code(self)
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """The settings of PyTorch that a recorded round must run under."""

@@ -5,9 +5,10 @@ PyTorch's compiler takes.
 """
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,10 +20,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """Shape, strides, dtype and device of an operation's result."""
+    """Shape, strides, place in its memory, dtype and device of an operation's result."""
 
     shape: torch.Size
     strides: tuple[int, ...]
+    offset: int
     dtype: torch.dtype
     device: torch.device
 
@@ -45,6 +47,11 @@ def record(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
     return recorder.module(results)
 
 
+def is_recording() -> bool:
+    """Whether the operations of this thread are recorded."""
+    return Recorder.depth.get() > 0
+
+
 class Mode(TorchDispatchMode):
     """A mode that sees every operation. Without this method PyTorch would import its compiler."""
 
@@ -54,6 +61,8 @@ class Mode(TorchDispatchMode):
 
 
 class Recorder(Mode):
+    depth: ClassVar[ContextVar[int]] = ContextVar("recordings under way", default=0)
+
     def __init__(self, inputs: Sequence[Tensor]):
         super().__init__()
         self.graph, self.held = Graph(), torch.nn.Module()
@@ -61,11 +70,23 @@ class Recorder(Mode):
         for i, v in enumerate(inputs):
             self.nodes[v] = self.with_meta(self.graph.placeholder(f"input{i}"), v)
 
+    def __enter__(self) -> Any:
+        self.depth.set(self.depth.get() + 1)
+        return super().__enter__()
+
+    def __exit__(self, *why: Any) -> None:
+        self.depth.set(self.depth.get() - 1)
+        super().__exit__(*why)
+
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.data_dependent_output in op.tags:
             raise ValueError(f"{op} reads a number")
         kwargs = kwargs or {}
-        out = op(*args, **kwargs)
+        depth = self.depth.set(0)  # an operator of ours computes as usual
+        try:
+            out = op(*args, **kwargs)
+        finally:
+            self.depth.reset(depth)
         nodes = tree_map_only((Tensor, torch.ScriptObject), self.node, (tuple(args), dict(kwargs)))
         self.remember(self.graph.call_function(op, *nodes), out)
         return out
@@ -93,7 +114,7 @@ class Recorder(Mode):
 
     @staticmethod
     def with_meta(node: Node, v: Tensor) -> Node:
-        node.meta["tensor"] = TensorMeta(v.shape, v.stride(), v.dtype, v.device)
+        node.meta["tensor"] = TensorMeta(v.shape, v.stride(), int(v.storage_offset()), v.dtype, v.device)
         return node
 
     def module(self, results: Any) -> GraphModule:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .recording import is_recording
+
 # Purposes: one stream for each use of randomness, so that the streams are independent.
 START, COHORT, BATCH, NOISE, SPLIT, MODEL, STATISTICS, VALIDATION, LAYERS, AUGMENT, SHUFFLE = range(11)
 EVALUATION, PERSONAL = 20, 21
@@ -32,8 +34,8 @@ def key(seed: int | Tensor, purpose: int) -> Tensor:
 
 
 def on_cpu(v: Tensor) -> bool:
-    """Whether NumPy can read the numbers. On a GPU the host must not read them: a round is recorded and replayed."""
-    return v.device.type == "cpu"
+    """Whether NumPy may read the numbers: not on a GPU, and not in a round that is recorded to be replayed."""
+    return v.device.type == "cpu" and not is_recording()
 
 
 def fold(key: Tensor, counter: int | Tensor) -> Tensor:

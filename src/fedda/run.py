@@ -1,5 +1,7 @@
 """The state of a run: an algorithm on a problem, and how one round advances it. `rows.py` reports on it."""
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -30,9 +32,13 @@ from .engines import Engine
 from .engines.counting import Counting, Counts
 from .engines.graphs import NoGraph, capture
 from .engines.participation import Draws, Participation, cohort_size
+from .engines.programs import NoProgram, Program, Trial
 from .engines.simulated import PERSONAL, Simulation
 from .evaluations import Patience
+from .user_code import has_user_code
 
+logger = logging.getLogger(__name__)
+COMPILE_AFTER = 1.0  # seconds of rounds on a CPU, after which a round is compiled: that takes as long
 PATIENCE = 3  # rounds in a row without a finite reply, after which a run (or a replica) has ended
 
 
@@ -175,6 +181,10 @@ class Run:
         self.first_rates: list[float] | None = None  # eta_0 / min h of every replica, if the algorithm has one
         self.graph: torch.cuda.CUDAGraph | None = None
         self.wants_graph = self._can_capture(engine, bool(self.simulation.memory))
+        self.program: Program | None = None  # a round on a CPU
+        self.trial: Trial | None = None
+        self.wants_program = self._can_compile(engine)
+        self.seconds = 0.0  # spent in rounds that a program may replace
         if state is None:
             self._start(start, force)
         else:
@@ -224,6 +234,11 @@ class Run:
             warn(f"rounds run eagerly, which is slower: {why}")
         return not why
 
+    def _can_compile(self, engine: Engine) -> bool:
+        """Whether a program may replace rounds on a CPU."""
+        reproducible = all(wrapper.reproducible for wrapper in self.aggregation)
+        return self.problem.device.type == "cpu" and engine.graph and self.world.size == 1 and reproducible
+
     @torch.no_grad()
     def _start(self, x: Tensor, force: bool) -> None:
         everyone = self.simulation.everyone()
@@ -263,7 +278,8 @@ class Run:
 
     @torch.no_grad()
     def advance(self) -> None:
-        """One round. On a GPU it is captured once and then replayed; a divergence is noticed at the next evaluation."""
+        """One round. On a GPU it is captured once and then replayed; a divergence is noticed at the next evaluation. On
+        a CPU a program takes over when the run has lasted for a while; its results are the same to the bit."""
         if self.wants_graph:
             self._capture()
         if self.graph is not None:
@@ -271,11 +287,20 @@ class Run:
             self.counts = self.counts + self.counts_per_round
             self.round += 1
             return
-        server, alive, self.silent, self.dropped, self.idle = self._round(self.round)
-        if not bool(alive.all()):
-            server = self._keep_ended(alive, server)
-        self.server, self.round = server, self.round + 1
+        if self.program is not None:
+            self._set_state(self.program(*self._round_state()))
+            self.counts = self.counts + self.counts_per_round
+        else:
+            begin = time.perf_counter()
+            server, alive, self.silent, self.dropped, self.idle = self._round(self.round)
+            if not bool(alive.all()):
+                server = self._keep_ended(alive, server)
+            self.server = server
+            self.seconds += time.perf_counter() - begin
+        self.round += 1
         self.raise_if_diverged()
+        if self.wants_program and self.seconds > COMPILE_AFTER:
+            self.compile(wait=False)
 
     def _round(self, tau: int | Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Any]:
         """The next server state; which replicas had a finite reply; then, for each replica, how many rounds in a row
@@ -324,6 +349,61 @@ class Run:
         """The new state of the replicas that are alive, the old state (with its step counter) of the others."""
         alive = alive[..., None, None]
         return type(server)(*(torch.where(alive, new, old) for new, old in zip(server, self.server, strict=True)))
+
+    def _round_state(self) -> list[Tensor]:
+        return [
+            *self.server,
+            self.dropped,
+            self.silent,
+            self.idle,
+            torch.tensor(self.round, device=self.problem.device),
+        ]
+
+    def _set_state(self, state: Sequence[Tensor]) -> None:
+        *server, self.dropped, self.silent, self.idle, _ = state
+        self.server = type(self.server)(*server)
+
+    def _next_state(self, *state: Tensor) -> list[Tensor]:
+        """The state after a round, for any state before it; the host reads no number."""
+        before, counts = self._round_state(), self.counts
+        self.counts = Counts()
+        try:
+            self._set_state(state)
+            server, alive, silent, dropped, idle = self._round(state[-1])
+            self.counts_per_round = self.counts
+            return [*self._keep_ended(alive, server), dropped, silent, idle, state[-1] + 1]
+        finally:
+            self._set_state(before)
+            self.counts = counts
+
+    @torch.no_grad()
+    def compile(self, wait: bool = True) -> None:
+        """Compile a round on a CPU, if that is possible. The results are the same to the bit.
+
+        Args:
+            wait: wait for the compiler, and use the program in any case. Otherwise the compiler runs in the background,
+                a later round looks whether it has finished, and the faster of both is used. A round that calls code of
+                yours (an algorithm, a schedule) is then not compiled, because that code would no longer be called.
+        """
+        try:
+            if not self._can_compile(self.simulation.engine):
+                raise NoProgram(
+                    "only the vectorised engine has compiled rounds, in one process and without secret noise"
+                )
+            if self.trial is None:
+                if not wait and (self.problem.calls_user_code or has_user_code((self.algorithm, self.aggregation))):
+                    raise NoProgram("it calls code of the user")
+                kept = list(self.simulation.memory.values())
+                self.trial = Trial(self._next_state, self._round_state(), kept)
+            if not (wait or self.trial.ready()):
+                return
+            plain, compiled = self.trial.compare(self._round_state())
+            if not wait and compiled > plain:
+                raise NoProgram(f"it takes {1e3 * compiled:.3g} ms, the round itself {1e3 * plain:.3g} ms")
+            self.program = self.trial.program
+        except NoProgram as why:
+            logger.info("rounds are not compiled: %s", why)
+        self.wants_program, self.trial = False, None
 
     def _capture(self) -> None:
         """Capture a round as a CUDA graph; if that fails, rounds run eagerly."""

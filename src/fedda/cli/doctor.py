@@ -78,7 +78,7 @@ def triton() -> str:
 
 def compiler() -> str:
     """The C compiler, which the fastest path on a CPU needs, and Triton on a GPU."""
-    from ..problems.gradients.chain.native.compile import compiler_command
+    from ..c_code import compiler_command
 
     command = compiler_command()
     if command:

@@ -30,7 +30,7 @@ class Vectorised(Engine):
         chunk: clients at a time; by default as many as the memory holds.
         memory_gb: the memory for their vectors and activations; by default 2 GB on a CPU, a quarter of what is free on
             a GPU.
-        graph: on a GPU, capture a round as one CUDA graph and replay it.
+        graph: on a GPU, capture a round as one CUDA graph and replay it; on a CPU, compile it after a second of rounds.
         path: how the gradients of a stack of clients are computed (docs/performance.md); "auto" measures.
         precision: "float32", "tf32" or "bf16"; "auto" is the most precise of the fast ones.
     """

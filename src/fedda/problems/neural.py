@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from .. import rng
 from ..core import Evaluated, Layout, Problem
 from ..data.tables import Columns
+from ..user_code import has_user_code, of_fedda
 from . import personal
 from .augment import Augmentation
 from .augment import apply as augment
@@ -155,6 +156,12 @@ class Neural(Problem):
         other._evaluation = copy.copy(self._evaluation)  # keeps what it knows about the loss
         other._evaluation.problem = other
         return other
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether a step calls the model or an augmentation of the user. Of the paths only the loop calls the model in
+        every step: the others record it once."""
+        return not of_fedda(type(self)) or self.gradient_paths.chosen == "loop" or has_user_code(self.augment)
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """The settings under which operations recorded from a gradient must run."""

@@ -8,36 +8,44 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from .....c_code import library, pool
+from .....recording import is_recording
 from ..convolution import Convolution
 from ..losses import LossGradient, class_gradient, logit_gradient, square_gradient
 from ..pooling import Pool
 from ..stages import Image, LinearStage, Relu, Stage
 from ..winograd import Winograd
-from .compile import library
 
-SOURCE = Path(__file__).with_name("layers.c")
+SOURCE = Path(__file__).with_name("layers.c").read_text(encoding="utf-8")
 TYPES = {
-    torch.float32: ("T=float", "INTEGER=int32_t", "EXP=expf"),
-    torch.float64: ("T=double", "INTEGER=int64_t", "EXP=exp"),
+    torch.float32: ("-DT=float", "-DINTEGER=int32_t", "-DEXP=expf"),
+    torch.float64: ("-DT=double", "-DINTEGER=int64_t", "-DEXP=exp"),
 }
 CONVOLUTION, LINEAR, POOL, COPY = range(4)
 LOSSES = (class_gradient, logit_gradient, square_gradient)
 ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64}
 SIGNATURES = {"gradients": "pnpnnnpnnnnnpnppp", "outputs": "pnpnpnnnnpnpp"}  # pointers and numbers
+CHAINS: WeakValueDictionary[int, NativeChain] = WeakValueDictionary()  # those in recorded rounds
 THREAD_WORK = 20_000_000  # products below which a second thread costs more than it saves
 Pair = tuple[int, int]
 Position = tuple[int, int, int, int]  # in memory: of the first pixel; from one channel, row and column to the next
 NOWHERE = (0, 0, 0, 0)
+
+operators = torch.library.Library("fedda", "FRAGMENT")  # see kernels/operators.py
+operators.define("native_gradients(Tensor x, Tensor inputs, Tensor targets, int chain) -> Tensor")
+
+
+@torch.library.impl(operators, "native_gradients", "CompositeExplicitAutograd")
+def native_gradients(x: Tensor, inputs: Tensor, targets: Tensor, chain: int) -> Tensor:
+    return CHAINS[chain].gradients(x, inputs, targets)
 
 
 class Layer(NamedTuple):
@@ -187,6 +195,9 @@ class NativeChain:
 
     def gradients(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """The gradients [g, d] at x [g, d]; member i of the stack uses batch i % n of inputs [n, batch, ...]."""
+        if is_recording():
+            CHAINS[id(self)] = self
+            return torch.ops.fedda.native_gradients(x, inputs, targets, id(self))  # type: ignore[no-any-return]
         (g, d), (n, batch, *_) = x.shape, inputs.shape
         x, inputs = self.rows(x), inputs.to(self.dtype).contiguous()
         targets = (targets if self.classes else targets.to(self.dtype)).contiguous()
@@ -262,10 +273,3 @@ def native_chain(
     code = library(SOURCE, *TYPES[dtype]) if layers else None
     complete = all(hasattr(code, function) for function in ("lanes", *SIGNATURES))  # not if CC hides functions
     return NativeChain(code, layers, loss, dtype) if layers and code and complete else None
-
-
-@cache
-def pool() -> ThreadPoolExecutor:
-    if hasattr(os, "register_at_fork"):  # a forked process has none of its parent's threads
-        os.register_at_fork(after_in_child=pool.cache_clear)
-    return ThreadPoolExecutor(thread_name_prefix="fedda-native")

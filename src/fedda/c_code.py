@@ -1,4 +1,4 @@
-"""Compiles C code of this package on its first use. The result is kept in the data folder."""
+"""Compiles C code on its first use. The result is kept in the data folder."""
 
 import ctypes
 import hashlib
@@ -10,12 +10,13 @@ import stat
 import subprocess
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from .....data.files import data_folder
-from .....files import write_whole
+from .data.files import data_folder
+from .files import write_whole
 
 FLAGS = ("-O3", "-shared", "-fPIC")
 FASTER = ("-march=native",)  # some compilers do not know it
@@ -26,18 +27,18 @@ LOCK = threading.Lock()  # two threads would write the same file
 
 
 @cache
-def library(source: Path, *definitions: str) -> ctypes.CDLL | None:
-    """The functions of a C file, compiled for this processor; None without a C compiler (`cc`, or the variable CC).
+def library(source: str, *options: str) -> ctypes.CDLL | None:
+    """The functions of C code, compiled for this processor; None without a C compiler (`cc`, or the variable CC).
 
     Args:
-        source: the file.
-        definitions: values of its macros, such as "T=float".
+        source: the code.
+        options: for the compiler, such as "-DT=float".
     """
     compiler = compiler_command()
     if not compiler:
         return None
-    about = (source.read_text(encoding="utf-8"), definitions, compiler, FLAGS, processor())
-    name = f"{source.stem}-{hashlib.sha256(repr(about).encode()).hexdigest()[:24]}.so"
+    about = (source, options, compiler, FLAGS, processor())
+    name = f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.so"
     with LOCK:
         kept = load_kept(name)
         if kept is not None:
@@ -45,7 +46,7 @@ def library(source: Path, *definitions: str) -> ctypes.CDLL | None:
         # On some systems a library that is loaded cannot be deleted.
         with suppress(OSError), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             temporary = Path(folder) / name
-            if not compiled(temporary, source, definitions, compiler):
+            if not compiled(temporary, source, options, compiler):
                 return None
             with suppress(OSError, ValueError):  # without a folder to keep it in, the next process compiles it again
                 (data_folder() / "compiled").mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -83,10 +84,12 @@ def trusted(file: Path) -> bool:
     return True
 
 
-def compiled(file: Path, source: Path, definitions: tuple[str, ...], compiler: list[str]) -> bool:
-    """Compile a C file, and return whether it worked."""
+def compiled(file: Path, source: str, options: tuple[str, ...], compiler: list[str]) -> bool:
+    """Compile C code, and return whether it worked."""
+    text = file.with_suffix(".c")
+    text.write_text(source, encoding="utf-8")
     for flags in ((*FLAGS, *FASTER), FLAGS):
-        command = [*compiler, *flags, *(f"-D{text}" for text in definitions), str(source), "-o", str(file), "-lm"]
+        command = [*compiler, *flags, *options, str(text), "-o", str(file), "-lm"]
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False)
         except subprocess.TimeoutExpired:
@@ -102,3 +105,11 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
     return f"{platform.machine()} {platform.processor()}"
+
+
+@cache
+def pool() -> ThreadPoolExecutor:
+    """The threads that run C functions."""
+    if hasattr(os, "register_at_fork"):  # a forked process has none of its parent's threads
+        os.register_at_fork(after_in_child=pool.cache_clear)
+    return ThreadPoolExecutor(thread_name_prefix="fedda-native")
