@@ -12,13 +12,19 @@ import fedda
 from conftest import NAMES, digits, quadratic, stable
 from fedda import c_code
 from fedda import run as run_module
-from fedda.engines import Vectorised, programs
+from fedda.engines import Vectorised, loops, programs
 from fedda.engines.loops import ARITHMETIC, COMPARISONS, COPIES, INTEGER, REAL, SHIFTS, merged
 from fedda.engines.programs import NoProgram, Program, Trial, same
 from fedda.recording import record
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.skipif(not c_code.compiler_command(), reason="there is no C compiler")
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    """Long programs are compiled without optimisation: that is several times faster, and the results are the same."""
+    monkeypatch.setattr(loops, "FLAGS", (*loops.FLAGS, "-O0"))
 
 
 def program_of(function, *inputs):
@@ -55,11 +61,9 @@ def both(name, problem, rounds=3, **how):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", ["quadratic", "digits", "chain"])
-def test_every_algorithm(name, kind):
-    problem = quadratic(noise=0.3) if kind == "quadratic" else digits(dtype=torch.float32)
-    path = {"engine": Vectorised(path="chain")} if kind == "chain" else {}
-    run = both(name, problem, seed=[0, 1], **path)
+@pytest.mark.parametrize("kind", ["quadratic", "digits"])
+def test_every_algorithm(name, kind, quickly):
+    run = both(name, quadratic(noise=0.3) if kind == "quadratic" else digits(dtype=torch.float32), seed=[0, 1])
     # Full gradients are taken client by client, and the host asks for ids.
     assert (run.program is None) == (name in ("mime", "mimelite"))
 
@@ -77,26 +81,42 @@ def test_every_algorithm(name, kind):
         {"cohort": 10},
         {"engine": Vectorised(chunk=2)},
         {"engine": Vectorised(path="traced")},
+        {"engine": Vectorised(path="chain")},
+        {"cnn": True, "engine": Vectorised(path="chain")},
+        {"cnn": True, "engine": Vectorised(path="native")},
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["fedavg", "fedda-mvr", "scaffold"])
-def test_options(name, how):
-    try:
-        fedda.Run(stable(name), digits(), **{"cohort": 3, **how})
-    except ValueError as why:
-        pytest.skip(str(why))
-    assert both(name, digits(), **how).program is not None
+@pytest.mark.parametrize("name", ["fedda-mvr", "scaffold"])
+def test_options(name, how, quickly):
+    network = {"model": "cnn", "filters": 4, "layers": 2} if (how := dict(how)).pop("cnn", False) else {}
+    assert both(name, digits(dtype=torch.float32, **network), **how).program is not None
 
 
-@pytest.mark.parametrize("more", [{"epochs": 2}, {"stragglers": 0.5}, {"weight_decay": 0.1}, {"max_grad_norm": 0.1},
-                                  {"prox": fedda.prox.L1(0.01)}, {"prox": fedda.prox.L2Ball(0.5)}], ids=str)  # fmt: skip
-def test_options_of_the_algorithm(more):
+@pytest.mark.parametrize("more", [{"stragglers": 0.5}, {"weight_decay": 0.1}, {"max_grad_norm": 0.1},
+                                  {"prox": fedda.prox.L1(0.01)}], ids=str)  # fmt: skip
+def test_options_of_the_algorithm(more, quickly):
     plain, other = (fedda.Run(stable("fedda-mvr", **more), digits(), cohort=3) for _ in range(2))
     other.compile()
     assert other.program is not None
     assert all(all(map(same, plain.step(), other.step())) for _ in range(3))
     assert plain.evaluate() == other.evaluate()
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"epochs": 2}, "there are more than 4,000 operations"),
+        ({"prox": fedda.prox.L2Ball(0.5)}, "reads a number"),  # Newton's method stops when it has converged
+    ],
+    ids=str,
+)
+def test_rounds_without_a_program(more, why, caplog):
+    run = fedda.Run(stable("fedda-mvr", **more), digits(), cohort=3)
+    with caplog.at_level("INFO", "fedda.run"):
+        run.compile()
+    assert run.program is None and why in caplog.text
+    run.step()
 
 
 def test_a_replica_that_diverges_keeps_its_state_and_the_others_continue():
@@ -123,29 +143,30 @@ def test_a_run_that_diverges_ends_in_the_same_round():
     assert rounds[0] == rounds[1]
 
 
+def decided(monkeypatch, seconds):
+    """A run, and its first states, up to the decision between round and program, which have these times."""
+    monkeypatch.setattr(run_module, "COMPILE_AFTER", (0.0, 0))
+    monkeypatch.setattr(Trial, "compare", lambda trial, state: seconds)
+    run = fedda.Run(stable("fedda-mvr"), digits(), cohort=3)
+    states = [run.step()]
+    if run.trial is not None:  # the compiler is still at work
+        run.trial.loading.result()
+        states.append(run.step())
+    assert not run.wants_program
+    return run, states
+
+
 def test_a_run_switches_by_itself_and_nobody_sees_it(monkeypatch):
-    plain = fedda.Run(stable("fedda-mvr"), digits(), cohort=3)
-    states = [plain.step() for _ in range(5)]
-    monkeypatch.setattr(run_module, "COMPILE_AFTER", 0.0)
-    other = fedda.Run(stable("fedda-mvr"), digits(), cohort=3)
-    found = [other.step()]
-    assert other.trial is not None
-    other.trial.loading.result()
-    monkeypatch.setattr(other.trial, "compare", lambda state: (2.0, 1.0))
-    found += [other.step() for _ in range(4)]
-    assert other.program is not None
-    for a, b in zip(states, found, strict=True):  # also the states of rounds long past
-        assert all(map(same, a, b))
+    run, found = decided(monkeypatch, (2.0, 1.0))
+    assert run.program is not None
+    found += [run.step() for _ in range(4)]
+    plain = fedda.Run(stable("fedda-mvr"), digits(), cohort=3, engine=Vectorised(graph=False))
+    for state in found:  # also the states of rounds long past
+        assert all(map(same, plain.step(), state))
 
 
 def test_the_faster_of_both_is_used(monkeypatch):
-    monkeypatch.setattr(run_module, "COMPILE_AFTER", 0.0)
-    run = fedda.Run(stable("fedavg"), digits(), cohort=3)
-    run.step()
-    run.trial.loading.result()
-    monkeypatch.setattr(run.trial, "compare", lambda state: (1.0, 2.0))
-    run.step()
-    assert run.program is None and not run.wants_program
+    assert decided(monkeypatch, (1.0, 2.0))[0].program is None
 
 
 def test_a_resumed_run_may_switch_at_another_round():
@@ -178,7 +199,7 @@ class Own(type(stable("fedavg"))):
 
 
 def test_code_of_the_user_runs_in_every_round(monkeypatch):
-    monkeypatch.setattr(run_module, "COMPILE_AFTER", 0.0)
+    monkeypatch.setattr(run_module, "COMPILE_AFTER", (0.0, 0))
     run = fedda.Run(Own(lr=0.1), quadratic(), cohort=3)
     for _ in range(5):
         run.step()
@@ -190,9 +211,18 @@ def test_code_of_the_user_runs_in_every_round(monkeypatch):
     assert run.program is not None
 
 
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_large_rounds_are_left_alone(name, monkeypatch):
+    monkeypatch.setattr(programs, "MOST_BYTES", 1000)
+    run = fedda.Run(stable(name), digits(), cohort=3)
+    run.compile()
+    assert run.program is None
+    run.step()
+
+
 @pytest.mark.parametrize("engine", ["sequential", Vectorised(graph=False)], ids=str)
 def test_engines_without_programs(engine, monkeypatch):
-    monkeypatch.setattr(run_module, "COMPILE_AFTER", 0.0)
+    monkeypatch.setattr(run_module, "COMPILE_AFTER", (0.0, 0))
     run = fedda.Run(stable("fedavg"), quadratic(), cohort=3, engine=engine)
     run.step()
     run.compile()
@@ -302,6 +332,18 @@ def changed_in_place(x, y):
     return [a, b, c, view, a + view.t()]
 
 
+def written_to(x, y):
+    a, b = torch.zeros(3, 3), torch.zeros(2, 3, 4)
+    torch.mm(x, y.t(), out=a)
+    c = a + 1
+    torch.mul(x, y, out=b[0])
+    torch.max(x * y, 1, out=(b[1, :, 0], places := torch.empty(3, dtype=torch.int64)))
+    d = b[1] * 2
+    b[1, :, 1:].zero_()
+    torch._foreach_add_([a, b], 1.0)
+    return [a, b, c, d, places, torch.addmm(a, x, x.t(), out=a) - c]
+
+
 def outputs_that_share(x, y):
     z = x + y
     return [z, z, z.t(), x, x.reshape(-1), torch.zeros(3), z[0], y.sum(0), z.sum(1)]
@@ -311,6 +353,16 @@ def joined(x, y):
     a, b = x * 2, y - 1
     s, c, d = torch.stack([a, b, a]), torch.cat([a, b[:1]]), torch.cat([a, b], -1)
     return [s + 1, c, d * d, torch.stack([a, x], -1), s.sum(0) + a, torch.stack([a[0], b[1]]).amax(0)]
+
+
+def rows(x, y):
+    indices = torch.tensor([2, 0, 2, 1])
+    pairs = torch.stack([indices, indices.flip(0)])
+    a = x * 2
+    b, c, d = a[indices], a.index_select(0, indices % 2), y[0][pairs - 1]
+    e = a.t().index_select(0, indices) + 1
+    x = x + a[-1:]
+    return [b + 1, c, d * d, e, x[indices - 3], torch.arange(3)[indices], a[indices, indices]]
 
 
 def lists(x, y):
@@ -328,7 +380,7 @@ def constants(x, y):
     return [x * k, k.view(2, 2) + 1, ones - x, other, torch.full((2,), 0.5) + y[0, :2]]
 
 
-@pytest.mark.parametrize("function", [changed_in_place, outputs_that_share, joined, lists, constants])
+@pytest.mark.parametrize("function", [changed_in_place, written_to, outputs_that_share, joined, rows, lists, constants])
 def test_memory(function):
     torch.manual_seed(0)
     check(function, torch.randn(3, 4), torch.randn(3, 4))
@@ -347,6 +399,22 @@ def test_tensors_from_outside_are_read_anew_and_changed_in_place():
     held.fill_(3.0)
     assert program(torch.tensor([1.0, 2.0]))[0].tolist() == [4.0, 8.0] and memory.tolist() == [1.0, 2.0]
     assert program(torch.tensor([1.0, 2.0]))[0].tolist() == [5.0, 10.0]
+
+
+def test_an_index_out_of_range_is_refused_and_touches_no_memory():
+    program = program_of(lambda x, i: [x[i] * 2], torch.ones(3, 4), torch.tensor([0, 1]))
+    for wrong in (3, -4, 1 << 62):
+        with pytest.raises(IndexError, match="out of range"):
+            program(torch.ones(3, 4), torch.tensor([0, wrong]))
+    assert program(torch.ones(3, 4), torch.tensor([-3, 2]))[0].tolist() == [[2.0] * 4] * 2
+
+
+def test_inputs_of_another_layout_are_copied_and_those_of_another_shape_refused():
+    program = program_of(lambda x: [x * 2], torch.zeros(3, 4))
+    x = torch.randn(4, 3).t()
+    assert same(program(x)[0], x * 2) and same(program(x[:1].expand(3, 4))[0], x[:1].expand(3, 4) * 2)
+    with pytest.raises(ValueError, match="shape"):
+        program(torch.zeros(4, 3))
 
 
 def random_function(seed):

@@ -10,10 +10,12 @@ import stat
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .data.files import data_folder
 from .files import write_whole
@@ -21,8 +23,9 @@ from .files import write_whole
 FLAGS = ("-O3", "-shared", "-fPIC")
 FASTER = ("-march=native",)  # some compilers do not know it
 SECONDS = 60.0  # for one compilation, which takes about one
-
-
+# For an operator that is C code: a function of a tensor for the result and of the arguments, which returns a call that
+# computes the result from what these tensors hold then; None if it cannot take them as they are.
+WRITERS: dict[Any, Callable[..., Callable[[], None] | None]] = {}
 LOCK = threading.Lock()  # two threads would write the same file
 
 

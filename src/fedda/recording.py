@@ -29,9 +29,9 @@ class TensorMeta:
     device: torch.device
 
 
-def record(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
+def record(function: Callable[..., Any], *inputs: Tensor, most: int | None = None) -> GraphModule:
     """The operations of `function(*inputs)`, which returns a tensor or a list of tensors, as a module of the same
-    arguments.
+    arguments. If it has more than `most` operations, it is interrupted by a ValueError.
 
     Tensors from outside are held by reference: the module uses the values that they have when it runs. The function
     must not read a number of a tensor, because that number would be constant in the module.
@@ -41,7 +41,7 @@ def record(function: Callable[..., Any], *inputs: Tensor) -> GraphModule:
     >>> scale.fill_(3.0), module(torch.tensor([10.0]))
     (tensor([3.]), [tensor([31.])])
     """
-    recorder = Recorder(inputs)
+    recorder = Recorder(inputs, most)
     with recorder:
         results = function(*inputs)
     return recorder.module(results)
@@ -63,8 +63,9 @@ class Mode(TorchDispatchMode):
 class Recorder(Mode):
     depth: ClassVar[ContextVar[int]] = ContextVar("recordings under way", default=0)
 
-    def __init__(self, inputs: Sequence[Tensor]):
+    def __init__(self, inputs: Sequence[Tensor], most: int | None = None):
         super().__init__()
+        self.most = most
         self.graph, self.held = Graph(), torch.nn.Module()
         self.nodes: Any = WeakTensorKeyDictionary()  # not by id: a new tensor may get the id of a deleted one
         for i, v in enumerate(inputs):
@@ -81,6 +82,8 @@ class Recorder(Mode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.data_dependent_output in op.tags:
             raise ValueError(f"{op} reads a number")
+        if self.most is not None and len(self.graph.nodes) > self.most:
+            raise ValueError(f"there are more than {self.most:,} operations")
         kwargs = kwargs or {}
         depth = self.depth.set(0)  # an operator of ours computes as usual
         try:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from operator import gt
 from typing import Any
 
 import torch
@@ -38,7 +39,9 @@ from .evaluations import Patience
 from .user_code import has_user_code
 
 logger = logging.getLogger(__name__)
-COMPILE_AFTER = 1.0  # seconds of rounds on a CPU, after which a round is compiled: that takes as long
+# Seconds and number of rounds on a CPU after which a round is compiled: compiler and trial take about a second, and the
+# trial at least two rounds.
+COMPILE_AFTER = 1.0, 20
 PATIENCE = 3  # rounds in a row without a finite reply, after which a run (or a replica) has ended
 
 
@@ -184,7 +187,7 @@ class Run:
         self.program: Program | None = None  # a round on a CPU
         self.trial: Trial | None = None
         self.wants_program = self._can_compile(engine)
-        self.seconds = 0.0  # spent in rounds that a program may replace
+        self.spent = [0.0, 0]  # seconds and number of rounds that a program may replace
         if state is None:
             self._start(start, force)
         else:
@@ -296,11 +299,11 @@ class Run:
             if not bool(alive.all()):
                 server = self._keep_ended(alive, server)
             self.server = server
-            self.seconds += time.perf_counter() - begin
+            self.spent = [self.spent[0] + time.perf_counter() - begin, self.spent[1] + 1]
         self.round += 1
         self.raise_if_diverged()
-        if self.wants_program and self.seconds > COMPILE_AFTER:
-            self.compile(wait=False)
+        if self.wants_program and all(map(gt, self.spent, COMPILE_AFTER)):
+            self.compile(wait=False, force=False)
 
     def _round(self, tau: int | Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Any]:
         """The next server state; which replicas had a finite reply; then, for each replica, how many rounds in a row
@@ -377,29 +380,28 @@ class Run:
             self.counts = counts
 
     @torch.no_grad()
-    def compile(self, wait: bool = True) -> None:
+    def compile(self, wait: bool = True, force: bool = True) -> None:
         """Compile a round on a CPU, if that is possible. The results are the same to the bit.
 
         Args:
-            wait: wait for the compiler, and use the program in any case. Otherwise the compiler runs in the background,
-                a later round looks whether it has finished, and the faster of both is used. A round that calls code of
-                yours (an algorithm, a schedule) is then not compiled, because that code would no longer be called.
+            wait: wait for the compiler. Otherwise it works in the background, and a later call looks whether it has
+                finished.
+            force: use the program in any case. Otherwise the faster of program and round is used, and a round that
+                calls code of yours (an algorithm, a schedule) is not compiled, because a program would not call it.
         """
         try:
             if not self._can_compile(self.simulation.engine):
-                raise NoProgram(
-                    "only the vectorised engine has compiled rounds, in one process and without secret noise"
-                )
+                raise NoProgram("that needs the vectorised engine in one process, and no secret noise")
             if self.trial is None:
-                if not wait and (self.problem.calls_user_code or has_user_code((self.algorithm, self.aggregation))):
-                    raise NoProgram("it calls code of the user")
+                if not force and (self.problem.calls_user_code or has_user_code((self.algorithm, self.aggregation))):
+                    raise NoProgram("they call code of the user")
                 kept = list(self.simulation.memory.values())
                 self.trial = Trial(self._next_state, self._round_state(), kept)
             if not (wait or self.trial.ready()):
                 return
             plain, compiled = self.trial.compare(self._round_state())
-            if not wait and compiled > plain:
-                raise NoProgram(f"it takes {1e3 * compiled:.3g} ms, the round itself {1e3 * plain:.3g} ms")
+            if not force and compiled > plain:
+                raise NoProgram(f"that takes {1e3 * compiled:.3g} ms, the round itself {1e3 * plain:.3g} ms")
             self.program = self.trial.program
         except NoProgram as why:
             logger.info("rounds are not compiled: %s", why)

@@ -44,19 +44,30 @@ def measure_algorithm(
     def run(path: str = "auto", seed: int | list[int] = 0) -> Run:
         return Run(algorithm, problem, workload.cohort, seed, engine=Vectorised(path=path, precision=precision))
 
+    def begun(label: str, path: str = "auto", seed: int | list[int] = 0) -> Contender:
+        """A run that has lasted for a while: on a CPU its rounds are then compiled, if that is faster."""
+        runs: list[Run] = []
+
+        def make() -> Callable[[], object]:
+            runs.append(run(path, seed))
+            return runs[0].advance
+
+        contender = started(label, make, device)
+        runs[0].compile(force=False)
+        return contender
+
     say("paths that fit")
     paths = problem.with_path("auto", precision, workload.cohort).gradient_paths
     taken = paths.chosen
     known = name if workload.build is None else ""  # the loops are for the plain algorithms
     reference, by_hand = plain(known, algorithm, problem, workload.cohort, paths.precision)
-    makers: dict[str, Maker] = {path: lambda path=path: run(path).advance for path in paths.paths}  # type: ignore[misc]
-    makers |= {reference: by_hand}
     contenders = {}
-    for label, maker in makers.items():
-        say(f"{label}: start-up")
-        contenders[label] = started(label, maker, device)
+    for path in paths.paths:
+        say(f"{path}: start-up")
+        contenders[path] = begun(path, path)
+    contenders[reference] = started(reference, by_hand, device)
     say(f"{SEEDS} seeds: start-up")
-    several = started("seeds", lambda: run(seed=list(range(SEEDS))).advance, device)
+    several = begun("seeds", seed=list(range(SEEDS)))
     say("rounds")
     # If rounds are slow, one round of several seeds is enough: it is five times the work.
     slow = several.once > PATIENCE * seconds

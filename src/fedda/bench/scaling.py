@@ -96,7 +96,9 @@ def contenders(
     seed = 0 if setting.seeds == 1 else list(range(setting.seeds))
 
     def run() -> Callable[[], object]:
-        return Run(algorithm, problem, setting.cohort, seed, engine=Vectorised(precision=precision)).advance
+        made = Run(algorithm, problem, setting.cohort, seed, engine=Vectorised(precision=precision))
+        made.compile(force=False)  # as after some rounds
+        return made.advance
 
     makers: dict[str, Maker] = {"fedda": run}
     if by_hand:

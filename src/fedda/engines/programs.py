@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 from torch.overrides import TorchFunctionMode
 
-from ..c_code import library, pool
+from ..c_code import WRITERS, library, pool
 from ..checks import one_line
 from ..recording import TensorMeta, is_recording, record
-from .loops import C_TYPES, CLAMPS, COMPARISONS, COPIES, FLAGS, SHIFTS, WHERE, Array, Loop, Operation, Source, code_of
+from . import loops
+from .loops import Array, Loop, Operation, Source
 
 Step = Callable[..., Sequence[Tensor]]
 aten = torch.ops.aten
@@ -34,6 +35,8 @@ FILLS = (
     aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
 )  # fmt: skip
 VIEWS = (aten._unsafe_view.default,)  # a view, though its schema does not say so
+MOST_OPERATIONS = 4000  # of a round: more would take too long to record and to compile
+MOST_BYTES = 1 << 30  # that a program may hold, and that a trial may copy
 TRIAL_SECONDS = 0.05  # for the comparison of a program with the round itself
 THREAD_WORK = 200_000  # elements of a loop below which a second thread costs more than it saves
 
@@ -73,15 +76,16 @@ class Program:
         self.alias: dict[Node, Node] = {}  # a node whose array is that of another
         self.constant: dict[Node, Tensor] = {}
         self.step_of: dict[Operation, int] = {}
-        self.fixed: list[Tensor | None] = []  # the pieces; None for those that are new in every call
+        self.outside = torch.zeros(1, dtype=torch.int64)  # 1 after an index that is out of range
+        self.fixed: list[Tensor | None] = [self.outside]  # the pieces; None for those that are new in every call
         self.buffers: dict[int, tuple[int, torch.dtype]] = {}  # numbers and type
         self.written: dict[int, int] = {}  # the last step that writes a piece
         self.used: dict[int, int] = {}  # the last step that uses it
         self.floor = 0  # operations that come now must not move before this step
-        self.inputs: list[int] = []  # pieces
+        self.inputs: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # pieces, shapes and strides
         self.outputs: list[tuple[Array, bool]] = []  # and whether the program writes them to a tensor of their own
         module.graph.eliminate_dead_code()
-        self.changed = {node.args[0] for node in module.graph.nodes if mutates(node)}
+        self.changed = {array for node in module.graph.nodes for array in changed_by(node)}
         for node in module.graph.nodes:
             self.add(node)
         self.allocate()
@@ -95,7 +99,8 @@ class Program:
                 self.add_output(self.named(result))  # type: ignore[arg-type]
         elif node.op == "placeholder":
             self.array_of[node] = self.piece(None, node.meta["tensor"])
-            self.inputs.append(self.array_of[node].base)
+            whole = self.array_of[node]
+            self.inputs.append((whole.base, whole.shape, whole.strides))
         elif node.op == "get_attr":
             held = getattr(self.module, str(node.target))
             if not isinstance(held, Tensor):
@@ -109,7 +114,7 @@ class Program:
             self.array_of[node] = self.piece(value, node.meta["tensor"])
         elif is_view(node):
             self.add_view(node)
-        elif not (self.add_joined(node) or self.add_clamp(node) or self.add_operation(node)):
+        elif not any(add(node) for add in (self.add_joined, self.add_clamp, self.add_gather, self.add_operation)):
             self.add_call(node)
 
     def piece(self, fixed: Tensor | None, meta: TensorMeta) -> Array:
@@ -152,7 +157,7 @@ class Program:
         source: Any = node.args[0]
         if is_view(source):
             self.array_of[node] = self.view(source.all_input_nodes[0], node.meta["tensor"])
-        elif node not in self.array_of:
+        elif node not in self.array_of and node not in self.alias:
             raise NoProgram("an operation has nested results")
 
     def view(self, source: Node, meta: TensorMeta) -> Array:
@@ -178,7 +183,7 @@ class Program:
             return False
         meta, sources = node.meta["tensor"], list[Any](node.args[0])  # type: ignore[arg-type]
         stacked = node.target is aten.stack.default
-        if meta.dtype not in C_TYPES or any(
+        if meta.dtype not in loops.C_TYPES or any(
             n.meta["tensor"].dtype != meta.dtype or len(n.meta["tensor"].shape) + stacked != len(meta.shape)
             for n in sources
         ):
@@ -209,14 +214,35 @@ class Program:
         if node.target is not aten.clamp.default or node.kwargs:
             return False
         meta, x = node.meta["tensor"], self.value(node.args[0])
-        if meta.dtype not in C_TYPES or meta.dtype != node.all_input_nodes[0].meta["tensor"].dtype:
+        if meta.dtype not in loops.C_TYPES or meta.dtype != node.all_input_nodes[0].meta["tensor"].dtype:
             return False
         operation: Any = x
-        for op, bound in zip(CLAMPS, node.args[1:], strict=False):
+        for op, bound in zip(loops.CLAMPS, node.args[1:], strict=False):
             if bound is not None:
                 operation = self.append(Operation(op, [operation, bound], tuple(meta.shape), meta.dtype, meta.dtype))  # type: ignore[list-item]
         if operation is x:
             return False
+        self.operation_of[node], self.node_of[operation] = operation, node
+        return True
+
+    def add_gather(self, node: Node) -> bool:
+        """Rows of an array, along its first axis."""
+        if node.target not in loops.GATHERS or node.kwargs:
+            return False
+        source, *rest = node.args
+        if node.target is aten.index.Tensor:
+            if len(rest[0]) != 1:  # type: ignore[arg-type]
+                return False
+            rest = [0, *rest[0]]  # type: ignore[misc]
+        axis, indices = rest
+        if axis != 0 or not isinstance(indices, Node) or indices.meta["tensor"].dtype is not torch.int64:
+            return False
+        whole, at, meta = self.array(source), self.array(indices), node.meta["tensor"]  # type: ignore[arg-type]
+        if meta.dtype not in loops.C_TYPES or not whole.shape or not whole.shape[0]:
+            return False
+        rest_of_row = len(whole.shape) - 1
+        rows = Array(at.base, at.offset, at.shape + (1,) * rest_of_row, at.strides + (0,) * rest_of_row, at.dtype)
+        operation = self.append(Operation(node.target, [whole, rows], tuple(meta.shape), meta.dtype, meta.dtype))
         self.operation_of[node], self.node_of[operation] = operation, node
         return True
 
@@ -228,7 +254,11 @@ class Program:
             return False
         args = list(node.args[1:2] if op is aten.copy.default else node.args)
         computed = computed_type(op, args, meta.dtype)
-        if code_of(op, computed) is None or not {computed, meta.dtype} <= set(C_TYPES) or loses(op, args, computed):
+        if (
+            loops.code_of(op, computed) is None
+            or not {computed, meta.dtype} <= set(loops.C_TYPES)
+            or loses(op, args, computed)
+        ):
             return False
         if op is aten.pow.Tensor_Scalar:
             del args[1]
@@ -283,12 +313,19 @@ class Program:
         self.steps.append(Call(node))
         if mutates(node):
             self.floor = len(self.steps)
-            if "tensor" in node.meta:
-                self.alias[node] = self.named(node.args[0])  # type: ignore[arg-type]
+            changed = changed_by(node)
+            items = [(user, user.args[1]) for user in node.users if user.target is getitem]
+            for result, i in [(node, 0)] if "tensor" in node.meta else items:
+                array = changed[i]  # type: ignore[index]
+                if result.meta["tensor"] != array.meta["tensor"]:
+                    raise NoProgram(f"{node.target} changes the shape of its result")
+                self.alias[result] = self.named(array)
             return
         for result in results_of(node):
             self.array_of[result] = place = self.piece(None, result.meta["tensor"])
             self.written[place.base] = self.used[place.base] = at
+            if node.target in WRITERS:
+                self.buffers[place.base] = (place.extent, place.dtype)
 
     def add_output(self, node: Node) -> None:
         own = node not in self.array_of  # an operation whose result only this output needs in memory
@@ -304,9 +341,15 @@ class Program:
         begins: dict[int, list[int]] = {}
         seen: set[int] = set()
         for at, step in enumerate(self.steps):
-            places = [o.place.base for o in step.operations if o.place] if isinstance(step, Loop) else []
+            places = (
+                [o.place.base for o in step.operations if o.place]
+                if isinstance(step, Loop)
+                else [self.array_of[r].base for r in results_of(step.node)]
+            )
             begins[at] = [base for base in dict.fromkeys(places) if base in self.buffers and base not in seen]
             seen.update(places)
+        if sum(numbers * dtype.itemsize for numbers, dtype in self.buffers.values()) > MOST_BYTES:
+            raise NoProgram("its intermediate results are too large to be held")
         spare: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         ends: dict[int, list[int]] = {}
         for at in range(len(self.steps)):
@@ -336,7 +379,7 @@ class Program:
 
     def load(self) -> None:
         """Compile the loops."""
-        code = library(self.source.text, *FLAGS)
+        code = library(self.source.text, *loops.FLAGS)
         if code is None:
             raise NoProgram("there is no C compiler")
         self.now: list[Any] = list(self.fixed)  # the tensor of every piece
@@ -344,6 +387,7 @@ class Program:
         for base, tensor in enumerate(self.fixed):
             if tensor is not None:
                 self.table[base] = tensor.data_ptr()
+        self.table_outside = ctypes.c_int64.from_address(self.outside.data_ptr())
         self.numbers = (ctypes.c_double * max(1, len(self.source.numbers)))(*self.source.numbers.values())
         tables = ctypes.addressof(self.table), ctypes.addressof(self.numbers)
         groups = iter(range(len(self.parts)))
@@ -373,24 +417,33 @@ class Program:
         return run
 
     def call(self, node: Node, dead: list[int]) -> Callable[[], None]:
-        """A function that calls one of PyTorch's operations, and forgets the pieces that nobody uses any more."""
+        """A function that calls one operation, and forgets the pieces that nobody uses any more."""
         op, arrays, now, table = node.target, list[Array](), self.now, self.table
 
         def argument(source: Node) -> Any:
             arrays.append(self.array(source))
             return Argument(len(arrays) - 1)
 
-        args, kwargs = map_arg((tuple(node.args), dict(node.kwargs)), argument)
-        kwargs = dict(kwargs)
+        given = map_arg((tuple(node.args), dict(node.kwargs)), argument)
         same = all(self.fixed[array.base] is not None for array in arrays)
-        always = filled(args, [self.tensor(array) for array in arrays]) if same else ()
+        always = filled(given, [self.tensor(array) for array in arrays]) if same else None
+        fixed = self.tensor(self.array_of[node]) if op in WRITERS else None
+        write = WRITERS[op](fixed, *always[0], **always[1]) if fixed is not None and always else None
+        if write is not None and not dead:
+            return write
         results = [(r, self.array_of[r].base) for r in results_of(node)]
         bases: list[tuple[Any, int]] = [(-1 if r is node else r.args[1], base) for r, base in results]
 
         def run() -> None:
             for base in dead:
                 now[base] = None
-            out = op(*(always if same else filled(args, [self.tensor(array) for array in arrays])), **kwargs)  # type: ignore[operator]
+            if write is not None:
+                return write()
+            args, kwargs = always or filled(given, [self.tensor(array) for array in arrays])
+            out = op(*args, **kwargs)  # type: ignore[operator]
+            if fixed is not None:
+                fixed.copy_(out)
+                return
             for i, base in bases:
                 now[base] = one = out if i < 0 else out[i]
                 table[base] = one.data_ptr()
@@ -405,7 +458,11 @@ class Program:
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """The results, in tensors that no later call changes."""
-        for base, tensor in zip(self.inputs, inputs, strict=True):
+        for (base, shape, strides), tensor in zip(self.inputs, inputs, strict=True):
+            if tensor.shape != shape:
+                raise ValueError(f"a program for shape {shape} got {tuple(tensor.shape)}")
+            if tensor.stride() != strides:
+                tensor = torch.empty_strided(shape, strides, dtype=tensor.dtype).copy_(tensor)
             self.now[base] = tensor
             self.table[base] = tensor.data_ptr()
         for array in self.new:
@@ -413,6 +470,9 @@ class Program:
             self.table[array.base] = new.data_ptr()
         for function in self.run:
             function()
+        if self.table_outside.value:
+            self.table_outside.value = 0
+            raise IndexError("an index of a compiled round is out of range")
         return [self.now[array.base] if own else self.tensor(array).clone() for array, own in self.outputs]
 
 
@@ -422,7 +482,7 @@ def filled(value: Any, tensors: Sequence[Tensor]) -> Any:
         return tensors[value.at]
     if isinstance(value, list | tuple):
         return [filled(v, tensors) for v in value]
-    return value
+    return {k: filled(v, tensors) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def function_of(code: ctypes.CDLL, name: str, arguments: int) -> Any:
@@ -439,6 +499,16 @@ def bound(function: Any, *args: Any) -> Callable[[], Any]:
 def mutates(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
+
+
+def changed_by(node: Node) -> list[Node]:
+    """The arrays that an operation changes in place, or to which it writes its results, in their order."""
+    if not mutates(node):
+        return []
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {a.name: value for a, value in zip(arguments, node.args, strict=False)} | dict(node.kwargs)
+    changed = (given.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write)
+    return [array for value in changed for array in (value if isinstance(value, list | tuple) else [value]) if array]
 
 
 def is_view(node: Node) -> bool:
@@ -479,15 +549,17 @@ def allowed(op: Any, node: Node) -> bool:
         return set(node.kwargs) <= {"dtype", "memory_format"}
     if op is aten.pow.Tensor_Scalar and node.args[1] != 2:
         return False
-    if op in SHIFTS and not (isinstance(node.args[1], int) and 0 <= node.args[1] < 32):
-        return False
-    count = 3 if op is WHERE else 2
+    if op in loops.SHIFTS:
+        most = 8 * node.meta["tensor"].dtype.itemsize
+        if not (isinstance(node.args[1], int) and 0 <= node.args[1] < most):
+            return False
+    count = 3 if op is loops.WHERE else 2
     return not node.kwargs and len(node.args) <= count and all(isinstance(a, Node | int | float) for a in node.args)
 
 
 def computed_type(op: Any, args: Sequence[Any], result: torch.dtype) -> torch.dtype:
     """The type in which PyTorch computes."""
-    if op not in COMPARISONS:
+    if op not in loops.COMPARISONS:
         return result
     like = [
         torch.empty([1] * len(a.meta["tensor"].shape), dtype=a.meta["tensor"].dtype) if isinstance(a, Node) else a
@@ -501,9 +573,9 @@ def loses(op: Any, args: Sequence[Any], computed: torch.dtype) -> bool:
     number to an integer."""
     real = torch.get_default_dtype()
     types = [a.meta["tensor"].dtype if isinstance(a, Node) else real if isinstance(a, float) else None
-             for a in args[op is WHERE:]]  # fmt: skip
+             for a in args[op is loops.WHERE:]]  # fmt: skip
     if computed is torch.bool:
-        return op in COPIES and types[0] is not torch.bool
+        return op in loops.COPIES and types[0] is not torch.bool
     return not computed.is_floating_point and any(t is not None and t.is_floating_point for t in types)
 
 
@@ -528,10 +600,12 @@ class Trial:
 
     def __init__(self, step: Step, state: Sequence[Tensor], kept: Sequence[Tensor]):
         self.step, self.kept = step, list(kept)
+        if sum(v.nbytes for v in (*state, *kept)) > MOST_BYTES:
+            raise NoProgram("the vectors of server and clients are too large for a trial")
         before = [v.clone() for v in kept]
         try:
             with Reading():
-                self.program = Program(record(step, *state))
+                self.program = Program(record(step, *(v.contiguous() for v in state), most=MOST_OPERATIONS))
         except NoProgram:
             raise
         except Exception as why:  # any operation may refuse to be recorded

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from .....c_code import library, pool
+from .....c_code import WRITERS, library, pool
 from .....recording import is_recording
 from ..convolution import Convolution
 from ..losses import LossGradient, class_gradient, logit_gradient, square_gradient
@@ -46,6 +46,15 @@ operators.define("native_gradients(Tensor x, Tensor inputs, Tensor targets, int 
 @torch.library.impl(operators, "native_gradients", "CompositeExplicitAutograd")
 def native_gradients(x: Tensor, inputs: Tensor, targets: Tensor, chain: int) -> Tensor:
     return CHAINS[chain].gradients(x, inputs, targets)
+
+
+def write_gradients(out: Tensor, x: Tensor, inputs: Tensor, targets: Tensor, chain: int) -> Callable[[], None] | None:
+    """See `WRITERS`."""
+    native = CHAINS[chain]
+    return native.bound(x, inputs, targets, out) if native.fits(x, inputs, targets) else None
+
+
+WRITERS[torch.ops.fedda.native_gradients.default] = write_gradients
 
 
 class Layer(NamedTuple):
@@ -198,18 +207,28 @@ class NativeChain:
         if is_recording():
             CHAINS[id(self)] = self
             return torch.ops.fedda.native_gradients(x, inputs, targets, id(self))  # type: ignore[no-any-return]
+        out = torch.empty(x.shape, dtype=self.dtype)
+        targets = targets if self.classes else targets.to(self.dtype)
+        self.bound(self.rows(x), inputs.to(self.dtype).contiguous(), targets.contiguous(), out)()
+        return out
+
+    def bound(self, x: Tensor, inputs: Tensor, targets: Tensor, out: Tensor) -> Callable[[], None]:
+        """A function that writes the gradients to `out`, from the numbers that the arguments hold at each call."""
         (g, d), (n, batch, *_) = x.shape, inputs.shape
-        x, inputs = self.rows(x), inputs.to(self.dtype).contiguous()
-        targets = (targets if self.classes else targets.to(self.dtype)).contiguous()
-        out = torch.empty(g, d, dtype=self.dtype)
-        model = (*self.plan.arguments, self.loss, self.features, d)
-        arrays = (x, x.stride(0), inputs, targets, out)
+        model = addresses(*self.plan.arguments, self.loss, self.features, d)
+        arrays = addresses(n, batch, g, x, x.stride(0), inputs, targets, out)
+        work = 3 * g * batch * self.products
 
         def part(memory: Tensor, first: int, end: int) -> None:
-            self.code.gradients(*addresses(*model, memory, first, end, n, batch, g, *arrays))
+            self.code.gradients(*model, memory.data_ptr(), first, end, *arrays)
 
-        self.divide(part, n, 1, 3 * g * batch * self.products)
-        return out
+        return lambda: self.divide(part, n, 1, work)
+
+    def fits(self, x: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+        """Whether `bound` takes these arguments as they are."""
+        plain = inputs.is_contiguous() and targets.is_contiguous() and x.stride(1) == 1
+        others = (x, inputs) if self.classes else (x, inputs, targets)
+        return plain and all(v.dtype == self.dtype for v in others)
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         """The outputs [g, samples, classes] at x [g, d] for inputs [samples, ...] that all members share; [g, samples]
