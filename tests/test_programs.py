@@ -14,7 +14,7 @@ from fedda import c_code
 from fedda import run as run_module
 from fedda.engines import Vectorised, loops, programs
 from fedda.engines.loops import ARITHMETIC, COMPARISONS, COPIES, INTEGER, REAL, SHIFTS, merged
-from fedda.engines.programs import NoProgram, Program, Trial, same
+from fedda.engines.programs import CpuProgram, NoProgram, Trial, same
 from fedda.recording import record
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ def quickly(monkeypatch):
 
 
 def program_of(function, *inputs):
-    program = Program(record(function, *inputs))
+    program = CpuProgram(record(function, *inputs))
     program.load()
     return program
 

@@ -33,7 +33,7 @@ from .engines import Engine
 from .engines.counting import Counting, Counts
 from .engines.graphs import NoGraph, capture
 from .engines.participation import Draws, Participation, cohort_size
-from .engines.programs import NoProgram, Program, Trial
+from .engines.programs import CpuProgram, NoProgram, Trial
 from .engines.simulated import PERSONAL, Simulation
 from .evaluations import Patience
 from .user_code import has_user_code
@@ -184,7 +184,7 @@ class Run:
         self.first_rates: list[float] | None = None  # eta_0 / min h of every replica, if the algorithm has one
         self.graph: torch.cuda.CUDAGraph | None = None
         self.wants_graph = self._can_capture(engine, bool(self.simulation.memory))
-        self.program: Program | None = None  # a round on a CPU
+        self.program: CpuProgram | None = None  # a round on a CPU
         self.trial: Trial | None = None
         self.wants_program = self._can_compile(engine)
         self.spent = [0.0, 0]  # seconds and number of rounds that a program may replace

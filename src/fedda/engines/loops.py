@@ -115,7 +115,7 @@ def code_of(op: Any, dtype: torch.dtype) -> str | None:
     return INTEGER.get(op)
 
 
-class Source:
+class CSource:
     """A C file with a function for every loop and one for every group of loops. The functions get the addresses of all
     pieces of memory, and all real numbers, so that other hyper-parameters need no other code. If an index is out of
     range, they write 1 to the first piece."""

@@ -24,7 +24,7 @@ from ..c_code import WRITERS, library, pool
 from ..checks import one_line
 from ..recording import TensorMeta, is_recording, record
 from . import loops
-from .loops import Array, Loop, Operation, Source
+from .loops import Array, CSource, Loop, Operation
 
 Step = Callable[..., Sequence[Tensor]]
 aten = torch.ops.aten
@@ -59,7 +59,7 @@ class Argument:
     at: int
 
 
-class Program:
+class CpuProgram:
     """The operations of a recorded function, in an order that keeps every result.
 
     Every array is part of a piece of memory. A piece is a tensor from outside, a constant, a buffer that loops write
@@ -89,7 +89,7 @@ class Program:
         for node in module.graph.nodes:
             self.add(node)
         self.allocate()
-        self.source = Source()
+        self.source = CSource()
         self.parts = self.functions()
 
     # -- from operations to steps -------------------------------------------------------------------------------------
@@ -605,7 +605,7 @@ class Trial:
         before = [v.clone() for v in kept]
         try:
             with Reading():
-                self.program = Program(record(step, *(v.contiguous() for v in state), most=MOST_OPERATIONS))
+                self.program = CpuProgram(record(step, *(v.contiguous() for v in state), most=MOST_OPERATIONS))
         except NoProgram:
             raise
         except Exception as why:  # any operation may refuse to be recorded
