@@ -1,0 +1,252 @@
+"""Triton kernels for the recurrent layers of a stack of models: a time step is one kernel, forward or backward.
+
+A program computes a block of hidden units and a block of samples of one model, [units, samples]. It reads the hidden
+states (backward: the gradients of the gates) of all units, which the step before has written, and otherwise only what
+it writes itself, so one launch needs no order among its programs.
+
+One program per model that loops over time would need no launches, but one multiprocessor then reads all recurrent
+weights of the model in every step. For an LSTM of 256 units that is 1 MB, about 10 microseconds; spread over the GPU,
+and with a launch from a CUDA graph, a step of 10 to 20 models should take half of that.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .kernels.launch import cdiv, compile_and_run, launcher, power_of_two
+
+GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
+PRODUCTS = {"float32": "ieee", "tf32": "tf32", "bf16": "bf16"}
+# Hidden units of a program, columns of a block of weights, and launch options. Not measured: chosen so that 10 models
+# of 256 units and 16 samples occupy the GPU, without register spills.
+FORWARD = {"units": 16, "columns": 64, "num_warps": 4, "num_stages": 4}
+BACKWARD = {"units": 32, "columns": 32, "num_warps": 4, "num_stages": 4}
+SPLITS = tl.constexpr(4)  # sums of the backward product that run side by side, one per warp
+
+
+# -- functions of blocks ---------------------------------------------------------------------------------------------
+@triton.jit
+def tanh(x):
+    """A polynomial near 0, where the quotient would lose digits; no overflow elsewhere."""
+    s = x * x
+    near = x * (1 + s * (-1 / 3 + s * (2 / 15 + s * (-17 / 315 + s * (62 / 2835)))))
+    e = tl.exp(-2 * tl.abs(x))
+    far = (1 - e) / (1 + e)
+    return tl.where(tl.abs(x) < 0.25, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def sigmoid(x):
+    return 1 / (1 + tl.exp(-x))  # exp(-x) may be infinite
+
+
+@triton.jit
+def product(a, b, acc, PRECISION: tl.constexpr):
+    if PRECISION == "bf16":
+        acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
+    else:
+        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def load(at, ok):
+    return tl.load(at, mask=ok, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store(at, value, ok):
+    tl.store(at, value.to(at.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def by_gate(acc, BH: tl.constexpr, BB: tl.constexpr):
+    """The four blocks [BH, BB] of rows of acc [4 * BH, BB]."""
+    even, odd = tl.split(tl.permute(tl.reshape(acc, (2, 2, BH, BB)), (2, 3, 0, 1)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+# -- one time step ---------------------------------------------------------------------------------------------------
+@triton.jit(do_not_specialize=["t", "T"])
+def step_forward(A, FIRST, E, W, OUT, EXTRA, GATES, t, T, B, H: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr,
+                 BH: tl.constexpr, BB: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Step t of N gates: A [n, T, B, N * H] are the products of the inputs, FIRST [n, B, H] is the first state; the
+    other tensors are as in `recurrent.recurrence`."""
+    P: tl.constexpr = 1 if N == 1 else 4
+    g = tl.program_id(0).to(tl.int64)
+    b = tl.program_id(2) * BB + tl.arange(0, BB)
+    k = tl.arange(0, BK)
+    row = tl.arange(0, P * BH)  # of the block of weights: the units of one gate, then those of the next
+    unit = tl.program_id(1) * BH + row % BH
+    inside = ((row < N * BH) & (unit < H))[:, None]
+    w = W + g * N * H * H + ((row // BH) * H + unit)[:, None] * H + k[None, :]
+    before = tl.where(t == 0, FIRST + g * B * H, OUT + (g * T + t - 1) * B * H)
+    h = before + b[None, :] * H + k[:, None]
+    acc = tl.zeros((P * BH, BB), tl.float32)
+    for i in range(0, H, BK):
+        weights = tl.load(w + i, mask=inside & (i + k < H)[None, :], other=0.0)
+        states = tl.load(h + i, mask=(i + k < H)[:, None] & (b < B)[None, :], other=0.0)
+        acc = product(weights, states, acc, PRECISION)
+    j = (tl.program_id(1) * BH + tl.arange(0, BH))[:, None]
+    ok = (j < H) & (b < B)[None, :]
+    own = b[None, :] * H + j
+    now = (g * T + t) * B * H + own
+    a = A + (g * T + t) * B * N * H + b[None, :] * N * H + j
+    gates = GATES + (g * T + t) * B * N * H + b[None, :] * N * H + j
+    if KIND == "lstm":
+        p_i, p_f, p_g, p_o = by_gate(acc, BH, BB)
+        i = sigmoid(p_i + load(a, ok))
+        f = sigmoid(p_f + load(a + H, ok))
+        n = tanh(p_g + load(a + 2 * H, ok))
+        o = sigmoid(p_o + load(a + 3 * H, ok))
+        c = f * load(tl.where(t == 0, E + g * B * H, EXTRA + (g * T + t - 1) * B * H) + own, ok) + i * n
+        store(gates, i, ok)
+        store(gates + H, f, ok)
+        store(gates + 2 * H, n, ok)
+        store(gates + 3 * H, o, ok)
+        store(EXTRA + now, c, ok)
+        store(OUT + now, o * tanh(c), ok)
+    elif KIND == "gru":
+        p_r, p_z, p_n, _ = by_gate(acc, BH, BB)
+        r = sigmoid(p_r + load(a, ok))
+        z = sigmoid(p_z + load(a + H, ok))
+        p_n += load(E + g * H + j, j < H)
+        n = tanh(load(a + 2 * H, ok) + r * p_n)
+        store(gates, r, ok)
+        store(gates + H, z, ok)
+        store(gates + 2 * H, n, ok)
+        store(EXTRA + now, p_n, ok)
+        store(OUT + now, n + z * (load(before + own, ok) - n), ok)
+    else:
+        x = acc + load(a, ok)
+        store(OUT + now, tanh(x) if KIND == "tanh" else tl.where(x <= 0, 0.0, x), ok)  # a NaN stays NaN
+
+
+@triton.jit(do_not_specialize=["t", "T"])
+def step_backward(D_OUT, D_EXTRA, BEFORE, OUT, EXTRA, GATES, E, W, D, D_RECURRENT, CARRY, t, T, B, H: tl.constexpr,
+                  N: tl.constexpr, KIND: tl.constexpr, BH: tl.constexpr, BB: tl.constexpr, BK: tl.constexpr,
+                  PRECISION: tl.constexpr):  # fmt: skip
+    """The gradients of step t: D of the gates, D_RECURRENT of the recurrent products (the same tensor except for a
+    GRU). CARRY [n, B, H] is what step t leaves to step t - 1: of an LSTM the gradient of the cells, of a GRU the part
+    of the hidden state's that does not pass through the gates. Only the program that reads a number of it writes it."""
+    g = tl.program_id(0).to(tl.int64)
+    units = tl.program_id(1) * BH + tl.arange(0, BH)
+    b = tl.program_id(2) * BB + tl.arange(0, BB)
+    row = tl.arange(0, SPLITS)[:, None] * BK + tl.arange(0, BK)[None, :]
+    w = W + g * N * H * H + row[:, None, :] * H + units[None, :, None]
+    d = D_RECURRENT + (g * T + t + 1) * B * N * H + b[None, None, :] * N * H + row[:, :, None]
+    acc = tl.zeros((SPLITS, BH, BB), tl.float32)
+    if t + 1 < T:
+        for i in range(0, N * H, SPLITS * BK):
+            inside = i + row < N * H
+            weights = tl.load(w + i * H, mask=inside[:, None, :] & (units < H)[None, :, None], other=0.0)
+            gradients = tl.load(d + i, mask=inside[:, :, None] & (b < B)[None, None, :], other=0.0)
+            acc = product(weights, gradients, acc, PRECISION)
+    j = units[:, None]
+    ok = (j < H) & (b < B)[None, :]
+    own = b[None, :] * H + j
+    now = (g * T + t) * B * H + own
+    at = (g * T + t) * B * N * H + b[None, :] * N * H + j
+    d_h = tl.sum(acc, axis=0) + load(D_OUT + now, ok)
+    carry = CARRY + g * B * H + own
+    carried = tl.load(carry, mask=ok & (t + 1 < T), other=0.0)
+    if KIND == "lstm":
+        i = load(GATES + at, ok)
+        f = load(GATES + at + H, ok)
+        n = load(GATES + at + 2 * H, ok)
+        o = load(GATES + at + 3 * H, ok)
+        c = tanh(load(EXTRA + now, ok))
+        before = load(tl.where(t == 0, E + g * B * H, EXTRA + (g * T + t - 1) * B * H) + own, ok)
+        d_c = carried + load(D_EXTRA + now, ok) + d_h * o * (1 - c * c)
+        tl.store(carry, d_c * f, mask=ok)
+        store(D + at, d_c * n * i * (1 - i), ok)
+        store(D + at + H, d_c * before * f * (1 - f), ok)
+        store(D + at + 2 * H, d_c * i * (1 - n * n), ok)
+        store(D + at + 3 * H, d_h * c * o * (1 - o), ok)
+    elif KIND == "gru":
+        r = load(GATES + at, ok)
+        z = load(GATES + at + H, ok)
+        n = load(GATES + at + 2 * H, ok)
+        d_h += carried
+        d_n = d_h * (1 - z) * (1 - n * n)
+        d_r = d_n * load(EXTRA + now, ok) * r * (1 - r)
+        d_z = d_h * (load(BEFORE + now, ok) - n) * z * (1 - z)
+        tl.store(carry, d_h * z, mask=ok)
+        store(D + at, d_r, ok)
+        store(D + at + H, d_z, ok)
+        store(D + at + 2 * H, d_n, ok)
+        store(D_RECURRENT + at, d_r, ok)
+        store(D_RECURRENT + at + H, d_z, ok)
+        store(D_RECURRENT + at + 2 * H, d_n * r, ok)
+    else:
+        y = load(OUT + now, ok)
+        store(D + at, d_h * (1 - y * y) if KIND == "tanh" else tl.where(y > 0, d_h, 0.0), ok)
+
+
+# -- all time steps --------------------------------------------------------------------------------------------------
+def forward(
+    kind: str, precision: str, a: Tensor, h: Tensor, e: Tensor, w: Tensor, out: Tensor, extra: Tensor, gates: Tensor
+) -> None:
+    """Write the hidden states, cells or recurrent products, and gates, as the plain operations do."""
+    a, h, e, w = (v.contiguous() for v in (a, h, e, in_precision(w, precision)))
+
+    def run() -> Tensor:
+        step, sizes = step_of(step_forward, kind, precision, out, FORWARD)
+        for t in range(out.shape[1]):
+            step(a, h, e, w, out, extra, gates, t, *sizes)
+        return out
+
+    compile_and_run(("forward", kind, precision, a.dtype, w.dtype, out.shape), out, run)
+
+
+def backward(
+    kind: str, precision: str, before: Tensor, d_out: Tensor, d_extra: Tensor, out: Tensor, extra: Tensor,
+    gates: Tensor, e: Tensor, w: Tensor, d: Tensor, d_e: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Write the gradients of the gates and of e; return those of the recurrent products and of the first state."""
+    tensors = [v.contiguous() for v in (d_out, d_extra, before, out, extra, gates, e, in_precision(w, precision))]
+    d_recurrent = torch.empty_like(d) if kind == "gru" else d
+    carry = torch.empty(before[:, 0].shape, dtype=torch.float32, device=d.device)
+
+    def run() -> Tensor:
+        step, sizes = step_of(step_backward, kind, precision, out, BACKWARD)
+        for t in reversed(range(out.shape[1])):
+            step(*tensors, d, d_recurrent, carry, t, *sizes)
+        return d
+
+    compile_and_run(("backward", kind, precision, out.dtype, w.dtype, out.shape), out, run)
+    d_h = torch.bmm(d_recurrent[:, 0], w)
+    if kind == "lstm":
+        d_e.copy_(carry)
+    elif kind == "gru":
+        torch.sum(d_recurrent[..., -e.shape[-1] :], dim=(1, 2), out=d_e[:, 0])
+        d_h += carry
+    else:
+        d_e.zero_()
+    return d_recurrent, d_h
+
+
+def in_precision(w: Tensor, precision: str) -> Tensor:
+    """Weights that every step would round are rounded once."""
+    return w.to(torch.bfloat16) if precision == "bf16" else w
+
+
+def step_of(kernel: Any, kind: str, precision: str, out: Tensor, launch: dict[str, int]) -> tuple[Any, list[Any]]:
+    """A function that launches one step, and its last arguments."""
+    options = dict(launch)
+    units, columns = options.pop("units"), options.pop("columns")
+    n, steps, batch, size = out.shape
+    if precision == "float32":
+        columns = 16  # these products keep all columns of a block in registers
+    if kernel is step_forward and GATES[kind] == 1:
+        units *= 4  # as many rows of weights as with four gates
+    samples = min(64, power_of_two(batch))
+    sizes = [steps, batch, size, GATES[kind], kind, units, samples, min(columns, power_of_two(size))]
+    grid = n, cdiv(size, units), cdiv(batch, samples)
+    return partial(launcher(kernel, *grid), **options), [*sizes, PRODUCTS[precision]]
