@@ -25,7 +25,7 @@ PRODUCTS = {"float32": "ieee", "tf32": "tf32", "bf16": "bf16"}
 # of 256 units and 16 samples occupy the GPU, without register spills.
 FORWARD = {"units": 16, "columns": 64, "num_warps": 4, "num_stages": 4}
 BACKWARD = {"units": 32, "columns": 32, "num_warps": 4, "num_stages": 4}
-SPLITS = tl.constexpr(4)  # sums of the backward product that run side by side, one per warp
+SPLITS = tl.constexpr(4)  # partial sums of a backward product, one for each warp
 
 
 # -- functions of blocks ---------------------------------------------------------------------------------------------
@@ -64,15 +64,15 @@ def store(at, value, ok):
 
 
 @triton.jit
-def by_gate(acc, BH: tl.constexpr, BB: tl.constexpr):
-    """The four blocks [BH, BB] of rows of acc [4 * BH, BB]."""
+def quarters(acc, BH: tl.constexpr, BB: tl.constexpr):
+    """The four blocks [BH, BB] of acc [4 * BH, BB] or [4, BH, BB]."""
     even, odd = tl.split(tl.permute(tl.reshape(acc, (2, 2, BH, BB)), (2, 3, 0, 1)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     return first, second, third, fourth
 
 
-# -- one time step ---------------------------------------------------------------------------------------------------
+# -- one time step; what only this program needs is loaded first, to arrive during the product -----------------------
 @triton.jit(do_not_specialize=["t", "T"])
 def step_forward(A, FIRST, E, W, OUT, EXTRA, GATES, t, T, B, H: tl.constexpr, N: tl.constexpr, KIND: tl.constexpr,
                  BH: tl.constexpr, BB: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
@@ -80,52 +80,56 @@ def step_forward(A, FIRST, E, W, OUT, EXTRA, GATES, t, T, B, H: tl.constexpr, N:
     other tensors are as in `recurrent.recurrence`."""
     P: tl.constexpr = 1 if N == 1 else 4
     g = tl.program_id(0).to(tl.int64)
-    b = tl.program_id(2) * BB + tl.arange(0, BB)
+    j = (tl.program_id(1) * BH + tl.arange(0, BH))[:, None]
+    b = (tl.program_id(2) * BB + tl.arange(0, BB))[None, :]
     k = tl.arange(0, BK)
+    ok = (j < H) & (b < B)
+    own = b * H + j
+    now = (g * T + t) * B * H + own
+    at = (g * T + t) * B * N * H + b * N * H + j
+    before = tl.where(t == 0, FIRST + g * B * H, OUT + (g * T + t - 1) * B * H)
+    a = load(A + at, ok)
+    if N > 1:
+        a1 = load(A + at + H, ok)
+        a2 = load(A + at + 2 * H, ok)
+    if KIND == "lstm":
+        a3 = load(A + at + 3 * H, ok)
+        c = load(tl.where(t == 0, E + g * B * H, EXTRA + (g * T + t - 1) * B * H) + own, ok)
+    elif KIND == "gru":
+        bias = load(E + g * H + j, j < H)
+        h = load(before + own, ok)
     row = tl.arange(0, P * BH)  # of the block of weights: the units of one gate, then those of the next
     unit = tl.program_id(1) * BH + row % BH
     inside = ((row < N * BH) & (unit < H))[:, None]
     w = W + g * N * H * H + ((row // BH) * H + unit)[:, None] * H + k[None, :]
-    before = tl.where(t == 0, FIRST + g * B * H, OUT + (g * T + t - 1) * B * H)
-    h = before + b[None, :] * H + k[:, None]
     acc = tl.zeros((P * BH, BB), tl.float32)
     for i in range(0, H, BK):
         weights = tl.load(w + i, mask=inside & (i + k < H)[None, :], other=0.0)
-        states = tl.load(h + i, mask=(i + k < H)[:, None] & (b < B)[None, :], other=0.0)
+        states = tl.load(before + b * H + (i + k)[:, None], mask=(b < B) & (i + k < H)[:, None], other=0.0)
         acc = product(weights, states, acc, PRECISION)
-    j = (tl.program_id(1) * BH + tl.arange(0, BH))[:, None]
-    ok = (j < H) & (b < B)[None, :]
-    own = b[None, :] * H + j
-    now = (g * T + t) * B * H + own
-    a = A + (g * T + t) * B * N * H + b[None, :] * N * H + j
-    gates = GATES + (g * T + t) * B * N * H + b[None, :] * N * H + j
     if KIND == "lstm":
-        p_i, p_f, p_g, p_o = by_gate(acc, BH, BB)
-        i = sigmoid(p_i + load(a, ok))
-        f = sigmoid(p_f + load(a + H, ok))
-        n = tanh(p_g + load(a + 2 * H, ok))
-        o = sigmoid(p_o + load(a + 3 * H, ok))
-        c = f * load(tl.where(t == 0, E + g * B * H, EXTRA + (g * T + t - 1) * B * H) + own, ok) + i * n
-        store(gates, i, ok)
-        store(gates + H, f, ok)
-        store(gates + 2 * H, n, ok)
-        store(gates + 3 * H, o, ok)
+        p_i, p_f, p_g, p_o = quarters(acc, BH, BB)
+        i, f, n, o = sigmoid(a + p_i), sigmoid(a1 + p_f), tanh(a2 + p_g), sigmoid(a3 + p_o)
+        c = f * c + i * n
+        store(GATES + at, i, ok)
+        store(GATES + at + H, f, ok)
+        store(GATES + at + 2 * H, n, ok)
+        store(GATES + at + 3 * H, o, ok)
         store(EXTRA + now, c, ok)
         store(OUT + now, o * tanh(c), ok)
     elif KIND == "gru":
-        p_r, p_z, p_n, _ = by_gate(acc, BH, BB)
-        r = sigmoid(p_r + load(a, ok))
-        z = sigmoid(p_z + load(a + H, ok))
-        p_n += load(E + g * H + j, j < H)
-        n = tanh(load(a + 2 * H, ok) + r * p_n)
-        store(gates, r, ok)
-        store(gates + H, z, ok)
-        store(gates + 2 * H, n, ok)
+        p_r, p_z, p_n, _ = quarters(acc, BH, BB)
+        p_n += bias
+        r, z = sigmoid(a + p_r), sigmoid(a1 + p_z)
+        n = tanh(a2 + r * p_n)
+        store(GATES + at, r, ok)
+        store(GATES + at + H, z, ok)
+        store(GATES + at + 2 * H, n, ok)
         store(EXTRA + now, p_n, ok)
-        store(OUT + now, n + z * (load(before + own, ok) - n), ok)
+        store(OUT + now, n + z * (h - n), ok)
     else:
-        x = acc + load(a, ok)
-        store(OUT + now, tanh(x) if KIND == "tanh" else tl.where(x <= 0, 0.0, x), ok)  # a NaN stays NaN
+        a += acc
+        store(OUT + now, tanh(a) if KIND == "tanh" else tl.where(a <= 0, 0.0, a), ok)  # a NaN stays NaN
 
 
 @triton.jit(do_not_specialize=["t", "T"])
@@ -136,48 +140,53 @@ def step_backward(D_OUT, D_EXTRA, BEFORE, OUT, EXTRA, GATES, E, W, D, D_RECURREN
     GRU). CARRY [n, B, H] is what step t leaves to step t - 1: of an LSTM the gradient of the cells, of a GRU the part
     of the hidden state's that does not pass through the gates. Only the program that reads a number of it writes it."""
     g = tl.program_id(0).to(tl.int64)
-    units = tl.program_id(1) * BH + tl.arange(0, BH)
-    b = tl.program_id(2) * BB + tl.arange(0, BB)
-    row = tl.arange(0, SPLITS)[:, None] * BK + tl.arange(0, BK)[None, :]
-    w = W + g * N * H * H + row[:, None, :] * H + units[None, :, None]
-    d = D_RECURRENT + (g * T + t + 1) * B * N * H + b[None, None, :] * N * H + row[:, :, None]
+    j = (tl.program_id(1) * BH + tl.arange(0, BH))[:, None]
+    b = (tl.program_id(2) * BB + tl.arange(0, BB))[None, :]
+    ok = (j < H) & (b < B)
+    own = b * H + j
+    now = (g * T + t) * B * H + own
+    at = (g * T + t) * B * N * H + b * N * H + j
+    carry = CARRY + g * B * H + own
+    d_h = load(D_OUT + now, ok)
+    if N > 1:
+        carried = load(carry, ok & (t + 1 < T))
+        gate0, gate1, gate2 = load(GATES + at, ok), load(GATES + at + H, ok), load(GATES + at + 2 * H, ok)
+        extra = load(EXTRA + now, ok)
+    if KIND == "lstm":
+        gate3 = load(GATES + at + 3 * H, ok)
+        before = load(tl.where(t == 0, E + g * B * H, EXTRA + (g * T + t - 1) * B * H) + own, ok)
+        carried += load(D_EXTRA + now, ok)
+    elif KIND == "gru":
+        before = load(BEFORE + now, ok)
+    else:
+        y = load(OUT + now, ok)
+    row = (tl.arange(0, SPLITS)[:, None] * BK + tl.arange(0, BK)[None, :])[:, :, None]
+    w = W + g * N * H * H + tl.permute(row, (0, 2, 1)) * H + j[None]
+    d = D_RECURRENT + (g * T + t + 1) * B * N * H + b[None] * N * H + row
     acc = tl.zeros((SPLITS, BH, BB), tl.float32)
     if t + 1 < T:
         for i in range(0, N * H, SPLITS * BK):
             inside = i + row < N * H
-            weights = tl.load(w + i * H, mask=inside[:, None, :] & (units < H)[None, :, None], other=0.0)
-            gradients = tl.load(d + i, mask=inside[:, :, None] & (b < B)[None, None, :], other=0.0)
+            weights = tl.load(w + i * H, mask=tl.permute(inside, (0, 2, 1)) & (j < H)[None], other=0.0)
+            gradients = tl.load(d + i, mask=inside & (b < B)[None], other=0.0)
             acc = product(weights, gradients, acc, PRECISION)
-    j = units[:, None]
-    ok = (j < H) & (b < B)[None, :]
-    own = b[None, :] * H + j
-    now = (g * T + t) * B * H + own
-    at = (g * T + t) * B * N * H + b[None, :] * N * H + j
-    d_h = tl.sum(acc, axis=0) + load(D_OUT + now, ok)
-    carry = CARRY + g * B * H + own
-    carried = tl.load(carry, mask=ok & (t + 1 < T), other=0.0)
+    s0, s1, s2, s3 = quarters(acc, BH, BB)  # tl.sum would leave every warp with the whole block
+    d_h += (s0 + s1) + (s2 + s3)
     if KIND == "lstm":
-        i = load(GATES + at, ok)
-        f = load(GATES + at + H, ok)
-        n = load(GATES + at + 2 * H, ok)
-        o = load(GATES + at + 3 * H, ok)
-        c = tanh(load(EXTRA + now, ok))
-        before = load(tl.where(t == 0, E + g * B * H, EXTRA + (g * T + t - 1) * B * H) + own, ok)
-        d_c = carried + load(D_EXTRA + now, ok) + d_h * o * (1 - c * c)
-        tl.store(carry, d_c * f, mask=ok)
+        i, f, n, o, c = gate0, gate1, gate2, gate3, tanh(extra)
+        d_c = carried + d_h * o * (1 - c * c)
+        store(carry, d_c * f, ok)
         store(D + at, d_c * n * i * (1 - i), ok)
         store(D + at + H, d_c * before * f * (1 - f), ok)
         store(D + at + 2 * H, d_c * i * (1 - n * n), ok)
         store(D + at + 3 * H, d_h * c * o * (1 - o), ok)
     elif KIND == "gru":
-        r = load(GATES + at, ok)
-        z = load(GATES + at + H, ok)
-        n = load(GATES + at + 2 * H, ok)
+        r, z, n = gate0, gate1, gate2
         d_h += carried
         d_n = d_h * (1 - z) * (1 - n * n)
-        d_r = d_n * load(EXTRA + now, ok) * r * (1 - r)
-        d_z = d_h * (load(BEFORE + now, ok) - n) * z * (1 - z)
-        tl.store(carry, d_h * z, mask=ok)
+        d_r = d_n * extra * r * (1 - r)
+        d_z = d_h * (before - n) * z * (1 - z)
+        store(carry, d_h * z, ok)
         store(D + at, d_r, ok)
         store(D + at + H, d_z, ok)
         store(D + at + 2 * H, d_n, ok)
@@ -185,7 +194,6 @@ def step_backward(D_OUT, D_EXTRA, BEFORE, OUT, EXTRA, GATES, E, W, D, D_RECURREN
         store(D_RECURRENT + at + H, d_z, ok)
         store(D_RECURRENT + at + 2 * H, d_n * r, ok)
     else:
-        y = load(OUT + now, ok)
         store(D + at, d_h * (1 - y * y) if KIND == "tanh" else tl.where(y > 0, d_h, 0.0), ok)
 
 
