@@ -184,7 +184,8 @@ def test_long_files_of_algorithms_are_listed():
 
 
 TRITON = [
-    f"fedda.problems.gradients.kernels.{name}" for name in ("ahead", "back", "draws", "operators", "passes", "pieces")
+    "fedda.problems.gradients.recurrent_kernels",
+    *(f"fedda.problems.gradients.kernels.{name}" for name in ("backward", "draws", "forward", "norm", "operators", "passes", "tiles")),
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 

@@ -6,10 +6,10 @@ it writes itself, so one launch needs no order among its programs.
 
 One program per model that loops over time would need no launches, but one multiprocessor then reads all recurrent
 weights of the model in every step. For an LSTM of 256 units that is 1 MB, about 10 microseconds; spread over the GPU,
-and with a launch from a CUDA graph, a step of 10 to 20 models should take half of that.
+a step of 10 to 20 models should take half of that, with its launch in a CUDA graph.
 """
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,14 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernels.launch import cdiv, compile_and_run, launcher, power_of_two
+from .kernels.launch import Compiling, cdiv, compile_and_run, launcher, power_of_two
 
 GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 PRODUCTS = {"float32": "ieee", "tf32": "tf32", "bf16": "bf16"}
-# Hidden units of a program, columns of a block of weights, and launch options. Not measured: chosen so that 10 models
-# of 256 units and 16 samples occupy the GPU, without register spills.
-FORWARD = {"units": 16, "columns": 64, "num_warps": 4, "num_stages": 4}
-BACKWARD = {"units": 32, "columns": 32, "num_warps": 4, "num_stages": 4}
+# Hidden units and samples (at most) of a program, columns of a block of weights, and launch options. Not measured:
+# chosen from counted bytes so that 10 models of 256 units occupy the GPU, and without register spills.
+FORWARD = {"units": 16, "samples": 64, "columns": 64, "num_warps": 4, "num_stages": 4}
+BACKWARD = {"units": 32, "samples": 32, "columns": 32, "num_warps": 4, "num_stages": 4}
 SPLITS = tl.constexpr(4)  # partial sums of a backward product, one for each warp
 
 
@@ -201,16 +201,9 @@ def step_backward(D_OUT, D_EXTRA, BEFORE, OUT, EXTRA, GATES, E, W, D, D_RECURREN
 def forward(
     kind: str, precision: str, a: Tensor, h: Tensor, e: Tensor, w: Tensor, out: Tensor, extra: Tensor, gates: Tensor
 ) -> None:
-    """Write the hidden states, cells or recurrent products, and gates, as the plain operations do."""
-    a, h, e, w = (v.contiguous() for v in (a, h, e, in_precision(w, precision)))
-
-    def run() -> Tensor:
-        step, sizes = step_of(step_forward, kind, precision, out, FORWARD)
-        for t in range(out.shape[1]):
-            step(a, h, e, w, out, extra, gates, t, *sizes)
-        return out
-
-    compile_and_run(("forward", kind, precision, a.dtype, w.dtype, out.shape), out, run)
+    """Write the hidden states, the cells or recurrent products, and the gates, as the plain operations do."""
+    tensors = a, h, e, in_precision(w, precision), out, extra, gates
+    run_steps(step_forward, kind, precision, tensors, out, range(out.shape[1]), dict(FORWARD))
 
 
 def backward(
@@ -218,17 +211,10 @@ def backward(
     gates: Tensor, e: Tensor, w: Tensor, d: Tensor, d_e: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Write the gradients of the gates and of e; return those of the recurrent products and of the first state."""
-    tensors = [v.contiguous() for v in (d_out, d_extra, before, out, extra, gates, e, in_precision(w, precision))]
     d_recurrent = torch.empty_like(d) if kind == "gru" else d
     carry = torch.empty(before[:, 0].shape, dtype=torch.float32, device=d.device)
-
-    def run() -> Tensor:
-        step, sizes = step_of(step_backward, kind, precision, out, BACKWARD)
-        for t in reversed(range(out.shape[1])):
-            step(*tensors, d, d_recurrent, carry, t, *sizes)
-        return d
-
-    compile_and_run(("backward", kind, precision, out.dtype, w.dtype, out.shape), out, run)
+    tensors = d_out, d_extra, before, out, extra, gates, e, in_precision(w, precision), d, d_recurrent, carry
+    run_steps(step_backward, kind, precision, tensors, out, range(out.shape[1])[::-1], dict(BACKWARD))
     d_h = torch.bmm(d_recurrent[:, 0], w)
     if kind == "lstm":
         d_e.copy_(carry)
@@ -245,16 +231,25 @@ def in_precision(w: Tensor, precision: str) -> Tensor:
     return w.to(torch.bfloat16) if precision == "bf16" else w
 
 
-def step_of(kernel: Any, kind: str, precision: str, out: Tensor, launch: dict[str, int]) -> tuple[Any, list[Any]]:
-    """A function that launches one step, and its last arguments."""
-    options = dict(launch)
-    units, columns = options.pop("units"), options.pop("columns")
+def run_steps(
+    kernel: Any, kind: str, precision: str, tensors: Sequence[Tensor], out: Tensor, times: range,
+    options: dict[str, int],
+) -> None:  # fmt: skip
+    """Launch a kernel for one time step after the other."""
+    tensors = [v.contiguous() for v in tensors]  # a copy of inputs only: results are contiguous
+    units, samples, columns = (options.pop(name) for name in ("units", "samples", "columns"))
     n, steps, batch, size = out.shape
+    samples = min(samples, power_of_two(batch))
     if precision == "float32":
         columns = 16  # these products keep all columns of a block in registers
     if kernel is step_forward and GATES[kind] == 1:
         units *= 4  # as many rows of weights as with four gates
-    samples = min(64, power_of_two(batch))
-    sizes = [steps, batch, size, GATES[kind], kind, units, samples, min(columns, power_of_two(size))]
-    grid = n, cdiv(size, units), cdiv(batch, samples)
-    return partial(launcher(kernel, *grid), **options), [*sizes, PRODUCTS[precision]]
+    sizes = steps, batch, size, GATES[kind], kind, units, samples, min(columns, power_of_two(size)), PRODUCTS[precision]
+
+    def run() -> Tensor:
+        step = launcher(kernel, n, cdiv(size, units), cdiv(batch, samples))
+        for t in times[:1] if Compiling.now else times:
+            step(*tensors, t, *sizes, **options)
+        return out
+
+    compile_and_run((kernel.__name__, kind, precision, out.shape, *(v.dtype for v in tensors)), out, run)
