@@ -185,7 +185,10 @@ def test_long_files_of_algorithms_are_listed():
 
 TRITON = [
     "fedda.problems.gradients.recurrent_kernels",
-    *(f"fedda.problems.gradients.kernels.{name}" for name in ("backward", "draws", "forward", "norm", "operators", "passes", "tiles")),
+    *(
+        f"fedda.problems.gradients.kernels.{name}"
+        for name in ("backward", "draws", "forward", "norm", "operators", "passes", "tiles")
+    ),
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
