@@ -88,6 +88,7 @@ ALLOWED = {
         "claims",
         "runs",
         "bench",
+        "c_code",
         "data",
         "files",
         "listing",
@@ -187,7 +188,11 @@ def test_long_files_of_algorithms_are_listed():
 
 
 TRITON = [
-    f"fedda.problems.gradients.kernels.{name}" for name in ("ahead", "back", "draws", "operators", "passes", "pieces")
+    "fedda.problems.gradients.recurrent_kernels",
+    *(
+        f"fedda.problems.gradients.kernels.{name}"
+        for name in ("backward", "draws", "forward", "norm", "operators", "passes", "tiles")
+    ),
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 

@@ -6,6 +6,7 @@ inputs are computed elsewhere, for all time steps together.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,22 +15,25 @@ from torch import Tensor
 CACHE = 1 << 22  # bytes of recurrent weights that a CPU works on at a time: more would leave its cache at every step
 # Operators of PyTorch's dispatcher: in a recorded gradient all time steps together are one operation.
 library = torch.library.Library("fedda", "FRAGMENT")
-library.define("recurrence(Tensor a, Tensor h, Tensor e, Tensor w, str kind) -> Tensor[]")
+library.define("recurrence(Tensor a, Tensor h, Tensor e, Tensor w, str kind, str fused) -> Tensor[]")
 library.define(
     "recurrence_backward(Tensor d_out, Tensor d_extra, Tensor out, Tensor extra, Tensor gates, Tensor h, Tensor e, "
-    "Tensor w, str kind) -> Tensor[]"
+    "Tensor w, str kind, str fused) -> Tensor[]"
 )
 
 
-def recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+def recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str, fused: str = "") -> tuple[Tensor, Tensor]:
     """The hidden states after each step, [..., T, B, H], and the cells of an LSTM.
 
     a [..., T, B, G] are the products of the inputs and their weights, with the biases; G is 4 H for "lstm", 3 H for
     "gru", H for "tanh" and "relu". h [..., B, H] is the first hidden state and w [..., G, H] the recurrent weights.
     e [..., B, H] are the first cells of an LSTM, or the bias [..., 1, H] of a GRU's recurrent product for the new
     state; other kinds ignore it.
+
+    `fused` is the precision of the products in Triton kernels ("float32", "tf32" or "bf16"), one kernel per time step.
+    If it is empty, a time step is several operations of PyTorch, as it always is in float64.
     """
-    out, extra, _ = applied(Recurrence, a, h, e, w, kind)
+    out, extra, _ = applied(Recurrence, a, h, e, w, kind, fused)
     return out, extra
 
 
@@ -40,13 +44,13 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
-        _, h, e, w, ctx.kind = inputs
+        _, h, e, w, ctx.kind, ctx.fused = inputs
         ctx.save_for_backward(*output, h, e, w)
         ctx.mark_non_differentiable(output[2])
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor, d_extra: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        return (*applied(RecurrenceBackward, d_out, d_extra, *ctx.saved_tensors, ctx.kind), None)
+        return (*applied(RecurrenceBackward, d_out, d_extra, *ctx.saved_tensors, ctx.kind, ctx.fused), None, None)
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, int]:
@@ -86,23 +90,33 @@ def with_stack_first(n: int, in_dims: Sequence[Any], args: Sequence[Any]) -> lis
 
 
 @torch.library.impl(library, "recurrence", "CompositeExplicitAutograd")
-def _recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str) -> list[Tensor]:
+def _recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str, fused: str) -> list[Tensor]:
     """Hidden states, cells (for a GRU the recurrent products of the new state) and gates: all that gradients need."""
     lead = a.shape[:-3]
-    gates, h, e, w = flat(lead, (a, 3), (h, 2), (e, 2), (w, 2))
-    gates = gates.clone(memory_format=torch.contiguous_format)  # overwritten, step by step
-    out, extra = gates.new_empty(2, *gates.shape[:-1], h.shape[-1])
-    for part in chunks(w):
-        FORWARD[kind](gates[part], h[part], e[part], w[part].mT, out[part], extra[part])
+    a, h, e, w = flat(lead, (a, 3), (h, 2), (e, 2), (w, 2))
+    gates = torch.empty_like(a, memory_format=torch.contiguous_format)
+    out, extra = a.new_empty(2, *a.shape[:-1], h.shape[-1])
+    if takes_kernels(a, fused):
+        from . import recurrent_kernels
+
+        recurrent_kernels.forward(kind, fused, a, h, e, w, out, extra, gates)
+    else:
+        gates.copy_(a)  # overwritten, step by step
+        for part in chunks(w):
+            FORWARD[kind](gates[part], h[part], e[part], w[part].mT, out[part], extra[part])
     return [v.view(*lead, *v.shape[1:]) for v in (out, extra, gates)]
 
 
 @torch.library.impl(library, "recurrence_backward", "CompositeExplicitAutograd")
 def _recurrence_backward(
     d_out: Tensor, d_extra: Tensor, out: Tensor, extra: Tensor, gates: Tensor, h: Tensor, e: Tensor, w: Tensor,
-    kind: str,
+    kind: str, fused: str,
 ) -> list[Tensor]:  # fmt: skip
-    lead = out.shape[:-3]
+    lead, backward = out.shape[:-3], BACKWARD[kind]
+    if takes_kernels(out, fused):
+        from . import recurrent_kernels
+
+        backward = partial(recurrent_kernels.backward, kind, fused)
     d_out, d_extra, out, extra, gates = flat(lead, *((v, 3) for v in (d_out, d_extra, out, extra, gates)))
     h, e, w = flat(lead, (h, 2), (e, 2), (w, 2))
     results = [torch.empty_like(v, memory_format=torch.contiguous_format) for v in (gates, h, e, w)]
@@ -110,10 +124,14 @@ def _recurrence_backward(
         before = torch.cat([h[part, None], out[part, :-1]], dim=1)  # the hidden state before each step
         own = (v[part] for v in (d_out, d_extra, out, extra, gates, e, w))
         d, d_h, d_e, d_w = (v[part] for v in results)
-        d_recurrent, first = BACKWARD[kind](before, *own, d, d_e)  # writes d and d_e
+        d_recurrent, first = backward(before, *own, d, d_e)  # writes d and d_e
         d_h.copy_(first)
         torch.bmm(d_recurrent.flatten(1, 2).mT, before.flatten(1, 2), out=d_w)  # over all time steps
     return [v.view(*lead, *v.shape[1:]) for v in results]
+
+
+def takes_kernels(a: Tensor, fused: str) -> bool:
+    return bool(fused) and a.dtype != torch.float64
 
 
 def flat(lead: torch.Size, *tensors: tuple[Tensor, int]) -> list[Tensor]:

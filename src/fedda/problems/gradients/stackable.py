@@ -77,13 +77,13 @@ def known(input: Tensor, hx: Any, weights: Any, *rest: Any) -> bool:
 
 def layers(
     kind: str, input: Tensor, hx: Any, weights: Sequence[Tensor], has_biases: bool, number: int, dropout: float,
-    training: bool, bidirectional: bool, batch_first: bool,
+    training: bool, bidirectional: bool, batch_first: bool, fused: str = "",
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """PyTorch's LSTM, GRU or RNN of several layers and one or two directions."""
+    """PyTorch's LSTM, GRU or RNN of several layers and one or two directions; `fused` as in `recurrence`."""
     states = list(zip(*hx, strict=True)) if kind == "lstm" else [(h,) for h in hx]
     each = 4 if has_biases else 2
     parameters = [weights[i : i + each] for i in range(0, len(weights), each)]
-    run = [partial(direction, kind, *pair) for pair in zip(states, parameters, strict=True)]
+    run = [partial(direction, kind, *pair, fused=fused) for pair in zip(states, parameters, strict=True)]
     x = input.transpose(0, 1) if batch_first else input
     last: list[tuple[Tensor, ...]] = []
     for i in range(number):
@@ -96,7 +96,9 @@ def layers(
     return (x.transpose(0, 1) if batch_first else x, *(torch.stack(v) for v in zip(*last, strict=True)))
 
 
-def direction(kind: str, state: tuple[Tensor, ...], parameters: Sequence[Tensor], x: Tensor) -> tuple[Tensor, ...]:
+def direction(
+    kind: str, state: tuple[Tensor, ...], parameters: Sequence[Tensor], x: Tensor, fused: str = ""
+) -> tuple[Tensor, ...]:
     """One layer in one direction, on x [T, B, features]: its outputs and its last state."""
     w_input, w, *biases = parameters
     h, *cells = state
@@ -109,14 +111,14 @@ def direction(kind: str, state: tuple[Tensor, ...], parameters: Sequence[Tensor]
     elif biases:
         a = a + (biases[0] + biases[1])
     h, extra, w = (v.to(a.dtype) for v in (h, extra, w))  # autocast has rounded a alone
-    out, after = recurrence(a, h, extra, w, kind)
+    out, after = recurrence(a, h, extra, w, kind, fused)
     return (out, out[-1], after[-1]) if cells else (out, out[-1])
 
 
-def cell(kind: str, input: Tensor, hx: Any, *parameters: Tensor | None) -> Any:
+def cell(kind: str, input: Tensor, hx: Any, *parameters: Tensor | None, fused: str = "") -> Any:
     """PyTorch's LSTMCell, GRUCell or RNNCell: one time step."""
     state = tuple(hx) if kind == "lstm" else (hx,)
-    _, *after = direction(kind, state, [p for p in parameters if p is not None], input[None])
+    _, *after = direction(kind, state, [p for p in parameters if p is not None], input[None], fused)
     return tuple(after) if kind == "lstm" else after[0]
 
 
