@@ -150,7 +150,7 @@ def test_a_stack_of_networks_has_the_gradients_of_the_loop(cell, options, monkey
     monkeypatch.setattr(recurrent_kernels, "run_steps", lambda *args: calls.append(args[0]) or run_steps(*args))
     monkeypatch.setattr(stackable, "layers", partial(stackable.layers, fused="float32"))
     stacked = StackedGradient(objective)
-    got, expected = stacked.of_clients(x, *batch), stacked.loop(x, *batch)
+    got, expected = stacked.vmapped(x, *batch), stacked.loop(x, *batch)
     assert len(calls) == 2 * (1 + len(options))  # forward and backward, of each layer and direction
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from ..c_code import WRITERS, library, pool
 from ..checks import one_line
@@ -507,8 +508,8 @@ def changed_by(node: Node) -> list[Node]:
         return []
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     given = {a.name: value for a, value in zip(arguments, node.args, strict=False)} | dict(node.kwargs)
-    changed = (given.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write)
-    return [array for value in changed for array in (value if isinstance(value, list | tuple) else [value]) if array]
+    changed: Any = [given.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [array for array in tree_leaves(changed) if isinstance(array, Node)]
 
 
 def is_view(node: Node) -> bool:

@@ -18,8 +18,8 @@ Dropout = Callable[[Tensor], Tensor]
 class Stackable(TorchFunctionMode):
     """Replaces PyTorch's recurrent layers and its fused attention while a stack of models is computed under vmap.
 
-    The results are the same, up to rounding. Layers in a form that is not known here stay as they are: a packed
-    sequence, or an LSTM with projections.
+    The results are the same, up to rounding. Layers in a form that is not known here stay as they are, such as a packed
+    sequence.
     """
 
     def __torch_function__(
@@ -67,12 +67,11 @@ def attention(
 
 
 def known(input: Tensor, hx: Any, weights: Any, *rest: Any) -> bool:
-    """Whether `layers` can compute this: no dropout, no projections, and not the arguments of a packed sequence."""
+    """Whether `layers` can compute this: no dropout, and not the arguments of a packed sequence."""
     if not isinstance(weights, list | tuple) or len(rest) != 6:
         return False
-    has_biases, number, dropout, training, bidirectional, _ = rest
-    each = 4 if has_biases else 2
-    return len(weights) == number * (1 + bidirectional) * each and not (dropout and training and number > 1)
+    _, number, dropout, training, _, _ = rest
+    return not (dropout and training and number > 1)
 
 
 def layers(
@@ -81,7 +80,7 @@ def layers(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """PyTorch's LSTM, GRU or RNN of several layers and one or two directions; `fused` as in `recurrence`."""
     states = list(zip(*hx, strict=True)) if kind == "lstm" else [(h,) for h in hx]
-    each = 4 if has_biases else 2
+    each = len(weights) // (number * (1 + bidirectional))
     parameters = [weights[i : i + each] for i in range(0, len(weights), each)]
     run = [partial(direction, kind, *pair, fused=fused) for pair in zip(states, parameters, strict=True)]
     x = input.transpose(0, 1) if batch_first else input
@@ -102,8 +101,10 @@ def direction(
     """One layer in one direction, on x [T, B, features]: its outputs and its last state."""
     w_input, w, *biases = parameters
     h, *cells = state
-    size = h.shape[-1]
     a = F.linear(x, w_input)
+    if len(parameters) % 2:
+        return projected(state, a, w, *biases)
+    size = h.shape[-1]
     extra = cells[0] if cells else torch.zeros_like(w[:1])
     if biases and kind == "gru":  # the bias of the new state is inside the reset gate
         gates, extra = biases[1].split([2 * size, size])
@@ -113,6 +114,19 @@ def direction(
     h, extra, w = (v.to(a.dtype) for v in (h, extra, w))  # autocast has rounded a alone
     out, after = recurrence(a, h, extra, w, kind, fused)
     return (out, out[-1], after[-1]) if cells else (out, out[-1])
+
+
+def projected(state: tuple[Tensor, ...], a: Tensor, w: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """An LSTM whose hidden states are projected to fewer numbers, one time step after the other."""
+    *biases, projection = others
+    h, c = state
+    out = []
+    for gates in sum(biases, a):
+        i, f, g, o = (gates + F.linear(h, w)).chunk(4, dim=-1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = F.linear(o.sigmoid() * c.tanh(), projection)
+        out.append(h)
+    return torch.stack(out), h, c
 
 
 def cell(kind: str, input: Tensor, hx: Any, *parameters: Tensor | None, fused: str = "") -> Any:

@@ -2,10 +2,13 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
+from torch.fx import Node
 
 from ...checks import one_line, warn
 from ...recording import record
@@ -20,8 +23,11 @@ Objective = Callable[..., Tensor]  # (x [d], inputs [b, ...], targets [b, ...]) 
 class StackedGradient:
     """The gradients [points * n, d] of an objective at x [points * n, d] for batches [n, ...], which all points share.
 
-    `vmap(grad(...))` is recorded once for each shape as plain tensor operations: on small models its dispatch costs
-    more than the arithmetic. If vmap fails, the clients run in a loop, with one warning.
+    The losses of all clients are one call under vmap. The gradient of their sum by x has a row for each client, because
+    a loss depends on one row of x alone. (The gradient is taken outside of vmap: inside, PyTorch would split gradients
+    of norms into many operations, and import its compiler.) All this is recorded once for each shape as plain tensor
+    operations: on small models its dispatch costs more than the arithmetic. If vmap fails, the clients run in a loop,
+    with one warning.
 
     With `frozen`, parts of the model are constant. What depends on the batch alone is then computed once for all
     points, and a constant layer is one operation for all clients.
@@ -29,7 +35,7 @@ class StackedGradient:
 
     def __init__(self, objective: Objective, frozen: bool = False):
         self.objective, self.frozen = objective, frozen
-        self.of_clients: Callable[..., Tensor] = vmap(grad(stackable(objective)))
+        self.losses: Callable[..., Tensor] = vmap(stackable(objective))
         self.by_shape: dict[object, Callable[..., Tensor]] = {}
         self.warned = False
 
@@ -57,12 +63,10 @@ class StackedGradient:
             return self.vmapped
 
     def vmapped(self, x: Tensor, *batch: Tensor) -> Tensor:
-        n = len(batch[0])
-        if not self.frozen or len(x) == n:
-            return self.of_clients(x, *repeated(x, batch))
-        of_points = vmap(self.of_clients, (0, *[None] * len(batch)))
-        gradients: Tensor = of_points(x.unflatten(0, (-1, n)), *batch)
-        return gradients.flatten(0, 1)
+        if not self.frozen or len(x) == len(batch[0]):
+            return gradient(self.losses, x, *repeated(x, batch))
+        of_points = vmap(self.losses, (0, *[None] * len(batch)))
+        return gradient(of_points, x.unflatten(0, (-1, len(batch[0]))), *batch).flatten(0, 1)
 
     def loop(self, x: Tensor, *batch: Tensor) -> Tensor:
         data = repeated(x, batch)
@@ -88,14 +92,15 @@ def simplify(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     calls = [node for node in graph.graph.nodes if node.op == "call_function" and hasattr(node.target, "_schema")]
     if any(n.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in n.target.tags for n in calls):
         return graph
-    seen: dict[object, torch.fx.Node] = {}
-    constants: dict[torch.fx.Node, Tensor] = {}
+    seen: dict[object, Node] = {}
+    constants: dict[Node, Tensor] = {}
     for node in calls:
         same = _find_equal(node, seen)
         if same is not node:
             node.replace_all_uses_with(same)
             graph.graph.erase_node(node)
             continue
+        _transpose_factors(node)
         value = _constant(node, constants)
         if value is not None:
             constants[node] = value
@@ -109,22 +114,57 @@ def simplify(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return graph
 
 
-def _find_equal(node: torch.fx.Node, seen: dict[object, torch.fx.Node]) -> torch.fx.Node:
+def _find_equal(node: Node, seen: dict[object, Node]) -> Node:
     """An earlier node with the same result, or the node itself."""
     source = node.args[0] if node.args else None
-    if isinstance(source, torch.fx.Node):
+    if isinstance(source, Node):
         if node.target in RESHAPES and node.meta["tensor"].shape == source.meta["tensor"].shape:
             return source
-        if node.target is aten.mul.Scalar and node.args[1] == 1:
+        if node.target is aten.detach.default or (node.target is aten.mul.Scalar and node.args[1] == 1):
             return source
         transposes = node.target is aten.transpose.int and source.target is aten.transpose.int
-        if transposes and node.args[1:] == source.args[1:] and isinstance(source.args[0], torch.fx.Node):
+        if transposes and node.args[1:] == source.args[1:] and isinstance(source.args[0], Node):
             return source.args[0]  # transposed twice
     # Node names are unique, so equal texts mean equal arguments.
     return seen.setdefault((node.target, str(node.args), str(node.kwargs)), node)
 
 
-def _constant(node: torch.fx.Node, constants: dict[torch.fx.Node, Tensor]) -> Tensor | None:
+def _transpose_factors(node: Node) -> None:
+    """A copy of the transpose of A B becomes B^T A^T, which needs no copy: gradients of weights come like this."""
+    turned: Any = node.args[0] if node.args else None
+    if node.target is not aten.clone.default or not _transposes(turned):
+        return
+    product = turned.args[0]
+    if product.target is not aten.bmm.default or len(turned.users) > 1 or len(product.users) > 1:
+        return
+    _, rows, columns = node.meta["tensor"].shape
+    if node.meta["tensor"].strides != (rows * columns, columns, 1):
+        return
+    a, b = product.args
+    with node.graph.inserting_before(node):
+        node.args = _transposed(b), _transposed(a)
+    node.target, node.kwargs = aten.bmm.default, {}
+
+
+def _transposed(node: Any) -> Node:
+    """A stack of matrices, transposed."""
+    if _transposes(node):
+        return node.args[0]  # type: ignore[no-any-return]
+    turned: Node = node.graph.call_function(aten.transpose.int, (node, 1, 2))
+    like = node.meta["tensor"]
+    (n, rows, columns), (first, row, column) = like.shape, like.strides
+    turned.meta["tensor"] = replace(like, shape=torch.Size((n, columns, rows)), strides=(first, column, row))
+    return turned
+
+
+def _transposes(node: Any) -> bool:
+    """Whether this node transposes a stack of matrices."""
+    if not isinstance(node, Node) or node.target is not aten.transpose.int or len(node.meta["tensor"].shape) != 3:
+        return False
+    return isinstance(node.args[0], Node) and sorted(axis % 3 for axis in node.args[1:]) == [1, 2]  # type: ignore[operator]
+
+
+def _constant(node: Node, constants: dict[Node, Tensor]) -> Tensor | None:
     """The result of a node that does not depend on the inputs: shapes are fixed in a recording."""
     like = node.meta.get("tensor")
     if like is None:
@@ -140,7 +180,8 @@ def _constant(node: torch.fx.Node, constants: dict[torch.fx.Node, Tensor]) -> Te
 
 
 def gradient(objective: Objective, x: Tensor, *data: Tensor) -> Tensor:
-    """The gradient of one client by ordinary autograd: the reference."""
-    with torch.enable_grad():
+    """The gradient of an objective, or of the sum of several, by ordinary autograd."""
+    # In one thread, so that what is recorded or compiled meanwhile sees every operation.
+    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
         x = x.detach().requires_grad_()
-        return torch.autograd.grad(objective(x, *data), x)[0]
+        return torch.autograd.grad(objective(x, *data).sum(), x, materialize_grads=True)[0]

@@ -219,8 +219,8 @@ class NativeChain:
         arrays = addresses(n, batch, g, x, x.stride(0), inputs, targets, out)
         work = 3 * g * batch * self.products
 
-        def part(memory: Tensor, first: int, end: int) -> None:
-            self.code.gradients(*model, memory.data_ptr(), first, end, *arrays)
+        def part(memory: Tensor, first: int, end: int, held: object = (x, inputs, targets, out)) -> None:
+            self.code.gradients(*model, memory.data_ptr(), first, end, *arrays)  # addresses of what is held
 
         return lambda: self.divide(part, n, 1, work)
 
