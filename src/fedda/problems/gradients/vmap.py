@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,12 +80,20 @@ def repeated(x: Tensor, batch: Sequence[Tensor]) -> list[Tensor]:
 
 aten = torch.ops.aten
 RESHAPES = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
-FILLS = {aten.ones_like.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0}
+# Those that change a shape, which no other tensor sees, and one that PyTorch applies to a new tensor.
+IN_PLACE = {aten.unsqueeze_.default: aten.unsqueeze.default, aten.reciprocal_.default: aten.reciprocal.default}
+FILLS = {
+    aten.ones_like.default: 1, aten.new_ones.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0,
+}  # fmt: skip
 
 
 def simplify(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Remove operations that change nothing, that are done twice, or that have a constant result: on small models each
-    of them costs as much as the arithmetic. A graph that mutates tensors or draws random numbers stays as it is."""
+    of them costs as much as the arithmetic. A graph that mutates tensors or draws random numbers stays as it is, except
+    that the in-place operations of PyTorch's own formulas become ordinary ones."""
+    for node in graph.graph.nodes:
+        if node.target in IN_PLACE and _is_new(node.args[0], node):
+            node.target = IN_PLACE[node.target]
     calls = [node for node in graph.graph.nodes if node.op == "call_function" and hasattr(node.target, "_schema")]
     if any(n.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in n.target.tags for n in calls):
         return graph
@@ -107,6 +116,15 @@ def simplify(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _is_new(source: Any, node: torch.fx.Node) -> bool:
+    """Whether `node` may leave its input unchanged: it makes a view, or nobody else reads the input, a new tensor."""
+    if node.target is aten.unsqueeze_.default:
+        return True
+    schema = getattr(source.target, "_schema", None)
+    own = schema is not None and all(result.alias_info is None for result in schema.returns)
+    return own and source.target is not aten._unsafe_view.default and [*source.users] == [node]
 
 
 def _find_equal(node: torch.fx.Node, seen: dict[object, torch.fx.Node]) -> torch.fx.Node:
