@@ -29,11 +29,12 @@ from ..compiling import side_by_side
 from ..recording import TensorMeta, record
 from .loops import merged
 from .programs import is_view, mutates
-from .triton_code import CHECKED, NAMES, expression, held
+from .triton_code import CHECKED, COPIES, NAMES, expression, held
 
 SMALL = 4096  # operations on fewer numbers, which depend on no earlier step, are not fused (see graphs.SideStream)
 MAX_ARRAYS = 20  # arrays of one kernel
 MAX_OPERATIONS = 100  # of one kernel
+MIN_PIECE = 8  # numbers that a copy in another order writes side by side
 BLOCK = 1024
 LAUNCH = {"num_warps": 4, "enable_fp_fusion": False}
 KERNELS: list[Fused] = []
@@ -116,14 +117,18 @@ def overwrites(node: Node) -> bool:
 
 class Cluster:
     """Element-wise operations on arrays of one length. Number i of a kernel is the one at place i in the memory of every
-    result."""
+    result, except for copies in another order, whose results no other operation of the cluster reads."""
 
     def __init__(self) -> None:
         self.members: list[Node] = []
         self.nodes: list[Node] = []  # with the views of their results
         self.root: dict[Node, Node] = {}  # the member whose memory a node shows
+        self.moved: dict[Node, TensorMeta] = {}  # copies in another order, with what they copy
 
     def add(self, node: Node) -> None:
+        source = node.all_input_nodes[0] if node.target in COPIES else None
+        if source in self.root and not flat(source.meta["tensor"], node.meta["tensor"]):
+            self.moved[node] = source.meta["tensor"]
         self.members.append(node)
         self.nodes.append(node)
         self.root[node] = node
@@ -133,12 +138,13 @@ class Cluster:
         self.root[node] = self.root[node.all_input_nodes[0]]
 
     def takes(self, node: Node) -> bool:
-        """Whether a node fits: it reads results of this cluster at its own place only."""
+        """Whether a node fits: it reads results of this cluster at its own place only, or copies one."""
         value, first = node.meta["tensor"], self.members[0].meta["tensor"]
         if value.shape.numel() != first.shape.numel() or value.device != first.device:
             return False
-        if not all(flat(a.meta["tensor"], value) for a in node.all_input_nodes if a in self.root):
-            return False
+        for a in node.all_input_nodes:
+            if a in self.root and (self.root[a] in self.moved or not (flat(a.meta["tensor"], value) or moves(node))):
+                return False
         members = [*self.members, node]
         arrays = len(self.sources(members)) + sum(self.needed(m, {*members}) for m in members)
         return arrays <= MAX_ARRAYS and len(members) <= MAX_OPERATIONS
@@ -204,7 +210,8 @@ class Cluster:
         for k, node in enumerate(results):
             dtype = node.meta["tensor"].dtype
             narrow = f".to(tl.{NAMES[dtype]})" if held(dtype) != dtype else ""
-            stores.append(f"tl.store(O{k} + i, {names[node]}{narrow}{mask})")
+            at = position(node.meta["tensor"], self.moved[node]) if node in self.moved else "i"
+            stores.append(f"tl.store(O{k} + {at}, {names[node]}{narrow}{mask})")
         arguments = [f"I{k}" for k in range(len(sources))] + [f"O{k}" for k in range(len(results))]
         program = "tl.program_id(0)" + (".to(tl.int64)" if far else "")
         head = [f"i = {program} * {BLOCK} + tl.arange(0, {BLOCK})", *([f"inside = i < {length}"] if mask else [])]
@@ -231,6 +238,15 @@ def in_memory_order(array: TensorMeta, result: TensorMeta) -> tuple[list[int], l
 def flat(array: TensorMeta, result: TensorMeta) -> bool:
     """Whether number i in the memory of an array is the one that belongs to number i in the memory of the result."""
     return array.offset == 0 and in_memory_order(array, result) == ([result.shape.numel()], [1])
+
+
+def moves(node: Node) -> bool:
+    """Whether a node copies an array to another order, in pieces that are long enough to be written efficiently."""
+    if node.target not in COPIES:
+        return False
+    array, result = node.all_input_nodes[0].meta["tensor"], node.meta["tensor"]
+    sizes, strides = in_memory_order(result, array)
+    return flat(array, array) and strides[-1] == 1 and sizes[-1] >= MIN_PIECE
 
 
 def position(array: TensorMeta, result: TensorMeta) -> str:
