@@ -78,8 +78,12 @@ CHECKED: dict[Any, str] = {
 }
 CONDITION = {aten.where.self: 0, aten.masked_fill.Scalar: 1}  # which argument is a condition
 DIVISIONS = (aten.div.Tensor, aten.div.Scalar)
-# Here PyTorch may round a number to 16 bits or keep it in float32: the number must be the same in both.
-EXACT = (*COMPARISONS, aten.clamp_min.default, aten.clamp_max.default, aten.clamp.default, aten.threshold_backward.default)
+# Here a number of 16 bits is rounded before the operation by some of PyTorch's kernels, but not by others. It must be
+# the same in 16 bits and in float32.
+EXACT = (
+    *COMPARISONS, aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar,
+    aten.clamp_min.default, aten.clamp_max.default, aten.clamp.default, aten.threshold_backward.default,
+)  # fmt: skip
 
 
 def expression(node: Node, name: Callable[[Node], str]) -> str | None:
