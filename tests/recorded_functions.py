@@ -4,6 +4,11 @@ import math
 import random
 
 import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedda.problems.gradients.vmap import StackedGradient
+from fedda.problems.sequences import transformer
 
 aten = torch.ops.aten
 SPECIAL = [0.0, -0.0, 1.0, -1.5, 2.0, 1e-40, -1e-310, 6e-8, 1e30, -1e300, 70000.0, 1 + 2**-8, 1 + 3 * 2**-8,
@@ -96,3 +101,39 @@ def arguments(dtype, layout, device="cpu"):
     b = special[None, :, None].expand(n, n, 12).contiguous()
     k = torch.randint(-(1 << 62), 1 << 62, (n, n, 12), generator=g) >> torch.arange(12) * 5
     return [v.to(device) for v in (LAYOUTS[layout](a), b, torch.rand(n, n, 12, generator=g) < 0.5, k)]
+
+
+class Normed(nn.Module):
+    """A residual block with GroupNorm, as in benchmarks/models.py."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.out = nn.Conv2d(2, 4, 3, 2, 1), nn.GroupNorm(2, 4), nn.Linear(4, 3)
+        self.second, self.skip = nn.Conv2d(4, 4, 3, 1, 1), nn.Conv2d(2, 4, 1, 2)
+
+    def forward(self, x):
+        x = (self.skip(x) + self.norm(self.second(self.norm(self.first(x)).relu()))).relu()
+        return self.out(x.mean((-2, -1)))
+
+
+def network_gradient(kind, precision, device="cpu"):
+    """The gradients of two clients, and their arguments. In bfloat16 autocast adds its conversions."""
+    g = torch.Generator().manual_seed(0)
+    if kind == "resnet":
+        module, batch = Normed(), (torch.randn(2, 3, 2, 6, 6, generator=g), torch.tensor([[0, 1, 2]] * 2))
+    else:
+        module, _ = transformer((5,), 7, width=8, layers=1, heads=2)
+        tokens = torch.randint(0, 7, (2, 3, 5), generator=g)
+        batch = tokens, tokens.roll(1, -1)
+    module.to(device)
+    names, shapes = zip(*((name, p.shape) for name, p in module.named_parameters()), strict=True)
+
+    def objective(x, inputs, targets):
+        parts = x.split([shape.numel() for shape in shapes])
+        parameters = {name: v.view(shape) for name, v, shape in zip(names, parts, shapes, strict=True)}
+        with torch.autocast(device, torch.bfloat16, enabled=precision == torch.bfloat16):
+            scores = functional_call(module, parameters, (inputs,))
+            return nn.functional.cross_entropy(scores.flatten(0, -2), targets.flatten())
+
+    x = torch.randn(2, sum(shape.numel() for shape in shapes), generator=g) * 0.3
+    return StackedGradient(objective), [v.to(device) for v in (x, *batch)]

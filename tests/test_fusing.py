@@ -4,12 +4,11 @@ import os
 import subprocess
 import sys
 from operator import getitem
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.func import functional_call
 
 import fedda
 import recorded_functions
@@ -23,7 +22,6 @@ if not CUDA:
 pytest.importorskip("triton", reason="needs Triton")
 
 from fedda.engines import fusing  # noqa: E402
-from fedda.problems.gradients.vmap import StackedGradient  # noqa: E402
 from fedda.recording import record  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -243,36 +241,11 @@ def test_random_functions(seed):
         assert all(map(equal, got, expected))
 
 
-class Normed(nn.Module):
-    """A residual block with GroupNorm, as in benchmarks/models.py."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.out = nn.Conv2d(2, 4, 3, 2, 1), nn.GroupNorm(2, 4), nn.Linear(4, 3)
-        self.second, self.skip = nn.Conv2d(4, 4, 3, 1, 1), nn.Conv2d(2, 4, 1, 2)
-
-    def forward(self, x):
-        x = (self.skip(x) + self.norm(self.second(self.norm(self.first(x)).relu()))).relu()
-        return self.out(x.mean((-2, -1)))
-
-
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["resnet", "transformer"])
 def test_gradients_of_networks(kind, precision):
     """To the bit. Autocast to bfloat16 adds the conversions that it adds on a GPU."""
-    g, module, shapes = network(kind)
-
-    def objective(x, inputs, targets):
-        sizes = [p.numel() for p in module.parameters()]
-        flat = [v.view(p.shape) for v, p in zip(x.split(sizes), module.parameters(), strict=True)]
-        parameters = dict(zip((name for name, _ in module.named_parameters()), flat, strict=True))
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=precision == torch.bfloat16):
-            scores = functional_call(module, parameters, (inputs,))
-            return nn.functional.cross_entropy(scores.flatten(0, -2), targets.flatten())
-
-    x = torch.randn(2, sum(p.numel() for p in module.parameters()), generator=g) * 0.3
-    inputs = [v.to(DEVICE) for v in (x, *shapes)]
-    gradient = StackedGradient(objective)
+    gradient, inputs = recorded_functions.network_gradient(kind, precision, DEVICE)
     expected = gradient(*inputs)
     recorded = record(gradient, *inputs)
     before, module = kernels(recorded), fusing.fused(recorded)
@@ -283,15 +256,6 @@ def test_gradients_of_networks(kind, precision):
 def kernels(module):
     """The number of operations that are no views."""
     return sum(not fusing.is_view(n) and n.target is not getitem for n in calls(module))
-
-
-def network(kind):
-    g = torch.Generator().manual_seed(0)
-    if kind == "resnet":
-        return g, Normed().to(DEVICE), (torch.randn(2, 3, 2, 6, 6, generator=g), torch.tensor([[0, 1, 2]] * 2))
-    module, _ = fedda.problems.sequences.transformer((5,), 7, width=8, layers=1, heads=2)
-    tokens = torch.randint(0, 7, (2, 3, 5), generator=g)
-    return g, module.to(DEVICE), (tokens, tokens.roll(1, -1))
 
 
 def test_a_transposed_result_is_read_where_it_was_written():
@@ -358,6 +322,17 @@ def test_a_round_of_every_algorithm(name, monkeypatch):
     for got, right in zip(module(), expected, strict=True):
         torch.testing.assert_close(got, right, **bound)
     assert calls(module, FUSED)
+
+
+def test_kernels_are_compiled_for_an_h200(tmp_path):
+    """In the interpreter nothing is compiled."""
+    words = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    script = Path(__file__).parent / "hopper.py"
+    found = subprocess.run(
+        [sys.executable, script, "fused"], env=os.environ | words, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert len(list(tmp_path.rglob("*.cubin"))) == int(found.stdout) > 20
 
 
 def test_no_computer_algebra_is_imported_for_it():

@@ -87,7 +87,7 @@ def compile_all(kernels: Sequence[Fused]) -> None:
     if any(k.device.type == "cuda" for k in kernels):
         with torch.cuda.device(kernels[0].device), side_by_side():
             for k in kernels:
-                k.function.warmup(*k.dtypes, *(dtype for *_, dtype in k.results), grid=k.grid, **k.options)
+                k.warm_up()
 
 
 def elementwise(node: Node) -> bool:
@@ -102,12 +102,13 @@ def elementwise(node: Node) -> bool:
 
 
 def independent(node: Node, others: set[Node]) -> bool:
-    """Whether an operation depends on no earlier step, as `SideStream.independent` says of its result."""
+    """Whether an operation depends on no earlier step, by the rule of `SideStream`."""
     value = node.meta.get("tensor")
     if node.op == "get_attr" and value is not None:
         return value.shape.numel() <= SMALL or not value.dtype.is_floating_point
     inputs = node.all_input_nodes
-    return node.op == "call_function" and bool(inputs) and others.issuperset(inputs) and not overwrites(node)
+    counts = getattr(node.target, "overloadpacket", None) is torch.ops.aten.arange
+    return counts or (node.op == "call_function" and bool(inputs) and others.issuperset(inputs) and not mutates(node))
 
 
 def overwrites(node: Node) -> bool:
@@ -116,8 +117,8 @@ def overwrites(node: Node) -> bool:
 
 
 class Cluster:
-    """Element-wise operations on arrays of one length. Number i of a kernel is the one at place i in the memory of every
-    result, except for copies in another order, whose results no other operation of the cluster reads."""
+    """Element-wise operations on arrays of one length. Number i of a kernel is the one at place i in the memory of all
+    results, except for copies to another order, which no other operation of the cluster reads."""
 
     def __init__(self) -> None:
         self.members: list[Node] = []
@@ -270,10 +271,9 @@ def extent(array: TensorMeta) -> int:
 def same_bits(op: Any, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the code of a function gives PyTorch's bits, by a comparison on numbers of all magnitudes."""
     g = torch.Generator().manual_seed(0)
-    count = len(op._schema.arguments) if "backward" in op._schema.name else 1
     with synchronisation(), torch.no_grad():
         inputs = []
-        for _ in range(2 if count > 1 else 1):
+        for _ in range(2 if "backward" in op._schema.name else 1):
             bits = torch.randint(-(1 << 31), 1 << 31, (CHECKS // 2,), generator=g).to(torch.int32).view(torch.float32)
             inputs.append(torch.cat([bits, torch.randn(CHECKS // 2, generator=g) * 4]).to(device, dtype))
         expected = op(*inputs)
@@ -321,6 +321,10 @@ class Fused:
         with torch.cuda.device_of(outputs[0]):  # Triton launches on the current device
             self.function[self.grid](*inputs, *outputs, **self.options)
         return outputs
+
+    def warm_up(self) -> None:
+        """Compile it before its first launch."""
+        self.function.warmup(*self.dtypes, *(dtype for *_, dtype in self.results), grid=self.grid, **self.options)
 
 
 @cache

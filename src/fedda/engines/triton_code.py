@@ -88,53 +88,63 @@ EXACT = (
 
 def expression(node: Node, name: Callable[[Node], str]) -> str | None:
     """The code of a node whose result is an array of floats or bool; None if its bits are not certain."""
-    op, result, args = node.target, node.meta.get("tensor"), list(node.args)
-    arrays = {i: a.meta.get("tensor") for i, a in enumerate(args) if isinstance(a, Node)}
-    if result is None or any(a is None or a.device != result.device or a.dtype not in NAMES for a in arrays.values()):
+    op: Any = node.target
+    args, result = list[Any](node.args), node.meta["tensor"]
+    arrays = [source.meta.get("tensor") for source in node.all_input_nodes]
+    if any(a is None or a.device != result.device or a.dtype not in NAMES for a in arrays):
         return None
     if op in COPIES:
-        return converted(name(args[0]), arrays[0].dtype, result.dtype)  # type: ignore[arg-type]
+        return converted(name(args[0]), args[0].meta["tensor"].dtype, result.dtype)
     if op is aten.clamp.default:
-        limits = [*args[1:], None, None][:2]
-        args[1:] = [b if a is None else a for a, b in zip(limits, (-math.inf, math.inf), strict=True)]
+        low, high = [*args[1:], None, None][:2]
+        args[1:] = [-math.inf if low is None else low, math.inf if high is None else high]
     if op is aten.pow.Tensor_Scalar and args.pop() != 2:
         return None
-    condition, dtype = CONDITION.get(op), result.dtype
-    types = [a.dtype for i, a in arrays.items() if i != condition]
-    if op in LOGIC:
-        code, fits = LOGIC[op], {*types} == {torch.bool}
-    elif op in COMPARISONS:
-        dtype = types[0]
-        code, fits = COMPARISONS[op], {*types} == {dtype} and dtype.is_floating_point
-    elif op in CHECKED:
-        code, fits = CHECKED[op], {*types} == {dtype} and dtype != torch.float64
-    elif op in ARITHMETIC:
-        code = ARITHMETIC[op] if dtype != torch.float64 else DOUBLE.get(op, ARITHMETIC[op])
-        fits = dtype.is_floating_point and all(torch.promote_types(t, dtype) == dtype for t in types)
-        fits = fits and (condition is None or arrays[condition].dtype == torch.bool)
-    else:
+    code = code_of(node, result.dtype)
+    if code is None or node.kwargs or len(args) != 1 + max(i for i in range(3) if f"{{{i}}}" in code):
         return None
+    dtype = node.args[0].meta["tensor"].dtype if op in COMPARISONS else result.dtype  # type: ignore[union-attr]
     numbers = [a for a in args if not isinstance(a, Node)]
-    arity = 1 + max(i for i in range(3) if f"{{{i}}}" in code)
-    if not fits or node.kwargs or len(args) != arity or not all(isinstance(n, int | float) for n in numbers):
+    if not all(isinstance(n, int | float) for n in numbers):
         return None
-    if op in EXACT and any(math.isnan(n) or rounded(n, dtype) != rounded(n, held(dtype)) for n in numbers):  # type: ignore[arg-type]
+    if op in EXACT and any(math.isnan(n) or rounded(n, dtype) != rounded(n, held(dtype)) for n in numbers):
         return None
     if op in DIVISIONS and numbers:
-        (number,), by = numbers, inverse(numbers[0], held(dtype))
-        if by is None or not isinstance(args[0], Node):
+        by = inverse(args[1], held(dtype)) if isinstance(args[0], Node) else None
+        if by is None:
             return None
         if result.device.type == "cuda":
             code, args[1] = "{0} * {1}", by
-    values = []
+    values = list[Any]()
     for i, a in enumerate(args):
-        if not isinstance(a, Node):
-            a = rounded(a, dtype) if op is aten.masked_fill.Scalar else a  # type: ignore[arg-type]
-            values.append(literal(a, held(dtype)))
+        if isinstance(a, Node):
+            wanted = torch.bool if i == CONDITION.get(op) else dtype
+            values.append(converted(name(a), a.meta["tensor"].dtype, wanted))
         else:
-            values.append(name(a) if i == condition else converted(name(a), arrays[i].dtype, dtype))  # type: ignore[union-attr]
+            values.append(literal(rounded(a, dtype) if op is aten.masked_fill.Scalar else a, held(dtype)))
+    if None in values:
+        return None
     text = code.format(*values)
     return f"({text}){half(dtype)}" if result.dtype in HALF else text
+
+
+def code_of(node: Node, dtype: torch.dtype) -> str | None:
+    """The code of an operation with a result of this type; None if the types of its arguments do not fit."""
+    op: Any = node.target
+    places = {i: a.meta["tensor"].dtype for i, a in enumerate(node.args) if isinstance(a, Node)}
+    condition = places.pop(CONDITION[op]) if CONDITION.get(op) in places else torch.bool
+    types = {*places.values()}
+    if op in LOGIC:
+        return LOGIC[op] if types == {torch.bool} else None
+    if op in COMPARISONS:
+        return COMPARISONS[op] if len(types) == 1 and types.pop().is_floating_point else None
+    if not dtype.is_floating_point or condition != torch.bool:
+        return None
+    if op in CHECKED:
+        return CHECKED[op] if types == {dtype} and dtype != torch.float64 else None
+    if any(torch.promote_types(t, dtype) != dtype for t in types):
+        return None
+    return DOUBLE.get(op, ARITHMETIC.get(op)) if dtype == torch.float64 else ARITHMETIC.get(op)
 
 
 def held(dtype: torch.dtype) -> torch.dtype:
@@ -147,12 +157,13 @@ def half(dtype: torch.dtype) -> str:
 
 
 def converted(value: str, source: torch.dtype, dtype: torch.dtype) -> str | None:
-    """A value converted to floats or bool, as PyTorch converts it: to 16 bits by way of float32."""
+    """A value converted to floats or bool, as PyTorch converts it: to 16 bits by way of float32. Triton would convert
+    integers to 16 bits directly, which rounds long ones otherwise."""
     if source == dtype:
         return value
     if dtype == torch.bool:
         return f"({value} != 0)"
-    if not dtype.is_floating_point:
+    if not dtype.is_floating_point or (dtype in HALF and source in (torch.int32, torch.int64)):
         return None
     text = value if held(source) == held(dtype) else f"{value}.to(tl.{NAMES[held(dtype)]})"
     return text + half(dtype) if dtype in HALF else text
