@@ -1,4 +1,4 @@
-"""Fused vector updates have the bits of the operations they stand for."""
+"""Fused kernels have the bits of the operations they stand for."""
 
 import os
 import subprocess
@@ -196,6 +196,16 @@ def test_an_operation_waits_until_it_is_needed():
     assert len(calls(module, FUSED)) == 2
     for got, expected in zip(module(), step(), strict=True):
         assert equal(got, expected)
+
+
+def test_views_as_another_type_are_read_from_memory():
+    a = numbers(500, dtype=torch.float32)
+
+    def step():
+        return [(a * 2).view(torch.int32).bool() & (a > 0), (a > 0.1).view(torch.uint8) * 1.5]
+
+    module = fusing.fused(record(step))
+    assert calls(module, FUSED) and all(map(equal, module(), step()))
 
 
 def test_a_copy_to_another_order_is_written_by_the_kernel_that_computes_it():

@@ -117,7 +117,7 @@ def overwrites(node: Node) -> bool:
 
 
 class Cluster:
-    """Element-wise operations on arrays of one length. Number i of a kernel is the one at place i in the memory of all
+    """Element-wise operations on arrays of one length. Number i of the kernel is the one at place i in the memory of all
     results, except for copies to another order, which no other operation of the cluster reads."""
 
     def __init__(self) -> None:
@@ -144,7 +144,12 @@ class Cluster:
         if value.shape.numel() != first.shape.numel() or value.device != first.device:
             return False
         for a in node.all_input_nodes:
-            if a in self.root and (self.root[a] in self.moved or not (flat(a.meta["tensor"], value) or moves(node))):
+            root, array = self.root.get(a), a.meta["tensor"]
+            if root is None:
+                continue
+            if root in self.moved or array.dtype != root.meta["tensor"].dtype:  # a view as another type
+                return False
+            if not (flat(array, value) or moves(node)):
                 return False
         members = [*self.members, node]
         arrays = len(self.sources(members)) + sum(self.needed(m, {*members}) for m in members)
