@@ -117,7 +117,7 @@ def overwrites(node: Node) -> bool:
 
 
 class Cluster:
-    """Element-wise operations on arrays of one length. Number i of the kernel is the one at place i in the memory of all
+    """Element-wise operations on arrays of one length. Number i is the one at place i in the memory of all
     results, except for copies to another order, which no other operation of the cluster reads."""
 
     def __init__(self) -> None:
