@@ -1,18 +1,24 @@
-"""Compiles the kernels of the paper's CNN for an H200, without a GPU, and prints how many there are.
+"""Compiles kernels for an H200, without a GPU, and prints how many there are: those of the paper's CNN or, with the
+argument `fused`, those that engines/fusing.py makes.
 
-Run by tests/test_kernels.py. Triton gets a driver that only names the device.
+Run by tests/test_kernels.py and tests/test_fusing.py. Triton gets a driver that only names the device.
 """
+
+import sys
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from fedda.compiling import side_by_side
+from fedda.engines import fusing
 from fedda.problems.gradients.chain import Chain
 from fedda.problems.gradients.kernels import backward, forward, norm, plan_of
 from fedda.problems.gradients.kernels.launch import Compiling
 from fedda.problems.gradients.kernels.passes import Pass
 from fedda.problems.models import cnn
+from fedda.recording import record
+from recorded_functions import ELEMENTWISE, arguments, network_gradient
 
 
 class FakeDriver:
@@ -34,8 +40,41 @@ def compiled_kernels():
     return sum(len(kernels) for f in functions for kernels, *_ in f.device_caches.values())
 
 
+def compile_fused():
+    """All operations, and the gradients of small networks."""
+    fusing.SMALL, fusing.same_bits = 1, lambda *about: True
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        a, b, *rest = arguments(dtype, "permuted")
+        checked = [op for op in fusing.CHECKED if dtype != torch.float64]
+
+        def step(a=a, b=b, rest=rest, checked=checked):
+            binary = [op for op in checked if "backward" in str(op)]
+            return [
+                *(function(a, b, *rest) for function in ELEMENTWISE.values()),
+                *(op(a, b) if op in binary else op(a) for op in checked),
+            ]
+
+        fusing.fused(record(step))
+    for kind in ("resnet", "transformer"):
+        for precision in (torch.float32, torch.bfloat16):
+            gradient, inputs = network_gradient(kind, precision)
+            fusing.fused(record(gradient, *inputs))
+    with side_by_side():
+        for kernel in fusing.KERNELS:
+            kernel.warm_up()
+    compiled = [
+        k for fused in fusing.KERNELS for found, *_ in fused.function.device_caches.values() for k in found.values()
+    ]
+    for kernel in compiled:  # multiply-adds are those of libdevice, or are asked for
+        assert "fma" not in kernel.asm["ptx"] or "__nv" in kernel.asm["ttir"] or "fma" in kernel.asm["ttir"]
+    print(len(compiled))
+
+
 def main():
     driver.set_active(FakeDriver())
+    if sys.argv[1:] == ["fused"]:
+        compile_fused()
+        return
     shape = (3, 32, 32)
     inputs, targets = torch.zeros(10, 16, *shape, dtype=torch.uint8), torch.zeros(10, 16, dtype=torch.long)
 

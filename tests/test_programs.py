@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import random
 import threading
 
 import pytest
@@ -16,6 +15,7 @@ from fedda.engines import Vectorised, loops, programs
 from fedda.engines.loops import ARITHMETIC, COMPARISONS, COPIES, INTEGER, REAL, SHIFTS, merged
 from fedda.engines.programs import CpuProgram, NoProgram, Trial, same
 from fedda.recording import record
+from recorded_functions import random_function
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.skipif(not c_code.compiler_command(), reason="there is no C compiler")
@@ -415,36 +415,6 @@ def test_inputs_of_another_layout_are_copied_and_those_of_another_shape_refused(
     assert same(program(x)[0], x * 2) and same(program(x[:1].expand(3, 4))[0], x[:1].expand(3, 4) * 2)
     with pytest.raises(ValueError, match="shape"):
         program(torch.zeros(4, 3))
-
-
-def random_function(seed):
-    """Some twenty operations on random earlier results."""
-
-    def function(x, y):
-        draw, values = random.Random(seed), [x, y, x[:1], y[:, :1]]
-        for _ in range(draw.randint(5, 30)):
-            a, b = draw.choice(values), draw.choice(values)
-            kind = draw.randrange(12)
-            if kind < 6:
-                new = (a + b, a * b, a - b, torch.where(a > b, a, b), 1.5 - a, a.clamp(-1, 1))[kind]
-            elif kind == 6:
-                new = a.sum(0, keepdim=True)
-            elif kind == 7:
-                new = a.t().contiguous().t()
-            elif kind == 8:
-                new = a.clone()
-                new.add_(0.5)
-            elif kind == 9:
-                new = a[:1] * 2
-            elif kind == 10:
-                new = torch.stack([a, a * 0.5]).sum(0)
-            else:
-                new = a * 1.0
-                new.copy_(b if b.shape == a.shape else a + 1)
-            values.append(new)
-        return [draw.choice(values) for _ in range(5)]
-
-    return function
 
 
 @pytest.mark.parametrize("seed", range(25))

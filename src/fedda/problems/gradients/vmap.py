@@ -83,7 +83,9 @@ def repeated(x: Tensor, batch: Sequence[Tensor]) -> list[Tensor]:
 
 aten = torch.ops.aten
 RESHAPES = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
-FILLS = {aten.ones_like.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0}
+FILLS = {
+    aten.ones_like.default: 1, aten.new_ones.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0,
+}  # fmt: skip
 
 
 def simplify(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
