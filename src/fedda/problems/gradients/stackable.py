@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from .convolution import convolve
 from .recurrent import recurrence
 
 Dropout = Callable[[Tensor], Tensor]
@@ -20,7 +21,13 @@ class Stackable(TorchFunctionMode):
 
     The results are the same, up to rounding. Layers in a form that is not known here stay as they are: a packed
     sequence, or an LSTM with projections.
+
+    `kernels` is the precision of our Triton kernels, which then compute the layers that they fit; None: without them.
     """
+
+    def __init__(self, kernels: str | None = None):
+        super().__init__()
+        self.kernels = kernels
 
     def __torch_function__(
         self,
@@ -30,6 +37,9 @@ class Stackable(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if self.kernels is not None and function in CONVOLUTIONS:
+            out = convolve(self.kernels, *args, **kwargs)
+            return function(*args, **kwargs) if out is None else out
         if function is F.scaled_dot_product_attention:
             return attention(*args, **kwargs)
         if function in LAYERS and known(*args, **kwargs):
@@ -39,11 +49,11 @@ class Stackable(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def stackable(function: Callable[..., Any]) -> Callable[..., Any]:
+def stackable(function: Callable[..., Any], kernels: str | None = None) -> Callable[..., Any]:
     """The same function with these layers replaced."""
 
     def replaced(*args: Any) -> Any:
-        with Stackable():
+        with Stackable(kernels):
             return function(*args)
 
     return replaced
@@ -120,6 +130,7 @@ def cell(kind: str, input: Tensor, hx: Any, *parameters: Tensor | None) -> Any:
     return tuple(after) if kind == "lstm" else after[0]
 
 
+CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 LAYERS = {torch.lstm: "lstm", torch.gru: "gru", torch.rnn_tanh: "tanh", torch.rnn_relu: "relu"}
 CELLS = {
     torch.lstm_cell: "lstm",

@@ -9,6 +9,7 @@ from torch.func import grad, vmap
 
 from ...checks import one_line, warn
 from ...recording import record
+from .kernels.launch import compile_and_run
 from .stackable import stackable
 
 logger = logging.getLogger(__name__)
@@ -25,11 +26,13 @@ class StackedGradient:
 
     With `frozen`, parts of the model are constant. What depends on the batch alone is then computed once for all
     points, and a constant layer is one operation for all clients.
+
+    With `kernels`, a precision, our Triton layers take the place of PyTorch's where they fit. Errors are then raised.
     """
 
-    def __init__(self, objective: Objective, frozen: bool = False):
-        self.objective, self.frozen = objective, frozen
-        self.of_clients: Callable[..., Tensor] = vmap(grad(stackable(objective)))
+    def __init__(self, objective: Objective, frozen: bool = False, kernels: str | None = None):
+        self.objective, self.frozen, self.kernels = objective, frozen, kernels
+        self.of_clients: Callable[..., Tensor] = vmap(grad(stackable(objective, kernels)))
         self.by_shape: dict[object, Callable[..., Tensor]] = {}
         self.warned = False
 
@@ -42,6 +45,10 @@ class StackedGradient:
 
     def record(self, x: Tensor, *batch: Tensor) -> Callable[..., Tensor]:
         """A function for arguments of these shapes."""
+        if self.kernels is not None:
+            key = "layers", id(self), *((v.shape, v.dtype) for v in (x, *batch))
+            compile_and_run(key, x, lambda: self.vmapped(x, *batch))
+            return simplify(record(self.vmapped, x, *batch))
         try:
             self.vmapped(x, *batch)
         except Exception as why:  # a user's module may raise anything under vmap; the loop is always right
