@@ -188,10 +188,9 @@ def test_a_stack_of_networks_has_the_gradients_of_the_loop(make, shape, layers):
     """Recorded, and replayed with other numbers."""
     objective, *arguments = stack_of(make, shape)
     stacked = StackedGradient(objective, kernels="float32")
-    stacked(*arguments)
-    (graph,) = stacked.by_shape.values()
+    graph = stacked.record(*arguments)
     x, inputs, targets = arguments
-    got = stacked(x + 0.1, 2 * inputs, targets)
+    got = graph(x + 0.1, 2 * inputs, targets)
     truth = stacked.loop((x + 0.1).double(), (2 * inputs).double(), targets)
     assert error(got, truth.cpu()) < 1e-5
     names = operators(graph)
@@ -204,8 +203,8 @@ def test_a_frozen_layer_is_left_to_pytorch_and_passes_gradients_on():
     objective, *arguments = stack_of(residual, (3, 7, 7), frozen=("2.first", "2.norm"))
     stacked = StackedGradient(objective, frozen=True, kernels="float32")
     x, *batch = arguments
-    got = stacked(x.repeat(2, 1), *batch)  # two points share a batch
-    (graph,) = stacked.by_shape.values()
+    graph = stacked.record(x.repeat(2, 1), *batch)  # two points share a batch
+    got = graph(x.repeat(2, 1), *batch)
     truth = stacked.loop(x.double(), batch[0].double(), batch[1]).repeat(2, 1)
     assert error(got, truth.cpu()) < 1e-5
     assert operators(graph).count("convolution_weight") == 3
