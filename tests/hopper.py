@@ -60,7 +60,7 @@ RESNETS = {
     ]
     for width, stages in ((16, 3), (64, 4))
 }  # fmt: skip
-FEW = [RESNETS[16][0], RESNETS[16][1], RESNETS[64][2], RESNETS[64][9]]
+FEW = [RESNETS[16][0], RESNETS[16][2], RESNETS[64][9]]
 
 
 def compile_layer(channels, filters, size, kernel, stride, precision):

@@ -41,8 +41,8 @@ class GradientPaths:
 
     `kernels`: our GPU kernels for convolutional networks; `native`: C code for known layers, on a CPU; `chain`: known
     layers as batched products; `traced`: any module through vmap, recorded as plain operations; `layers`: the same with
-    our GPU kernels for its convolutions; `loop`: one model after the other. `auto` takes the first that fits for small stacks of linear layers, and otherwise the fastest of the
-    paths that fit, by measurement.
+    our GPU kernels for its convolutions; `loop`: one model after the other. `auto` takes the first that fits for small
+    stacks of linear layers, and otherwise the fastest of the paths that fit, by measurement.
     """
 
     def __init__(self, problem: Neural, path: str, precision: str):
@@ -129,8 +129,12 @@ class GradientPaths:
             result = way()
             if not accepted:
                 with allow_tf32(False):
-                    truth = StackedGradient(self.problem.objective_of).loop(x, *self.problem.standardised(batch).leaves())
-                error, usual = (float((g - truth).norm() / truth.norm()) for g in (result, self.run(self.paths["traced"], x, batch)))
+                    truth = StackedGradient(self.problem.objective_of).loop(
+                        x, *self.problem.standardised(batch).leaves()
+                    )
+                error, usual = (
+                    float((g - truth).norm() / truth.norm()) for g in (result, self.run(self.paths["traced"], x, batch))
+                )
                 accepted = error <= max(TOLERANCES[self.precision], 2 * usual)
                 if not accepted:
                     warn(f"the path 'layers' is not used here, its gradients have an error of {error:.1g}")

@@ -22,25 +22,23 @@ if TYPE_CHECKING:
 
 WARPS = 2112  # that share the gradient of a weight: 16 for each multiprocessor of an H200
 BLOCKS = ((128, 128), (128, 64), (64, 64), (64, 32))  # pixels and channels of a program
-MANY = 64  # channels of a layer whose weights are read in another order, with the taps apart
 
 
 @triton.jit
-def product(a, b, acc, DOT: tl.constexpr):
-    if DOT == "bf16":
-        acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
-    else:
-        acc = tl.dot(a, b, acc, input_precision=DOT)
-    return acc
+def product(a, b, acc, PRECISION: tl.constexpr):
+    if PRECISION == "bf16":
+        a = a.to(tl.bfloat16)
+        b = b.to(tl.bfloat16)
+    return tl.dot(a, b, acc, input_precision="ieee" if PRECISION == "float32" else "tf32")
 
 
 @triton.jit
 def convolve(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_w: tl.constexpr, WEIGHT, w_n,
-             w_g: tl.constexpr, w_m: tl.constexpr, w_k: tl.constexpr, w_t: tl.constexpr, BIAS, bias_n, OUT, B,
+             w_g: tl.constexpr, w_m: tl.constexpr, w_k: tl.constexpr, w_t: tl.constexpr, BIAS, bias_n, bias_m, OUT, B,
              GROUPS: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
              OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
              SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-             TRANSPOSED: tl.constexpr, DOT: tl.constexpr, FLAT: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr,
+             TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr, FLAT: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr,
              BK: tl.constexpr):  # fmt: skip
     """From K channels [H, W] of each group to M channels [OH, OW]: a convolution or, if TRANSPOSED, the gradient of its
     input. The sum is over blocks of channels and, inside, over taps, which read the same lines of the cache; if FLAT,
@@ -111,9 +109,13 @@ def convolve(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_
         at = weight + first * w_k
         at += tl.trans((kh * KW + kw) * w_t) if FLAT else (kh * KW + kw) * w_t
         c = tl.load(at + (k * w_k)[:, None] + m * w_m, mask=here, other=0.0)
-        acc = product(a, c, acc, DOT)
+        if PRECISION == "tf32":
+            # What the tensor cores do themselves. Done here, it takes the pixels there through registers: they need not
+            # be transposed in shared memory.
+            a = (a.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+        acc = product(a, c, acc, PRECISION)
     if BIAS is not None:
-        acc += tl.load(BIAS + n * bias_n + group * M + m, mask=m < M, other=0.0)
+        acc += tl.load(BIAS + n * bias_n + (group * M + m) * bias_m, mask=m < M, other=0.0)
     to = OUT + n * B * (GROUPS * M * OH * OW) + ((b * GROUPS + group) * M + m) * (OH * OW)
     tl.store(to + (h * OW + w), acc, mask=inside & (m < M))
 
@@ -124,7 +126,7 @@ def sum_pixels(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, 
                     share, GROUPS: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
                     OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
                     SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-                    DOT: tl.constexpr, FLAT: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr,
+                    PRECISION: tl.constexpr, FLAT: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr,
                     BP: tl.constexpr):  # fmt: skip
     """Sums over a share of the pixels of D [OH, OW], in OUT [SHARES, N, O, K, taps]. A program has one tap and a block
     of channels; if FLAT, rows are channels and taps together."""
@@ -169,48 +171,57 @@ def sum_pixels(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, 
             here = here & (m < M)[None, :]
         a = tl.load(source + b * x_b + (y * x_h + x * x_w) + (k * x_c)[None, :], mask=ok, other=0.0)
         d = tl.load(other + b * d_b + (h * d_h + w * d_w) + (m * d_c)[None, :], mask=here, other=0.0)
-        acc = product(tl.trans(a), d, acc, DOT)
+        acc = product(tl.trans(a), d, acc, PRECISION)
     to = OUT + ((s * N + n) * GROUPS + group) * (M * K * TAPS) + (m * (K * TAPS))[None, :]
     to += r[:, None] if FLAT else (r * TAPS + tap)[:, None]
     tl.store(to, acc, mask=(r < ROWS)[:, None] & (m < M)[None, :])
 
 
 @triton.jit
-def reorder(WEIGHT, w_n, w_o, w_c, OUT, O, C: tl.constexpr, TAPS: tl.constexpr, TP: tl.constexpr,
-            BC: tl.constexpr):  # fmt: skip
-    """Weights [n, O, C, taps] as [n, taps, O, C]."""
-    CB: tl.constexpr = (C + BC - 1) // BC
+def reorder(WEIGHT, w_n, w_o, OUT, O, C: tl.constexpr, TAPS: tl.constexpr, SUM_OUTPUTS: tl.constexpr,
+            BO: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+    """Weights [n, O, C * taps] as [n, taps, O, C] or, if a product sums over the outputs, as [n, taps, C, O]."""
+    RB: tl.constexpr = (C * TAPS + BR - 1) // BR
     program = tl.program_id(0)
-    c = program % CB * BC + tl.arange(0, BC)[None, :]
-    t = tl.arange(0, TP)[:, None]
-    o = program // CB % O
-    n = (program // CB // O).to(tl.int64)
-    ok = (c < C) & (t < TAPS)
-    value = tl.load(WEIGHT + n * w_n + o * w_o + c * w_c + t, mask=ok)
-    tl.store(OUT + ((n * TAPS + t) * O + o) * C + c, value.to(OUT.dtype.element_ty), mask=ok)
+    r = program % RB * BR + tl.arange(0, BR)[None, :]
+    program = program // RB
+    o = program % tl.cdiv(O, BO) * BO + tl.arange(0, BO)[:, None]
+    n = (program // tl.cdiv(O, BO)).to(tl.int64)
+    ok = (r < C * TAPS) & (o < O)
+    value = tl.load(WEIGHT + n * w_n + o * w_o + r, mask=ok)
+    c = r // TAPS
+    to = c * O + o if SUM_OUTPUTS else o * C + c
+    tl.store(OUT + n * O * (C * TAPS) + r % TAPS * C * O + to, value.to(OUT.dtype.element_ty), mask=ok)
 
 
-def forward(x: Tensor, w: Tensor, bias: Tensor | None, size: Sequence[int], window: Window, dot: str) -> Tensor:
+def forward(x: Tensor, w: Tensor, bias: Tensor | None, size: Sequence[int], window: Window, precision: str) -> Tensor:
     """The convolution of x [n, B, C, H, W], with outputs of this size."""
-    y = empty((len(w), x.shape[1], w.shape[1], *size), torch.bfloat16 if dot == "bf16" else torch.float32, x)
-    w, (w_n, w_o, w_c, w_t) = by_taps(w, dot)
+    y = empty((len(w), x.shape[1], w.shape[1], *size), torch.bfloat16 if precision == "bf16" else torch.float32, x)
+    w, (w_n, w_o, w_c, w_t) = by_taps(w, False, w.shape[2], precision)
     weight = w, w_n, y.shape[2] // window.groups * w_o, w_o, w_c, w_t
-    launch_convolve(x, weight, bias, y, window, False, dot)
+    launch_convolve(x, weight, bias, y, window, False, precision)
     return y
 
 
 def input_gradient(
-    d: Tensor, w: Tensor, size: Sequence[int], window: Window, dot: str, dtype: torch.dtype
+    d: Tensor, w: Tensor, size: Sequence[int], window: Window, precision: str, dtype: torch.dtype
 ) -> Tensor:
     """The gradient of an input of this size, from d [n, B, O, OH, OW]."""
     out = empty((len(w), d.shape[1], w.shape[2] * window.groups, *size), dtype, d)
-    w, (w_n, w_o, w_c, w_t) = by_taps(w, dot)
-    launch_convolve(d, (w, w_n, d.shape[2] // window.groups * w_o, w_c, w_o, w_t), None, out, window, True, dot)
+    outputs = d.shape[2] // window.groups
+    w, (w_n, w_o, w_c, w_t) = by_taps(w, True, outputs, precision)
+    launch_convolve(d, (w, w_n, outputs * w_o, w_c, w_o, w_t), None, out, window, True, precision)
     return out
 
 
 def launch_convolve(
-    x: Tensor, weight: tuple[Any, ...], bias: Tensor | None, out: Tensor, window: Window, transposed: bool, dot: str
+    x: Tensor,
+    weight: tuple[Any, ...],
+    bias: Tensor | None,
+    out: Tensor,
+    window: Window,
+    transposed: bool,
+    precision: str,
 ) -> None:
     (n, samples, channels, *size), (*_, filters, height, width), groups = x.shape, out.shape, window.groups
     k, m, taps = channels // groups, filters // groups, window.kh * window.kw
@@ -218,60 +229,54 @@ def launch_convolve(
     pixels, kinds = samples * cdiv(height, ch) * cdiv(width, cw), ch * cw * groups
     # The largest block that leaves each model 24 programs: ten models then fill an H200.
     fits = (b for b in BLOCKS if cdiv(pixels, b[0]) * cdiv(m, b[1]) * kinds >= 24)
-    rows, columns, warps = block(pixels, m, dot, next(fits, BLOCKS[-1]))
+    rows, columns, warps = block(pixels, m, precision, next(fits, BLOCKS[-1]))
     flat = k < 16
     depth = min(32, power_of_two(k * taps if flat else k))
     launcher(convolve, cdiv(m, columns) * cdiv(pixels, rows) * kinds * n)(
-        x, *x.stride(), *weight, bias, 0 if bias is None else bias.stride(0), out, samples, groups, k, *size, m, height,
-        width, *window[:8], transposed, product_of(dot), flat,
-        rows, columns, depth, num_warps=warps, num_stages=3,
+        x, *x.stride(), *weight, bias, *((0, 0) if bias is None else bias.stride()), out, samples, groups, k, *size, m,
+        height, width, *window[:8], transposed, precision, flat, rows, columns, depth, num_warps=warps, num_stages=3,
     )  # fmt: skip
 
 
-def weight_gradient(x: Tensor, d: Tensor, window: Window, dot: str) -> Tensor:
+def weight_gradient(x: Tensor, d: Tensor, window: Window, precision: str) -> Tensor:
     """The gradient of the weights [n, O, C / groups, KH, KW] in float32. The order of the sum is fixed."""
     (n, samples, channels, *size), (*_, filters, height, width), groups = x.shape, d.shape, window.groups
     k, m, taps = channels // groups, filters // groups, window.kh * window.kw
     pixels, flat = samples * height * width, k < 16
-    rows, columns, warps = block(k * taps if flat else k, m, dot, BLOCKS[0])
+    rows, columns, warps = block(k * taps if flat else k, m, precision, BLOCKS[0])
     programs = cdiv(m, columns) * (cdiv(k * taps, rows) if flat else cdiv(k, rows) * taps) * groups * n
     share = cdiv(cdiv(pixels, cdiv(WARPS, programs * warps)), 256) * 256
     shares = cdiv(pixels, share)
     dw = empty((shares, n, filters, k, window.kh, window.kw), torch.float32, x)
     launcher(sum_pixels, programs * shares)(
         x, *x.stride(), d, *d.stride(), dw, n, samples, shares, share, groups, k, *size, m, height, width,
-        *window[:8], product_of(dot), flat, rows, columns,
-        64 if rows * columns <= 1024 else 32, num_warps=warps, num_stages=3,
+        *window[:8], precision, flat, rows, columns, 64 if rows * columns <= 1024 else 32, num_warps=warps,
+        num_stages=3,
     )  # fmt: skip
     return dw[0] if shares == 1 else dw.sum(0)
 
 
-def block(rows: int, columns: int, dot: str, most: tuple[int, int]) -> tuple[int, int, int]:
+def block(rows: int, columns: int, precision: str, most: tuple[int, int]) -> tuple[int, int, int]:
     """The rows and columns of the product of a program, and its warps. Products in full precision need registers."""
-    most = (64, 64) if dot == "float32" else most
+    most = (64, 64) if precision == "float32" else most
     rows, columns = min(power_of_two(rows), most[0]), min(power_of_two(columns), most[1])
     return rows, columns, 8 if rows * columns > 8192 else max(1, min(4, rows * columns // 512))
 
 
-def product_of(precision: str) -> str:
-    return "ieee" if precision == "float32" else precision
-
-
-def by_taps(w: Tensor, dot: str) -> tuple[Tensor, tuple[int, ...]]:
-    """The weights, and their strides along the stack, outputs, inputs and taps. Those of large layers are copied once,
-    with the inputs side by side: every block of pixels reads them, and would fetch all taps to use one."""
+def by_taps(w: Tensor, sum_outputs: bool, summed: int, precision: str) -> tuple[Tensor, tuple[int, ...]]:
+    """The weights, and their strides along the stack, outputs, inputs and taps. Every block of pixels reads them tap by
+    tap, so they are copied once, with what a product sums over side by side."""
     n, filters, channels, *kernel = w.shape
     taps = kernel[0] * kernel[1]
-    if w.stride(4) != 1 or w.stride(3) != kernel[1]:
+    if w.stride()[2:] != (taps, kernel[1], 1):
         w = w.contiguous()
-    if taps == 1 or min(filters, channels) < MANY:
+    if taps == 1 or summed < 16:
         return w, (*w.stride()[:3], 1)
-    out = empty((n, taps, filters, channels), torch.bfloat16 if dot == "bf16" else torch.float32, w)
-    width = min(128, power_of_two(channels))
-    launcher(reorder, cdiv(channels, width) * filters * n)(
-        w, *w.stride()[:3], out, filters, channels, taps, power_of_two(taps, 1), width
+    out = empty((n, taps, filters * channels), torch.bfloat16 if precision == "bf16" else torch.float32, w)
+    launcher(reorder, cdiv(channels * taps, 128) * cdiv(filters, 32) * n)(
+        w, *w.stride()[:2], out, filters, channels, taps, sum_outputs, 32, 128
     )
-    return out, (taps * filters * channels, channels, 1, filters * channels)
+    return out, (out.stride(0), *((1, filters) if sum_outputs else (channels, 1)), out.stride(1))
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
