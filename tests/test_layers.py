@@ -238,21 +238,21 @@ def test_layers_that_do_not_fit_stay_pytorch_s():
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_wrong_gradients_do_not_win(wrong):
-    """The first call of the path compares."""
     import fedda
 
     problem = fedda.load("digits", clients=3, model="cnn", filters=4, batch=4)
     paths = GradientPaths(problem, "auto", "auto")
     x, batch = problem.example(2)
-    way = paths.checked(lambda: paths.by_loop(x, batch) * (1 + 0.01 * wrong), x, batch)
+
+    def path(x, batch):
+        return paths.by_loop(x, batch) * (1 + 0.01 * wrong)
+
     if wrong:
-        with (
-            pytest.warns(UserWarning, match="'layers' is not used here.*error of 0.01"),
-            pytest.raises(ArithmeticError),
-        ):
-            way()
+        with pytest.warns(UserWarning, match="'layers' is not used: .* error of 0.01"), pytest.raises(ArithmeticError):
+            paths.checked(path, x, batch)
     else:
-        assert torch.equal(way(), paths.by_loop(x, batch))
+        assert torch.equal(paths.checked(path, x, batch), paths.by_loop(x, batch))
+    assert (path in paths.accepted) == (not wrong)
 
 
 def test_the_kernels_compile_for_an_h200_without_spills(tmp_path):

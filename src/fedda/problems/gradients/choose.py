@@ -18,7 +18,7 @@ from ...checks import one_of, warn
 from ..evaluation import convolutional
 from .convolution import trains_convolutions
 from .kernels import kernels_for
-from .tuning import STACK, autotune, threads
+from .tuning import STACK, autotune, replayed, threads
 from .vmap import StackedGradient
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class GradientPaths:
         self.paths["loop"] = self.by_loop
         if path != "auto" and path not in self.paths:
             raise ValueError(f"Vectorised: path {path!r} does not fit this problem; these do: {', '.join(self.paths)}")
+        self.accepted: set[Path] = set()  # paths whose gradients were compared with those of the loop
         self.chosen = next(iter(self.paths)) if path == "auto" else path
         self.choice = ""  # how the path was chosen, for the user, if it was measured
 
@@ -90,9 +91,10 @@ class GradientPaths:
             many = 0 if convolutional(problem.model) else STACK // problem.d
             n = min(clients, max(MEASURED_CLIENTS, many))
             x, batch = problem.example(n)
-            ways = {name: partial(self.run, path, x, batch) for name, path in candidates.items()}
-            if "layers" in ways:
-                ways["layers"] = self.checked(ways["layers"], x, batch)
+            ways = {
+                name: replayed(partial(self.checked if name == "layers" else self.run, path, x, batch), problem.device)
+                for name, path in candidates.items()
+            }
             shape = tree_map(lambda v: v.shape[1:], problem.data.x)
             about = (problem.model, n, shape, problem.batch_size, problem.dtype, self.precision)
             # On a busy machine threads wait for each other, and the times would say nothing about the paths.
@@ -119,28 +121,21 @@ class GradientPaths:
         names = sorted((name for name in self.paths if name not in slower), key=lambda name: cpu and name != "loop")
         return {name: self.paths[name] for name in names}
 
-    def checked(self, way: Callable[[], Tensor], x: Tensor, batch: Batch) -> Callable[[], Tensor]:
-        """A way to the gradients whose first call compares them with those of a loop in full precision. If they differ,
-        it fails, so that it is not chosen. In a deep network `traced` may be as far from the loop."""
-        accepted = False
-
-        def gradients() -> Tensor:
-            nonlocal accepted
-            result = way()
-            if not accepted:
-                with allow_tf32(False):
-                    truth = StackedGradient(self.problem.objective_of).loop(
-                        x, *self.problem.standardised(batch).leaves()
-                    )
-                error, usual = (
-                    float((g - truth).norm() / truth.norm()) for g in (result, self.run(self.paths["traced"], x, batch))
-                )
-                accepted = error <= max(TOLERANCES[self.precision], 2 * usual)
-                if not accepted:
-                    warn(f"the path 'layers' is not used here, its gradients have an error of {error:.1g}")
-                    raise ArithmeticError
-            return result
-
+    def checked(self, path: Path, x: Tensor, batch: Batch) -> Tensor:
+        """The gradients by a path, which fails if they are wrong, so that it is not chosen: its first call compares
+        them with those of a loop in full precision. In a deep network, `traced` may be as far from these."""
+        gradients = self.run(path, x, batch)
+        if path not in self.accepted:
+            exact = StackedGradient(self.problem.objective_of)
+            with allow_tf32(False):
+                truth = exact.loop(x, *self.problem.standardised(batch).leaves())
+            traced = self.run(self.paths["traced"], x, batch)
+            error, usual = (float((g - truth).norm() / truth.norm()) for g in (gradients, traced))
+            if not error <= max(TOLERANCES[self.precision], 2 * usual):
+                message = f"the path 'layers' is not used: its gradients have an error of {error:.1g}"
+                warn(message)
+                raise ArithmeticError(message)
+            self.accepted.add(path)
         return gradients
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:

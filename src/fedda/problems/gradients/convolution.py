@@ -66,14 +66,19 @@ def convolve(
     if dims == 1:
         input, weight = input[:, :, None], weight[:, :, None]
         kernel, stride, left, dilation, out = (1, *kernel), (1, *stride), (0, *left), (1, *dilation), [1, *out]
-    window = Window(*kernel, *stride, *left, *dilation, groups)
-    result: Tensor = StackedConvolution.apply(input, weight, bias, out, window, precision)
+    window = Window._make((*kernel, *stride, *left, *dilation, groups))
+    result = applied(StackedConvolution, input, weight, bias, out, window, precision)
     return result[:, :, 0] if dims == 1 else result
 
 
 def repeated(value: Any, dims: int) -> tuple[int, ...]:
     values = tuple(value) if isinstance(value, Sequence) else (value,)
     return values * dims if len(values) == 1 else values
+
+
+def applied(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    result: Tensor = function.apply(*args)
+    return result
 
 
 class StackedConvolution(torch.autograd.Function):
@@ -91,13 +96,13 @@ class StackedConvolution(torch.autograd.Function):
         x, w = ctx.saved_tensors
         for_x, for_w, for_bias, *_ = ctx.needs_input_grad
         how = ctx.window, ctx.precision
-        dx = ConvolutionInput.apply(d, w, x.shape[2:], *how, x.dtype) if for_x else None
-        dw = ConvolutionWeight.apply(x, d, *how) if for_w else None
+        dx = applied(ConvolutionInput, d, w, x.shape[2:], *how, x.dtype) if for_x else None
+        dw = applied(ConvolutionWeight, x, d, *how) if for_w else None
         return dx, dw, d.sum((0, 2, 3), dtype=w.dtype) if for_bias else None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, int]:
-        return StackedConvolution.apply(*with_stack_first(info.batch_size, in_dims, args)), 0
+        return applied(StackedConvolution, *with_stack_first(info.batch_size, in_dims, args)), 0
 
 
 class ConvolutionInput(torch.autograd.Function):
@@ -113,7 +118,7 @@ class ConvolutionInput(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, int]:
-        return ConvolutionInput.apply(*with_stack_first(info.batch_size, in_dims, args)), 0
+        return applied(ConvolutionInput, *with_stack_first(info.batch_size, in_dims, args)), 0
 
 
 class ConvolutionWeight(torch.autograd.Function):
@@ -127,7 +132,7 @@ class ConvolutionWeight(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, int]:
-        return ConvolutionWeight.apply(*with_stack_first(info.batch_size, in_dims, args)), 0
+        return applied(ConvolutionWeight, *with_stack_first(info.batch_size, in_dims, args)), 0
 
 
 @torch.library.impl(library, "convolution", "CompositeExplicitAutograd")
