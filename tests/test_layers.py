@@ -103,11 +103,13 @@ CASES = {
     "64 channels": (1, 1, (64, 4, 4), (64, 64, 3, 3), {"padding": 1}),
     "513 channels": (1, 1, (513, 2, 2), (2, 513, 1, 1), {}),
     "to 513 channels": (1, 1, (1, 2, 3), (513, 1, 1, 1), {"bias": False}),
-    "a batch of many pixels, in shares": (1, 9, (2, 8, 8), (3, 2, 3, 3), {"padding": 1}),
+    "many pixels, in shares": (1, 9, (2, 8, 8), (3, 2, 3, 3), {"padding": 1}),
+    "many pixels and channels": (1, 9, (17, 8, 8), (18, 17, 1, 2), {"padding": (0, 1)}),
     "one dimension": (2, 2, (3, 9), (4, 3, 3), {"stride": 2, "padding": 1}),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("case", CASES)
 def test_equals_autograd_in_float64(case):
     n, batch, x, w, how = CASES[case]

@@ -47,7 +47,9 @@ class StackedGradient:
         """A function for arguments of these shapes."""
         if self.kernels is not None:
             key = "layers", id(self), *((v.shape, v.dtype) for v in (x, *batch))
-            compile_and_run(key, x, lambda: self.vmapped(x, *batch))
+            # All in this thread: others would compile one kernel after the other.
+            with torch.autograd.set_multithreading_enabled(False):
+                compile_and_run(key, x, lambda: self.vmapped(x, *batch))
             return simplify(record(self.vmapped, x, *batch))
         try:
             self.vmapped(x, *batch)

@@ -242,8 +242,10 @@ def weight_gradient(x: Tensor, d: Tensor, window: Window, precision: str) -> Ten
     """The gradient of the weights [n, O, C / groups, KH, KW] in float32. The order of the sum is fixed."""
     (n, samples, channels, *size), (*_, filters, height, width), groups = x.shape, d.shape, window.groups
     k, m, taps = channels // groups, filters // groups, window.kh * window.kw
-    pixels, flat = samples * height * width, k < 16
-    rows, columns, warps = block(k * taps if flat else k, m, precision, BLOCKS[0])
+    pixels = samples * height * width
+    # With few pixels, writing the result takes the time: rows then lie side by side in it.
+    flat = k < 16 or pixels <= 512
+    rows, columns, warps = block(k * taps if flat else k, m, precision, (64, 128) if flat else BLOCKS[0])
     programs = cdiv(m, columns) * (cdiv(k * taps, rows) if flat else cdiv(k, rows) * taps) * groups * n
     share = cdiv(cdiv(pixels, cdiv(WARPS, programs * warps)), 256) * 256
     shares = cdiv(pixels, share)
