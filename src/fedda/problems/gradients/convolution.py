@@ -96,8 +96,8 @@ class StackedConvolution(torch.autograd.Function):
         x, w = ctx.saved_tensors
         for_x, for_w, for_bias, *_ = ctx.needs_input_grad
         how = ctx.window, ctx.precision
-        dx = applied(ConvolutionInput, d, w, x.shape[2:], *how, x.dtype) if for_x else None
-        dw = applied(ConvolutionWeight, x, d, *how) if for_w else None
+        dx = applied(ConvolutionGradient, "convolution_input", d, w, x.shape[2:], *how, x.dtype) if for_x else None
+        dw = applied(ConvolutionGradient, "convolution_weight", x, d, *how) if for_w else None
         return dx, dw, d.sum((0, 2, 3), dtype=w.dtype) if for_bias else None, None, None, None
 
     @staticmethod
@@ -105,12 +105,12 @@ class StackedConvolution(torch.autograd.Function):
         return applied(StackedConvolution, *with_stack_first(info.batch_size, in_dims, args)), 0
 
 
-class ConvolutionInput(torch.autograd.Function):
-    """The gradients as functions of their own, because vmap needs a rule for them too."""
+class ConvolutionGradient(torch.autograd.Function):
+    """An operator for a gradient, by its name, as a function of its own, because vmap needs a rule for it too."""
 
     @staticmethod
-    def forward(*args: Any) -> Any:
-        return torch.ops.fedda.convolution_input(*args)
+    def forward(operator: str, *args: Any) -> Any:
+        return getattr(torch.ops.fedda, operator)(*args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
@@ -118,21 +118,7 @@ class ConvolutionInput(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, int]:
-        return applied(ConvolutionInput, *with_stack_first(info.batch_size, in_dims, args)), 0
-
-
-class ConvolutionWeight(torch.autograd.Function):
-    @staticmethod
-    def forward(*args: Any) -> Any:
-        return torch.ops.fedda.convolution_weight(*args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, int]:
-        return applied(ConvolutionWeight, *with_stack_first(info.batch_size, in_dims, args)), 0
+        return applied(ConvolutionGradient, *with_stack_first(info.batch_size, in_dims, args)), 0
 
 
 @torch.library.impl(library, "convolution", "CompositeExplicitAutograd")

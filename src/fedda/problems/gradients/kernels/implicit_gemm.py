@@ -104,16 +104,16 @@ def convolve(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_
         if FLAT or K % BK != 0:
             ok = ok & (first + k < K)[None, :]
             here = here & (first + k < K)[:, None]
-        # Added one after the other: what is constant then becomes part of the instruction.
+        # The position of a pixel comes first: a thread has one pixel and many channels, and computes it once.
         a = tl.load(source + (y * x_h + x * x_w) + first * x_c + (k * x_c)[None, :], mask=ok, other=0.0)
         at = weight + first * w_k
         at += tl.trans((kh * KW + kw) * w_t) if FLAT else (kh * KW + kw) * w_t
-        c = tl.load(at + (k * w_k)[:, None] + m * w_m, mask=here, other=0.0)
+        f = tl.load(at + (k * w_k)[:, None] + m * w_m, mask=here, other=0.0)
         if PRECISION == "tf32":
-            # What the tensor cores do themselves. Done here, it takes the pixels there through registers: they need not
-            # be transposed in shared memory.
+            # The tensor cores would drop these bits themselves. Done here, it takes the pixels through registers, and
+            # they need not be transposed in shared memory.
             a = (a.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
-        acc = product(a, c, acc, PRECISION)
+        acc = product(a, f, acc, PRECISION)
     if BIAS is not None:
         acc += tl.load(BIAS + n * bias_n + (group * M + m) * bias_m, mask=m < M, other=0.0)
     to = OUT + n * B * (GROUPS * M * OH * OW) + ((b * GROUPS + group) * M + m) * (OH * OW)
@@ -122,12 +122,12 @@ def convolve(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_
 
 @triton.jit
 def sum_pixels(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_w: tl.constexpr, D, d_n,
-                    d_b: tl.constexpr, d_c: tl.constexpr, d_h: tl.constexpr, d_w: tl.constexpr, OUT, N, B, SHARES,
-                    share, GROUPS: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
-                    OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
-                    SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-                    PRECISION: tl.constexpr, FLAT: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr,
-                    BP: tl.constexpr):  # fmt: skip
+               d_b: tl.constexpr, d_c: tl.constexpr, d_h: tl.constexpr, d_w: tl.constexpr, OUT, N, B, SHARES, share,
+               GROUPS: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
+               OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
+               SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
+               PRECISION: tl.constexpr, FLAT: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr,
+               BP: tl.constexpr):  # fmt: skip
     """Sums over a share of the pixels of D [OH, OW], in OUT [SHARES, N, O, K, taps]. A program has one tap and a block
     of channels; if FLAT, rows are channels and taps together."""
     TAPS: tl.constexpr = KH * KW
