@@ -13,6 +13,7 @@ from fedda.engines import Vectorised
 from fedda.experiments import find, run
 from fedda.experiments.overrides import override
 from fedda.problems import models
+from fedda.problems.gradients.tuning import replayed
 from fedda.progress import Silence
 
 pytestmark = [
@@ -270,6 +271,19 @@ def test_layers_take_the_steps_of_the_loop_and_repeat_to_the_bit(make, precision
     first, second = (run.step().x for run in runs)
     assert runs[0].graph is not None and torch.equal(first, second)
     assert float((first - truth).norm()) < bound * float((truth - problem.point()).norm())
+
+
+def test_a_measured_way_is_replayed_as_a_graph_or_runs_as_it_is():
+    x, calls = torch.zeros(3, device="cuda"), []
+    way = replayed(lambda: (calls.append("graph"), x.add_(1)), x.device)
+    waiting = replayed(lambda: calls.append(float(x.sum())), x.device)
+    for _ in range(3):
+        way()
+    assert calls == ["graph"] * 2 and x.tolist() == [4.0] * 3  # the first call runs it, captures it and replays it
+    calls.clear()
+    waiting()
+    waiting()
+    assert set(calls) == {12.0}
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
