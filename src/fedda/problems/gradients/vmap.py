@@ -1,4 +1,4 @@
-"""The gradients of a stack of clients in one call, by vmap over the gradient of one client."""
+"""The gradients of a stack of clients in one call, by vmap over the loss of one client."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from ...checks import one_line, warn
 from ...recording import record
+from .kernels.launch import compile_and_run
 from .stackable import stackable
 
 logger = logging.getLogger(__name__)
@@ -31,11 +32,13 @@ class StackedGradient:
 
     With `frozen`, parts of the model are constant. What depends on the batch alone is then computed once for all
     points, and a constant layer is one operation for all clients.
+
+    With `kernels`, a precision, our Triton layers take the place of PyTorch's where they fit. Errors are then raised.
     """
 
-    def __init__(self, objective: Objective, frozen: bool = False):
-        self.objective, self.frozen = objective, frozen
-        self.losses: Callable[..., Tensor] = vmap(stackable(objective))
+    def __init__(self, objective: Objective, frozen: bool = False, kernels: str = ""):
+        self.objective, self.frozen, self.kernels = objective, frozen, kernels
+        self.losses: Callable[..., Tensor] = vmap(stackable(objective, kernels))
         self.by_shape: dict[object, Callable[..., Tensor]] = {}
         self.warned = False
 
@@ -48,6 +51,12 @@ class StackedGradient:
 
     def record(self, x: Tensor, *batch: Tensor) -> Callable[..., Tensor]:
         """A function for arguments of these shapes."""
+        if self.kernels:
+            key = "layers", id(self), *((v.shape, v.dtype) for v in (x, *batch))
+            # All in this thread: others would compile one kernel after the other.
+            with torch.autograd.set_multithreading_enabled(False):
+                compile_and_run(key, x, lambda: self.vmapped(x, *batch))
+            return simplify(record(self.vmapped, x, *batch))
         try:
             self.vmapped(x, *batch)
         except Exception as why:  # a user's module may raise anything under vmap; the loop is always right
