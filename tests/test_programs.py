@@ -207,6 +207,9 @@ def test_code_of_the_user_runs_in_every_round(monkeypatch):
     lazy = fedda.Run(fedda.make("fedavg", lr=lambda t: 0.1 / (1 + t)), quadratic(), cohort=3)
     lazy.step()
     assert lazy.program is None and not lazy.wants_program
+    looped = fedda.Run(stable("fedavg"), digits(), cohort=3, engine=Vectorised(path="loop"))  # it calls the model
+    looped.step()
+    assert looped.trial is None and not looped.wants_program
     run.compile()  # unless they ask for it
     assert run.program is not None
 
@@ -415,6 +418,10 @@ def test_inputs_of_another_layout_are_copied_and_those_of_another_shape_refused(
     assert same(program(x)[0], x * 2) and same(program(x[:1].expand(3, 4))[0], x[:1].expand(3, 4) * 2)
     with pytest.raises(ValueError, match="shape"):
         program(torch.zeros(4, 3))
+
+
+def test_products_are_rounded_before_they_are_added():
+    check(lambda x, y: [x * y + x, y - x * 1.1, (x * x + y * y) * x], *torch.randn(2, 1000).unbind())
 
 
 @pytest.mark.parametrize("seed", range(25))
