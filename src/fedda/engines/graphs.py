@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
+from ..capturing import captured, no_synchronisation
 from ..checks import one_line
 from ..recording import Mode, record
 from .fusing import SMALL, fused
@@ -58,7 +58,7 @@ def capture(
             body(fast)
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(graph, stream=torch.cuda.Stream(device)), SideStream(device):
+        with captured(graph, device), SideStream(device):
             body(fast)
         # A graph keeps no tensor alive. The run holds all other tensors that the round reads.
         graph.reads = list(fast.buffers()) if isinstance(fast, GraphModule) else []  # type: ignore[attr-defined]
@@ -144,14 +144,3 @@ class SideStream(Mode):
 
 def _storage(v: Tensor) -> int:
     return v.untyped_storage().data_ptr()
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    """An operation that waits for the device raises here, before a capture would fail."""
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
