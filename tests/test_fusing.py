@@ -253,8 +253,9 @@ def test_random_functions(seed):
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["resnet", "transformer"])
-def test_gradients_of_networks(kind, precision):
+def test_gradients_of_networks(kind, precision, monkeypatch):
     """To the bit. Autocast to bfloat16 adds the conversions that it adds on a GPU."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     gradient, inputs = recorded_functions.network_gradient(kind, precision, DEVICE)
     expected = gradient(*inputs)
     recorded = record(gradient, *inputs)
