@@ -271,6 +271,7 @@ def test_layers_take_the_steps_of_the_loop_and_repeat_to_the_bit(make, precision
     ]
     first, second = (run.step().x for run in runs)
     assert runs[0].graph is not None and torch.equal(first, second)
+    assert runs[0].graph.reads  # element-wise operations are fused
     assert float((first - truth).norm()) < bound * float((truth - problem.point()).norm())
 
 

@@ -30,8 +30,8 @@ def capture(
     """A graph whose replay writes the results of `step` to `state`; `kept` are tensors that `step` changes in place.
 
     The step runs once to warm up (kernels are chosen, caches are filled). It is recorded, its element-wise operations
-    are fused, and it runs again. Then the graph is captured and replayed once, which must give the results of the
-    step. At the end all tensors get their old values back.
+    are fused, and it runs again. Then the graph is captured and replayed once. Both must give the results of the step:
+    otherwise nothing is fused, or there is no graph. At the end all tensors get their old values back.
     """
     device = state[0].device
     before = [v.clone() for v in (*state, *kept)]
@@ -48,14 +48,21 @@ def capture(
         for old, value in zip(state, new, strict=True):
             old.copy_(value)
 
+    def warm_up(step: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+        restore()
+        with no_synchronisation():
+            body(step)
+        return [v.clone() for v in (*state, *kept)]
+
+    def is_right(found: Sequence[Tensor]) -> bool:
+        return all(_nearly_equal(*three) for three in zip(found, expected, before, strict=True))
+
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     try:
-        with torch.cuda.stream(side), no_synchronisation():
-            body(step)
-            expected = [v.clone() for v in (*state, *kept)]
-            fast = with_fused_operations(step)
-            body(fast)
+        with torch.cuda.stream(side):
+            expected = warm_up(step)
+            fast = with_fused_operations(step, lambda fast: is_right(warm_up(fast)))
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with captured(graph, device), SideStream(device):
@@ -64,7 +71,7 @@ def capture(
         graph.reads = list(fast.buffers()) if isinstance(fast, GraphModule) else []  # type: ignore[attr-defined]
         restore()
         graph.replay()
-        if not all(_nearly_equal(*three) for three in zip((*state, *kept), expected, before, strict=True)):
+        if not is_right((*state, *kept)):
             raise NoGraph("its replay differs from the round itself")
     except Exception as why:  # from PyTorch or Triton; an error of the round itself shows again when it runs eagerly
         torch.cuda.synchronize(device)
@@ -74,15 +81,22 @@ def capture(
     return graph
 
 
-def with_fused_operations(step: Callable[[], Sequence[Tensor]]) -> Callable[[], Sequence[Tensor]]:
-    """The step with fused element-wise operations; the step itself if it cannot be recorded or there is no Triton."""
+def with_fused_operations(
+    step: Callable[[], Sequence[Tensor]], is_right: Callable[[Callable[[], Sequence[Tensor]]], bool]
+) -> Callable[[], Sequence[Tensor]]:
+    """The step with fused element-wise operations, if it is right; the step itself if it is not, if it cannot be
+    recorded, or if there is no Triton."""
     if find_spec("triton") is None:
         return step
     try:
-        return fused(record(lambda: list(step())))
-    except Exception as why:  # any operation may refuse to be recorded
-        logger.info("element-wise operations are not fused: %s", why)
-        return step
+        fast = fused(record(lambda: list(step())))
+        if is_right(fast):
+            return fast
+        why = "the results differ"
+    except Exception as error:  # any operation may refuse to be recorded, and any kernel to be compiled
+        why = one_line(error)
+    logger.info("element-wise operations are not fused: %s", why)
+    return step
 
 
 def _nearly_equal(a: Tensor, b: Tensor, before: Tensor) -> bool:
