@@ -1,5 +1,6 @@
 """Captures what runs on a GPU as a CUDA graph."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -25,7 +26,9 @@ def captured(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None
 def no_synchronisation() -> Iterator[None]:
     """An operation that waits for the device raises here, before a capture would fail."""
     mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the setting is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
