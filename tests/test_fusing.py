@@ -21,7 +21,7 @@ if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
 pytest.importorskip("triton", reason="needs Triton")
 
-from fedda.engines import fusing  # noqa: E402
+from fedda.engines import fusing, graphs  # noqa: E402
 from fedda.recording import record  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -253,8 +253,9 @@ def test_random_functions(seed):
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["resnet", "transformer"])
-def test_gradients_of_networks(kind, precision):
+def test_gradients_of_networks(kind, precision, monkeypatch):
     """To the bit. Autocast to bfloat16 adds the conversions that it adds on a GPU."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     gradient, inputs = recorded_functions.network_gradient(kind, precision, DEVICE)
     expected = gradient(*inputs)
     recorded = record(gradient, *inputs)
@@ -343,6 +344,20 @@ def test_kernels_are_compiled_for_an_h200(tmp_path):
     )
     assert found.returncode == 0, found.stderr
     assert len(list(tmp_path.rglob("*.cubin"))) == int(found.stdout) > 20
+
+
+def test_what_is_wrong_or_fails_is_not_fused():
+    a = numbers(4, 500, dtype=torch.float32)
+
+    def step():
+        return [a * 2 + 1]
+
+    def fail(fast):
+        raise RuntimeError("a kernel that cannot be compiled")
+
+    assert graphs.with_fused_operations(step, lambda fast: torch.equal(fast()[0], a * 2 + 1)) is not step
+    assert graphs.with_fused_operations(step, lambda fast: False) is step
+    assert graphs.with_fused_operations(step, fail) is step
 
 
 def test_no_computer_algebra_is_imported_for_it():

@@ -9,6 +9,7 @@ import torch
 import fedda
 from conftest import close, digits, example, last, quadratic, stable
 from fedda import rng
+from fedda.capturing import captured
 from fedda.engines import Vectorised
 from fedda.experiments import find, run
 from fedda.experiments.overrides import override
@@ -270,6 +271,7 @@ def test_layers_take_the_steps_of_the_loop_and_repeat_to_the_bit(make, precision
     ]
     first, second = (run.step().x for run in runs)
     assert runs[0].graph is not None and torch.equal(first, second)
+    assert runs[0].graph.reads  # element-wise operations are fused
     assert float((first - truth).norm()) < bound * float((truth - problem.point()).norm())
 
 
@@ -279,11 +281,27 @@ def test_a_measured_way_is_replayed_as_a_graph_or_runs_as_it_is():
     waiting = replayed(lambda: calls.append(float(x.sum())), x.device)
     for _ in range(3):
         way()
-    assert calls == ["graph"] * 2 and x.tolist() == [4.0] * 3  # the first call runs it, captures it and replays it
+    assert (
+        calls == ["graph"] * 3 and x.tolist() == [5.0] * 3
+    )  # the first call runs it twice, captures it and replays it
     calls.clear()
     waiting()
     waiting()
-    assert set(calls) == {12.0}
+    assert set(calls) == {15.0}
+
+
+def test_after_a_failed_capture_everything_works_as_before():
+    x, stream = torch.ones(3, device="cuda"), torch.cuda.current_stream()
+    with pytest.raises(RuntimeError), captured(torch.cuda.CUDAGraph(), x.device):
+        float(x.sum())
+    assert torch.cuda.current_stream() == stream
+    torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    with captured(graph, x.device):
+        x.add_(1)
+    graph.replay()
+    assert x.tolist() == [2.0] * 3 and torch.cuda.current_stream() == stream
+    assert torch.rand(3, device="cuda").isfinite().all()
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])

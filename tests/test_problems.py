@@ -3,6 +3,7 @@
 import copy
 import json
 import warnings
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -441,6 +442,40 @@ def test_a_way_that_fails_is_out_and_the_answer_is_remembered(memory):
     assert list(json.loads(memory.read_text()).values()) == ["good"]
     assert tuning.autotune({"bad": lambda: 1 / 0, "good": pytest.fail}, CPU, "it") == "good"
     assert tuning.autotune({"bad": lambda: 1 / 0, "worse": lambda: 1 / 0}, CPU, "it") == "worse"
+
+
+def test_after_a_failed_capture_a_way_runs_as_it_is(monkeypatch):
+    """With stand-ins for a GPU: the end of the capture fails too, and leaves its stream and its memory pool in use."""
+    cuda, streams, ended, calls = torch.cuda, ["main"], [], []
+
+    @contextmanager
+    def stream(name):
+        before = streams[:]
+        streams.append(name)
+        try:
+            yield
+        finally:
+            streams[:] = before
+
+    @contextmanager
+    def graph(graph, pool, stream):
+        streams.append(stream)
+        yield
+        raise RuntimeError(f"capture of {pool}")
+
+    names = {"current_device": 3, "graph_pool_handle": "pool", "Stream": "own", "CUDAGraph": None, "synchronize": None}
+    for name, value in names.items():
+        monkeypatch.setattr(cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(cuda, "current_stream", lambda device: streams[-1])
+    monkeypatch.setattr(cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(cuda, "stream", stream)
+    monkeypatch.setattr(cuda, "graph", graph)
+    monkeypatch.setattr(tuning, "no_synchronisation", nullcontext)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *about: ended.append(about), raising=False)
+    way = tuning.replayed(lambda: calls.append(streams[-1]), torch.device("cuda"))
+    way()
+    way()
+    assert calls == ["main", "main", "own", "main", "main"] and ended == [(3, "pool")]
 
 
 def convolution(**options):

@@ -112,6 +112,19 @@ def test_the_same_bits_twice_and_a_nan_stays_in_its_model():
         assert broken[0][1, 1:, 0].isnan().all() and not broken[0][1, :, 1:].isnan().any()
 
 
+def test_if_kernels_are_only_compiled_what_follows_sees_numbers(monkeypatch):
+    """BCELoss would stop the whole process for a NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
+    monkeypatch.setattr(recurrent_kernels.Compiling, "now", True)
+    try:
+        for kind in ("lstm", "gru", "tanh"):
+            tensors, weights = inputs(kind, 2, 3, 3, 5)
+            *states, d_a, d_h, d_e, d_w = results(kind, tensors, weights, "tf32")
+            assert not any(v.any() for v in (*states, d_a, d_h, d_e, d_w)), kind
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_float64_never_takes_them():
     tensors, weights = inputs("lstm", 2, 3, 3, 5)
     plain, other = (results("lstm", tensors, weights, how, torch.float64) for how in ("", "tf32"))

@@ -13,8 +13,7 @@ import importlib.util
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import getitem
@@ -276,7 +275,7 @@ def extent(array: TensorMeta) -> int:
 def same_bits(op: Any, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the code of a function gives PyTorch's bits, by a comparison on numbers of all magnitudes."""
     g = torch.Generator().manual_seed(0)
-    with synchronisation(), torch.no_grad():
+    with torch.no_grad():
         inputs = []
         for _ in range(2 if "backward" in op._schema.name else 1):
             bits = torch.randint(-(1 << 31), 1 << 31, (CHECKS // 2,), generator=g).to(torch.int32).view(torch.float32)
@@ -294,20 +293,6 @@ def same_bits(op: Any, dtype: torch.dtype, device: torch.device) -> bool:
         whole = torch.int32 if dtype == torch.float32 else torch.int16
         equal = (found.view(whole) == expected.view(whole)) | (found.isnan() & expected.isnan())
         return bool(equal.all())
-
-
-@contextmanager
-def synchronisation() -> Iterator[None]:
-    """The host may wait for the device here, even where graphs.py forbids it."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("default")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
 
 
 @dataclass(frozen=True)

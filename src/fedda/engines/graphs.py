@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
+from ..capturing import captured, no_synchronisation
 from ..checks import one_line
 from ..recording import Mode, record
 from .fusing import SMALL, fused
@@ -30,8 +30,8 @@ def capture(
     """A graph whose replay writes the results of `step` to `state`; `kept` are tensors that `step` changes in place.
 
     The step runs once to warm up (kernels are chosen, caches are filled). It is recorded, its element-wise operations
-    are fused, and it runs again. Then the graph is captured and replayed once, which must give the results of the
-    step. At the end all tensors get their old values back.
+    are fused, and it runs again. Then the graph is captured and replayed once. Both must give the results of the step:
+    otherwise nothing is fused, or there is no graph. At the end all tensors get their old values back.
     """
     device = state[0].device
     before = [v.clone() for v in (*state, *kept)]
@@ -48,23 +48,30 @@ def capture(
         for old, value in zip(state, new, strict=True):
             old.copy_(value)
 
+    def warm_up(step: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+        restore()
+        with no_synchronisation():
+            body(step)
+        return [v.clone() for v in (*state, *kept)]
+
+    def is_right(found: Sequence[Tensor]) -> bool:
+        return all(_nearly_equal(*three) for three in zip(found, expected, before, strict=True))
+
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     try:
-        with torch.cuda.stream(side), no_synchronisation():
-            body(step)
-            expected = [v.clone() for v in (*state, *kept)]
-            fast = with_fused_operations(step)
-            body(fast)
+        with torch.cuda.stream(side):
+            expected = warm_up(step)
+            fast = with_fused_operations(step, lambda fast: is_right(warm_up(fast)))
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(graph, stream=torch.cuda.Stream(device)), SideStream(device):
+        with captured(graph, device), SideStream(device):
             body(fast)
         # A graph keeps no tensor alive. The run holds all other tensors that the round reads.
         graph.reads = list(fast.buffers()) if isinstance(fast, GraphModule) else []  # type: ignore[attr-defined]
         restore()
         graph.replay()
-        if not all(_nearly_equal(*three) for three in zip((*state, *kept), expected, before, strict=True)):
+        if not is_right((*state, *kept)):
             raise NoGraph("its replay differs from the round itself")
     except Exception as why:  # from PyTorch or Triton; an error of the round itself shows again when it runs eagerly
         torch.cuda.synchronize(device)
@@ -74,15 +81,22 @@ def capture(
     return graph
 
 
-def with_fused_operations(step: Callable[[], Sequence[Tensor]]) -> Callable[[], Sequence[Tensor]]:
-    """The step with fused element-wise operations; the step itself if it cannot be recorded or there is no Triton."""
+def with_fused_operations(
+    step: Callable[[], Sequence[Tensor]], is_right: Callable[[Callable[[], Sequence[Tensor]]], bool]
+) -> Callable[[], Sequence[Tensor]]:
+    """The step with fused element-wise operations, if it is right; the step itself if it is not, if it cannot be
+    recorded, or if there is no Triton."""
     if find_spec("triton") is None:
         return step
     try:
-        return fused(record(lambda: list(step())))
-    except Exception as why:  # any operation may refuse to be recorded
-        logger.info("element-wise operations are not fused: %s", why)
-        return step
+        fast = fused(record(lambda: list(step())))
+        if is_right(fast):
+            return fast
+        why = "the results differ"
+    except Exception as error:  # any operation may refuse to be recorded, and any kernel to be compiled
+        why = one_line(error)
+    logger.info("element-wise operations are not fused: %s", why)
+    return step
 
 
 def _nearly_equal(a: Tensor, b: Tensor, before: Tensor) -> bool:
@@ -144,14 +158,3 @@ class SideStream(Mode):
 
 def _storage(v: Tensor) -> int:
     return v.untyped_storage().data_ptr()
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    """An operation that waits for the device raises here, before a capture would fail."""
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)

@@ -204,6 +204,7 @@ def forward(
     """Write the hidden states, the cells or recurrent products, and the gates, as the plain operations do."""
     tensors = a, h, e, in_precision(w, precision), out, extra, gates
     run_steps(step_forward, kind, precision, tensors, out, range(out.shape[1]), dict(FORWARD))
+    zero_if_compiling(out, extra, gates)
 
 
 def backward(
@@ -215,6 +216,7 @@ def backward(
     carry = torch.empty(before[:, 0].shape, dtype=torch.float32, device=d.device)
     tensors = d_out, d_extra, before, out, extra, gates, e, in_precision(w, precision), d, d_recurrent, carry
     run_steps(step_backward, kind, precision, tensors, out, range(out.shape[1])[::-1], dict(BACKWARD))
+    zero_if_compiling(d, d_recurrent, carry)
     d_h = torch.bmm(d_recurrent[:, 0], w)
     if kind == "lstm":
         d_e.copy_(carry)
@@ -224,6 +226,14 @@ def backward(
     else:
         d_e.zero_()
     return d_recurrent, d_h
+
+
+def zero_if_compiling(*results: Tensor) -> None:
+    """If kernels are only compiled, the operations after them see numbers: some check theirs, such as BCELoss, and
+    after a failed check a process can no longer use the GPU."""
+    if Compiling.now:
+        for v in results:
+            v.zero_()
 
 
 def in_precision(w: Tensor, precision: str) -> Tensor:

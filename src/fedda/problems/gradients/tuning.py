@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...capturing import captured, no_synchronisation
 from ...data.files import data_folder
 from ...files import write_whole
 
@@ -72,9 +73,11 @@ def replayed(way: Callable[[], object], device: torch.device) -> Callable[[], ob
     def run() -> object:
         if not later:
             way()  # compiles
-            graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.device(device), torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
+                with no_synchronisation():
+                    way()
+                graph = torch.cuda.CUDAGraph()
+                with captured(graph, device):
                     way()
                 later.append(graph.replay)
             except Exception:  # it waits for the device, or an operation refuses
