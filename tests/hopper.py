@@ -1,18 +1,34 @@
-"""Compiles the kernels of the paper's CNN for an H200, without a GPU, and prints how many there are.
+"""Compiles kernels for an H200, without a GPU: Triton gets a driver that only names the device.
 
-Run by tests/test_kernels.py. Triton gets a driver that only names the device.
+    python tests/hopper.py               the paper's CNN: prints how many kernels there are
+    python tests/hopper.py fused         those that engines/fusing.py makes: prints how many there are
+    python tests/hopper.py layers [few]  convolutions of ResNet-8 and ResNet-18, or a few of them: prints registers,
+                                         shared memory, warps and bytes of stack, which spills would need
+
+Run by tests/test_kernels.py, tests/test_fusing.py and tests/test_layers.py.
 """
 
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from fedda.compiling import side_by_side
+from fedda.engines import fusing
 from fedda.problems.gradients.chain import Chain
-from fedda.problems.gradients.kernels import backward, forward, norm, plan_of
+from fedda.problems.gradients.convolution import Window
+from fedda.problems.gradients.kernels import backward, forward, implicit_gemm, norm, plan_of
 from fedda.problems.gradients.kernels.launch import Compiling
 from fedda.problems.gradients.kernels.passes import Pass
 from fedda.problems.models import cnn
+from fedda.recording import record
+from recorded_functions import ELEMENTWISE, arguments, network_gradient
 
 
 class FakeDriver:
@@ -34,8 +50,108 @@ def compiled_kernels():
     return sum(len(kernels) for f in functions for kernels, *_ in f.device_caches.values())
 
 
+def compile_fused():
+    """All operations, and the gradients of small networks."""
+    fusing.SMALL, fusing.same_bits = 1, lambda *about: True
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        a, b, *rest = arguments(dtype, "permuted")
+        checked = [op for op in fusing.CHECKED if dtype != torch.float64]
+
+        def step(a=a, b=b, rest=rest, checked=checked):
+            binary = [op for op in checked if "backward" in str(op)]
+            return [
+                *(function(a, b, *rest) for function in ELEMENTWISE.values()),
+                *(op(a, b) if op in binary else op(a) for op in checked),
+            ]
+
+        fusing.fused(record(step))
+    for kind in ("resnet", "transformer"):
+        for precision in (torch.float32, torch.bfloat16):
+            gradient, inputs = network_gradient(kind, precision)
+            fusing.fused(record(gradient, *inputs))
+    with side_by_side():
+        for kernel in fusing.KERNELS:
+            kernel.warm_up()
+    compiled = [
+        k for fused in fusing.KERNELS for found, *_ in fused.function.device_caches.values() for k in found.values()
+    ]
+    for kernel in compiled:  # multiply-adds are those of libdevice, or are asked for
+        assert "fma" not in kernel.asm["ptx"] or "__nv" in kernel.asm["ttir"] or "fma" in kernel.asm["ttir"]
+    print(len(compiled))
+
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+# Channels, filters, pixels in a row, kernel and stride of each layer of two networks for CIFAR-10.
+RESNETS = {
+    width: [
+        (3, width, 32, 3, 1), (width, width, 32, 3, 1),
+        *(
+            layer for i in range(1, stages) for layer in (
+                (width << i - 1, width << i, 64 >> i, 3, 2), (width << i, width << i, 32 >> i, 3, 1),
+                (width << i - 1, width << i, 64 >> i, 1, 2),
+            )
+        ),
+    ]
+    for width, stages in ((16, 3), (64, 4))
+}  # fmt: skip
+FEW = [RESNETS[16][0], RESNETS[16][2], RESNETS[64][9]]
+
+
+def compile_layer(channels, filters, size, kernel, stride, precision):
+    """The three kernels of a convolution, by what they compute."""
+    pad = kernel // 2
+    out = (size + 2 * pad - kernel) // stride + 1
+    window = Window(kernel, kernel, stride, stride, pad, pad, 1, 1, 1)
+    weights = filters * channels * kernel**2
+    x = torch.zeros(10, 16, channels, size, size)
+    w = torch.zeros(10, weights + 3)[:, :weights].view(10, filters, channels, kernel, kernel)
+    d = torch.zeros(10, 16, filters, out, out, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    compiled = {}
+
+    def launcher(function, *grid):
+        def warmup(*arguments, **options):
+            name = "input" if function is implicit_gemm.convolve and "output" in compiled else NAMES[function]
+            compiled[name] = function.warmup(*arguments, grid=grid, **options)
+
+        return warmup
+
+    implicit_gemm.launcher = launcher
+    implicit_gemm.forward(x, w, None, (out, out), window, precision)
+    if channels > 3:
+        implicit_gemm.input_gradient(d, w, (size, size), window, precision, x.dtype)
+    implicit_gemm.weight_gradient(x, d, window, precision)
+    return compiled
+
+
+NAMES = {implicit_gemm.convolve: "output", implicit_gemm.sum_pixels: "weight", implicit_gemm.reorder: "reorder"}
+
+
+def usage(kernel):
+    """Registers of a thread and bytes of its stack."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        text = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+
+
+def print_layers(layers):
+    Compiling.now = True
+    for precision in ("tf32", "bf16"):
+        for layer in layers:
+            for name, kernel in compile_layer(*layer, precision).items():
+                registers, stack = usage(kernel)
+                print(precision, *layer, name, registers, kernel.metadata.shared, kernel.metadata.num_warps, stack)
+
+
 def main():
     driver.set_active(FakeDriver())
+    if sys.argv[1:] == ["fused"]:
+        compile_fused()
+        return
+    if sys.argv[1:2] == ["layers"]:
+        print_layers(FEW if "few" in sys.argv else RESNETS[16] + RESNETS[64])
+        return
     shape = (3, 32, 32)
     inputs, targets = torch.zeros(10, 16, *shape, dtype=torch.uint8), torch.zeros(10, 16, dtype=torch.long)
 

@@ -349,6 +349,37 @@ MUTANTS = [
         "if len(uploaded) < terms.needed:", "if len(uploaded) < 1:",
         "test_secure.py -k refuse_sums_of_too_few",
     ),
+    # -- rounds compiled for a CPU, and gradients of stacks
+    Mutant(
+        "reads-before-it-is-written", "engines/programs.py",
+        "first = max(first, self.written.get(a.base, -1) + 1)", "first = max(first, self.written.get(a.base, -1))",
+        "test_programs.py -k memory",
+    ),
+    Mutant(
+        "program-of-user-code", "run.py",
+        "if not force and (self.problem.calls_user_code or", "if not force and (",
+        "test_programs.py -k code_of_the_user",
+    ),
+    Mutant(
+        "index-out-of-range", "engines/loops.py",
+        "g{k} = 0, outside = 1;", "g{k} = 0;",
+        "test_programs.py -k out_of_range",
+    ),
+    Mutant(
+        "multiply-add", "engines/loops.py",
+        '"-ffp-contract=off"', '"-ffp-contract=fast"',
+        "test_programs.py -k products_are_rounded",
+    ),
+    Mutant(
+        "factors-not-exchanged", "problems/gradients/vmap.py",
+        "node.args = _transposed(b), _transposed(a)", "node.args = _transposed(a), _transposed(b)",
+        "test_models.py -k stack_has_the_gradients",
+    ),
+    Mutant(
+        "weights-of-the-first-model", "problems/gradients/convolution.py",
+        "y = implicit_gemm.forward(x, w, b,", "y = implicit_gemm.forward(x, w[:1].expand(w.shape), b,",
+        "test_layers.py -k equals_autograd",
+    ),
 ]  # fmt: skip
 
 

@@ -1,15 +1,20 @@
-"""Fused vector updates have the bits of the operations they stand for."""
+"""Fused kernels have the bits of the operations they stand for."""
 
 import os
 import subprocess
 import sys
+from operator import getitem
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import fedda
+import recorded_functions
 from conftest import NAMES, quadratic, stable
 from fedda import rng
+from recorded_functions import ELEMENTWISE, LAYOUTS
 
 CUDA = torch.cuda.is_available()
 if not CUDA:
@@ -27,6 +32,31 @@ def small_is_large(monkeypatch):
     monkeypatch.setattr(fusing, "SMALL", 1)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def rounding_to_bfloat16():
+    """The interpreter cuts numbers off; compiled kernels round them."""
+    if CUDA:
+        yield
+        return
+    from triton import language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def cast(self, source, to):
+        types = source.dtype.scalar, to.scalar
+        if types == (tl.float32, tl.bfloat16):
+            bits = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.int16).numpy()
+            return TensorHandle(bits.view(np.uint16), to.scalar)
+        if types == (tl.bfloat16, tl.float32):
+            bits = torch.from_numpy(np.ascontiguousarray(source.data).view(np.int16))
+            return TensorHandle(bits.view(torch.bfloat16).float().numpy(), to.scalar)
+        return before(self, source, to)
+
+    before, patch = InterpreterBuilder.cast_impl, pytest.MonkeyPatch()
+    patch.setattr(InterpreterBuilder, "cast_impl", cast)
+    yield
+    patch.undo()
+
+
 def numbers(*shape, dtype, positive=False):
     v = torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
     return (v.abs() + 0.1 if positive else v).to(DEVICE)
@@ -38,6 +68,34 @@ def calls(module, target=None):
 
 
 FUSED = torch.ops.fedda.fused.default
+
+
+def equal(a, b, zeros=True):
+    """Whether two tensors are equal, also in the signs of zeros; nan equals nan."""
+    assert a.dtype == b.dtype and a.shape == b.shape
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    same = (a == b) & ((a.signbit() == b.signbit()) | (not zeros)) | (a.isnan() & b.isnan())
+    return bool(same.all())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, about special numbers
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_every_operation_on_special_numbers(dtype, layout):
+    arguments = recorded_functions.arguments(dtype, layout, DEVICE)
+
+    def step():
+        return [function(*arguments) for function in ELEMENTWISE.values()]
+
+    expected = step()
+    module = fusing.fused(record(step))
+    left = [n for n in calls(module) if n.target is not FUSED and fusing.elementwise(n)]
+    assert not left and len(calls(module, FUSED)) < 20
+    for name, got, right in zip(ELEMENTWISE, module(), expected, strict=True):
+        # A GPU takes the larger of 0 and -0, a CPU the one or the other.
+        zeros = CUDA or name not in ("maximum", "minimum", "clamp", "clamp_min", "clamp_max", "relu")
+        assert equal(got, right, zeros) and got.stride() == right.stride(), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -96,17 +154,118 @@ def test_what_is_overwritten_in_between_is_read_before():
     assert torch.equal(kept, 2 * a)
 
 
-def test_other_dtypes_and_small_arrays_are_left_alone(monkeypatch):
+def test_what_is_left_alone(monkeypatch):
+    """Integers, functions whose bits are not certain, and small arrays that depend on no earlier step."""
     monkeypatch.setattr(fusing, "SMALL", 100)
     few, whole = numbers(50, dtype=torch.float64), torch.arange(500, device=DEVICE)
     many = numbers(500, dtype=torch.float32)
 
     def step():
-        return [few * 2 + few, whole * 2 + whole, many.double() * whole + many, many**3 + whole]
+        return [few * 2 + few, whole * 2 + whole, many**3, (many * 0.1).cos()]
 
     module = fusing.fused(record(step))
     assert all(torch.equal(a, b) for a, b in zip(module(), step(), strict=True))
     assert not calls(module, FUSED)
+
+
+def test_small_arrays_that_depend_on_large_ones(monkeypatch):
+    monkeypatch.setattr(fusing, "SMALL", 100)
+    many = numbers(500, 3, dtype=torch.float32)
+
+    def step():
+        mean = many.sum(0)
+        return [(mean * 2 + 1) / 4]
+
+    module = fusing.fused(record(step))
+    assert equal(module()[0], step()[0]) and len(calls(module, FUSED)) == 1
+
+
+def test_an_operation_waits_until_it_is_needed():
+    """Also past operations that do not read it, and through views."""
+    a, w = numbers(30, 40, dtype=torch.float32), numbers(40, 40, dtype=torch.float32)
+
+    def step():
+        x = a * 2
+        rows = x.view(2, 15, 40)
+        product = a @ w
+        halves = (rows + 1).permute(1, 0, 2)  # a view at the end
+        y = x - product
+        return [halves.sum(0), y, halves.contiguous() * 3]
+
+    module = fusing.fused(record(step))
+    assert len(calls(module, FUSED)) == 2
+    for got, expected in zip(module(), step(), strict=True):
+        assert equal(got, expected)
+
+
+def test_views_as_another_type_are_read_from_memory():
+    a = numbers(500, dtype=torch.float32)
+
+    def step():
+        return [(a * 2).view(torch.int32).bool() & (a > 0), (a > 0.1).view(torch.uint8) * 1.5]
+
+    module = fusing.fused(record(step))
+    assert calls(module, FUSED) and all(map(equal, module(), step()))
+
+
+def test_a_copy_to_another_order_is_written_by_the_kernel_that_computes_it():
+    a = numbers(6, 10, 20, dtype=torch.float32)
+
+    def step():
+        x = a * 2 + 1
+        turned = x.transpose(0, 1).contiguous()
+        return [turned.view(10, 120) @ turned.view(120, 10), x.permute(2, 0, 1).contiguous()]
+
+    module = fusing.fused(record(step))
+    assert len(calls(module, FUSED)) == 1 and len(calls(module, torch.ops.aten.clone.default)) == 1
+    for got, expected in zip(module(), step(), strict=True):
+        assert equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_functions_are_fused_if_a_check_finds_the_same_bits(dtype, monkeypatch):
+    aten = torch.ops.aten
+    monkeypatch.setitem(fusing.CHECKED, aten.floor.default, "tl.floor({0})")
+    monkeypatch.setitem(fusing.CHECKED, aten.ceil.default, "tl.floor({0})")  # wrong
+    monkeypatch.setitem(fusing.CHECKED, aten.tanh_backward.default, "{0} * (1.0 - {1} * {1})")
+    a = numbers(500, dtype=dtype)
+
+    def step():
+        return [a.floor() + 1, a.ceil() + 1, a.tanh() * 2]
+
+    fusing.same_bits.cache_clear()
+    module = fusing.fused(record(step))
+    assert not calls(module, aten.floor.default) and calls(module, aten.ceil.default)
+    assert all(equal(a, b) for a, b in zip(module(), step(), strict=True))
+    assert fusing.same_bits(aten.tanh_backward.default, dtype, a.device) in (True, False)
+    fusing.same_bits.cache_clear()
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_random_functions(seed):
+    x, y = numbers(3, 5, dtype=torch.float32), numbers(5, 3, dtype=torch.float32).T
+    for inputs in ((x, y), (y, x.bfloat16()), (x.double(), y.double())):
+        module = record(recorded_functions.random_function(seed), *inputs)
+        expected = [v.clone() for v in module(*inputs)]
+        got = fusing.fused(module)(*inputs)
+        assert all(map(equal, got, expected))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["resnet", "transformer"])
+def test_gradients_of_networks(kind, precision):
+    """To the bit. Autocast to bfloat16 adds the conversions that it adds on a GPU."""
+    gradient, inputs = recorded_functions.network_gradient(kind, precision, DEVICE)
+    expected = gradient(*inputs)
+    recorded = record(gradient, *inputs)
+    before, module = kernels(recorded), fusing.fused(recorded)
+    assert calls(module, FUSED) and kernels(module) < 0.9 * before
+    assert equal(module(*inputs), expected)
+
+
+def kernels(module):
+    """The number of operations that are no views."""
+    return sum(not fusing.is_view(n) and n.target is not getitem for n in calls(module))
 
 
 def test_a_transposed_result_is_read_where_it_was_written():
@@ -173,6 +332,17 @@ def test_a_round_of_every_algorithm(name, monkeypatch):
     for got, right in zip(module(), expected, strict=True):
         torch.testing.assert_close(got, right, **bound)
     assert calls(module, FUSED)
+
+
+def test_kernels_are_compiled_for_an_h200(tmp_path):
+    """In the interpreter nothing is compiled."""
+    words = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    script = Path(__file__).parent / "hopper.py"
+    found = subprocess.run(
+        [sys.executable, script, "fused"], env=os.environ | words, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert len(list(tmp_path.rglob("*.cubin"))) == int(found.stdout) > 20
 
 
 def test_no_computer_algebra_is_imported_for_it():

@@ -13,6 +13,7 @@ from fedda.engines import Vectorised
 from fedda.experiments import find, run
 from fedda.experiments.overrides import override
 from fedda.problems import models
+from fedda.problems.gradients.tuning import replayed
 from fedda.progress import Silence
 
 pytestmark = [
@@ -247,6 +248,52 @@ def test_every_path_takes_the_same_step(path):
     truth = last(stable("fedavg"), problem, 1, cohort=4, engine="sequential").x
     got = last(stable("fedavg"), problem, 1, cohort=4, engine=Vectorised(path=path, precision=precision)).x
     assert float((got - truth).norm()) < bound * float((truth - problem.point()).norm())
+
+
+def residual():
+    """A network with GroupNorm and strides: no path but vmap and the loop takes it."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(240, 3, 16, 16, generator=g), torch.randint(0, 10, (240,), generator=g)
+    torch.manual_seed(0)
+    model, loss = models.resnet8((3, 16, 16), 10, width=8, groups=2)
+    return fedda.problem(model, loss, x=x, y=y, client=torch.arange(240) % 6, batch=8)
+
+
+@pytest.mark.parametrize("make", [images, residual])
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-3), ("tf32", 0.1), ("bf16", 0.5)])
+def test_layers_take_the_steps_of_the_loop_and_repeat_to_the_bit(make, precision, bound):
+    problem = make().to("cuda")
+    truth = last(stable("fedavg"), problem, 1, cohort=4, engine="sequential").x
+    runs = [
+        fedda.Run(stable("fedavg"), problem, cohort=4, engine=Vectorised(path="layers", precision=precision, graph=g))
+        for g in (True, False)
+    ]
+    first, second = (run.step().x for run in runs)
+    assert runs[0].graph is not None and torch.equal(first, second)
+    assert float((first - truth).norm()) < bound * float((truth - problem.point()).norm())
+
+
+def test_a_measured_way_is_replayed_as_a_graph_or_runs_as_it_is():
+    x, calls = torch.zeros(3, device="cuda"), []
+    way = replayed(lambda: (calls.append("graph"), x.add_(1)), x.device)
+    waiting = replayed(lambda: calls.append(float(x.sum())), x.device)
+    for _ in range(3):
+        way()
+    assert calls == ["graph"] * 2 and x.tolist() == [4.0] * 3  # the first call runs it, captures it and replays it
+    calls.clear()
+    waiting()
+    waiting()
+    assert set(calls) == {12.0}
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_layers_take_part_in_the_measurement(precision):
+    """No warning: their gradients are right, and nothing falls back to one client after the other."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = fedda.Run(stable("fedavg"), residual().to("cuda"), cohort=4, engine=Vectorised(precision=precision))
+        run.step()
+    assert "layers" in run.problem.gradient_paths.candidates(4)
 
 
 def test_chunks_and_replicas_of_the_kernels_agree():

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import random
 import threading
 from concurrent.futures import Future
 
@@ -18,6 +17,7 @@ from fedda.engines.loops import ARITHMETIC, COMPARISONS, COPIES, INTEGER, REAL, 
 from fedda.engines.participation import CounterDraws
 from fedda.engines.programs import CpuProgram, NoProgram, Trial, same
 from fedda.recording import record
+from recorded_functions import random_function
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.skipif(not c_code.compiler_command(), reason="there is no C compiler")
@@ -218,6 +218,9 @@ def test_code_of_the_user_runs_in_every_round(monkeypatch):
     lazy = fedda.Run(fedda.make("fedavg", lr=lambda t: 0.1 / (1 + t)), quadratic(), cohort=3)
     lazy.step()
     assert lazy.program is None and not lazy.wants_program
+    looped = fedda.Run(stable("fedavg"), digits(), cohort=3, engine=Vectorised(path="loop"))  # it calls the model
+    looped.step()
+    assert looped.trial is None and not looped.wants_program
     run.compile()  # unless they ask for it
     assert run.program is not None
 
@@ -490,34 +493,8 @@ def test_inputs_of_another_layout_are_copied_and_those_of_another_shape_or_type_
         program(torch.zeros(3, 4, dtype=torch.float64))
 
 
-def random_function(seed):
-    """Some twenty operations on random earlier results."""
-
-    def function(x, y):
-        draw, values = random.Random(seed), [x, y, x[:1], y[:, :1]]
-        for _ in range(draw.randint(5, 30)):
-            a, b = draw.choice(values), draw.choice(values)
-            kind = draw.randrange(12)
-            if kind < 6:
-                new = (a + b, a * b, a - b, torch.where(a > b, a, b), 1.5 - a, a.clamp(-1, 1))[kind]
-            elif kind == 6:
-                new = a.sum(0, keepdim=True)
-            elif kind == 7:
-                new = a.t().contiguous().t()
-            elif kind == 8:
-                new = a.clone()
-                new.add_(0.5)
-            elif kind == 9:
-                new = a[:1] * 2
-            elif kind == 10:
-                new = torch.stack([a, a * 0.5]).sum(0)
-            else:
-                new = a * 1.0
-                new.copy_(b if b.shape == a.shape else a + 1)
-            values.append(new)
-        return [draw.choice(values) for _ in range(5)]
-
-    return function
+def test_products_are_rounded_before_they_are_added():
+    check(lambda x, y: [x * y + x, y - x * 1.1, (x * x + y * y) * x], *torch.randn(2, 1000).unbind())
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -5,14 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from fedda.problems.gradients import stackable
 from fedda.problems.gradients.recurrent import recurrence
 from fedda.problems.gradients.vmap import StackedGradient
 
@@ -40,10 +38,10 @@ def inputs(kind, n, steps, batch, size, scale=1.0):
     return (a, h, e, w), torch.randn(2, n, steps, batch, size, dtype=torch.float64)
 
 
-def results(kind, tensors, weights, fused, dtype=torch.float32):
+def results(kind, tensors, weights, kernels, dtype=torch.float32):
     """States, cells and all gradients."""
     tensors = [v.detach().to(DEVICE, dtype).requires_grad_() for v in tensors]
-    out, extra = recurrence(*tensors, kind, fused)
+    out, extra = recurrence(*tensors, kind, kernels)
     by_out, by_extra = weights.to(out)
     total = (out * by_out).sum() + ((extra * by_extra).sum() if kind == "lstm" else 0)
     gradients = torch.autograd.grad(total, tensors, materialize_grads=True)
@@ -54,10 +52,10 @@ def largest_error(got, expected):
     return max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in zip(got, expected, strict=True))
 
 
-def compare(kind, sizes, fused, bound, dtype=torch.float32, **more):
+def compare(kind, sizes, kernels, bound, dtype=torch.float32, **more):
     tensors, weights = inputs(kind, *sizes, **more)
     expected = results(kind, [v.to(dtype) for v in tensors], weights, "", torch.float64)
-    assert largest_error(results(kind, tensors, weights, fused, dtype), expected) < bound
+    assert largest_error(results(kind, tensors, weights, kernels, dtype), expected) < bound
 
 
 SIZES = [(1, 1, 1, 1), (3, 4, 3, 5), (1, 4, 17, 33), (3, 1, 17, 33)]  # models, steps, samples, units
@@ -116,8 +114,8 @@ def test_the_same_bits_twice_and_a_nan_stays_in_its_model():
 
 def test_float64_never_takes_them():
     tensors, weights = inputs("lstm", 2, 3, 3, 5)
-    plain, fused = (results("lstm", tensors, weights, how, torch.float64) for how in ("", "tf32"))
-    assert all(map(torch.equal, plain, fused))
+    plain, other = (results("lstm", tensors, weights, how, torch.float64) for how in ("", "tf32"))
+    assert all(map(torch.equal, plain, other))
 
 
 class Network(nn.Module):
@@ -148,8 +146,7 @@ def test_a_stack_of_networks_has_the_gradients_of_the_loop(cell, options, monkey
     batch = torch.randn(2, 2, 3, 4, device=DEVICE), torch.randint(0, 3, (2, 2), device=DEVICE)
     calls, run_steps = [], recurrent_kernels.run_steps
     monkeypatch.setattr(recurrent_kernels, "run_steps", lambda *args: calls.append(args[0]) or run_steps(*args))
-    monkeypatch.setattr(stackable, "layers", partial(stackable.layers, fused="float32"))
-    stacked = StackedGradient(objective)
+    stacked = StackedGradient(objective, kernels="float32")
     got, expected = stacked.vmapped(x, *batch), stacked.loop(x, *batch)
     assert len(calls) == 2 * (1 + len(options))  # forward and backward, of each layer and direction
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)

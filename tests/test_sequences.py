@@ -18,12 +18,19 @@ def test_shakespeare_is_split_by_role_in_time():
     assert text == "Is the day so young?\nAy me! sad hours se"
 
 
-@pytest.mark.parametrize(("model", "parameters"), [("transformer", 242_561), ("lstm", 280_897)])
+@pytest.mark.parametrize(("model", "parameters"), [("transformer", 242_561), ("lstm", 280_897), ("gru", 171_745)])
 def test_models_have_their_size(model, parameters):
     assert fedda.load("shakespeare", clients=3, partition="by_client", model=model).d == parameters
 
 
-@pytest.mark.parametrize("options", [{"model": "transformer", "heads": 2}, {"model": "lstm", "layers": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "transformer", "heads": 2},
+        {"model": "lstm", "layers": 2},
+        {"model": "gru", "layers": 2, "embedding": 4},
+    ],
+)
 def test_engines_agree_on_sequences_with_dropout(options):
     problem = fedda.load(
         "shakespeare", clients=3, partition="by_client", width=8, dropout=0.2, batch=2, dtype=torch.float64, **options

@@ -11,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+import fedda
+from fedda.data import open_dataset
 from fedda.experiments import find
 from fedda_paper.page import filled
 from fedda_paper.results import Results
@@ -70,7 +72,9 @@ def test_examples():
         assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
 
 
-@pytest.mark.parametrize("preset", ["cifar10-heterogeneous", "femnist", "digits", "shakespeare", "cifar10-resnet"])
+@pytest.mark.parametrize(
+    "preset", ["cifar10-heterogeneous", "femnist", "digits", "shakespeare", "cifar10-resnet", "shakespeare-gru"]
+)
 def test_every_method_has_the_same_budget(preset):
     found = methods.methods(preset)
     assert len(found) == 12 and {len(m.grid) for m in found.values()} == {18}
@@ -238,9 +242,6 @@ def test_the_whole_protocol_on_digits(tmp_path, capsys):
 
 def test_replicas_are_the_runs_themselves():
     """A point has the same numbers in a stack and alone, and those of `fedda.train`."""
-    import fedda
-    from fedda.experiments import find
-
     method = methods.methods("digits")["fedavg"]
     points = [{"lr": 0.1, "schedule": "constant"}, {"lr": 0.316, "schedule": "cosine"}]
     together = program.run(HOW, program.StudyProgram(method, "stage2", 100, points, 4, 2))
@@ -252,6 +253,35 @@ def test_replicas_are_the_runs_themselves():
     rate = program.CosineRate(0.316, 1.0, 20)
     rows = fedda.train(fedda.make("fedavg", lr=rate), table.build(), 4, every=4, seed=100).history
     assert together[1]["rows"][-1][1] == pytest.approx(rows[-1]["validation_accuracy"], abs=1e-5)
+
+
+def test_of_text_the_finals_have_validation_and_test_losses():
+    """Without the training samples; the numbers are those of the whole evaluation."""
+    how = program.How(next(piece for piece in missing.PIECES if piece.folder == "shakespeare-gru").source)
+    point = {"lr": 0.316, "schedule": "constant"}
+    method = methods.methods("shakespeare-gru")["fedavg"]
+    assert method.axes[0].centre == 0.316  # the grids of the transformer
+    (tuned,) = program.run(how, program.StudyProgram(method, "stage2", 0, [point], 1, 1))
+    (record,) = program.run(how, program.StudyProgram(method, "finals", 0, [point], 1, 1))
+    assert tuned["columns"] == ["round", "validation_loss"]
+    assert record["columns"] == ["round", "validation_loss", "test_loss"]
+    assert tuned["rows"][0][1] == record["rows"][0][1]
+    problem = program.problem(how.task, None, 0, False)
+    result = fedda.train(fedda.make("fedavg", lr=0.316), problem, cohort=10, seed=0, rounds=1, weights="uniform")
+    assert record["rows"][0][2] == pytest.approx(result.history[-1]["test_loss"], rel=1e-4)
+
+
+def test_what_text_is_compared_with_is_computed_from_the_data():
+    """docs/choosing.md: the test losses of a prediction from frequencies, of characters and after the one before."""
+    data = open_dataset("shakespeare")
+    y, pairs = torch.tensor(data.y).flatten(), torch.tensor(data.x * 65 + data.y).flatten()
+    alone = torch.bincount(y, minlength=65) + 1.0
+    after = (torch.bincount(pairs, minlength=65 * 65) + 0.1).view(65, 65)
+    losses = [-(p / p.sum(-1, keepdim=True)).log() for p in (alone, after)]
+    found = [losses[0][data.y_test].mean(), losses[1][data.x_test, data.y_test].mean()]
+    assert [f"{loss:.2f}" for loss in found] == ["3.17", "2.42"]
+    text = (ROOT / "docs" / "choosing.md").read_text()
+    assert "test loss of 3.17" in text and "2.42. The GRU" in text
 
 
 def test_a_diverged_replica_is_told_from_the_others():
@@ -330,8 +360,6 @@ def test_the_share_of_a_record_counts_exact_zeros():
 
 
 def test_the_call_of_a_sparse_model_has_its_penalty():
-    import fedda
-
     call = studied.call("fedmid", {"lr": 0.1, "server_lr": 3.16, "gamma": 0.001})
     assert eval(call, {"fedda": fedda}) == fedda.make("fedmid", lr=0.1, server_lr=3.16, prox=fedda.prox.L1(0.001))
 
@@ -448,6 +476,17 @@ def test_a_task_without_classes_is_told_by_its_loss():
     assert "test loss" in table and "| not reached |" in table and "%" not in table
 
 
+def test_a_task_without_finals_points_to_the_nearest_with_some():
+    take = studied.Recommendation(method_with("fedcm", [-2.0] * 5), [], BEST, (0.0, 0.0))
+    said = choosing.nearest("shakespeare", {"shakespeare-gru": take})
+    assert said.strip() == (
+        "The nearest task with finals is *Text, a small GRU*, above: there `fedcm` is taken (lr 0.1)."
+    )
+    also = studied.Recommendation(take.take, [method_with("stem", [-2.0] * 5)], BEST, (0.0, 0.0))
+    assert "(lr 0.1), and as good are `stem`." in choosing.nearest("shakespeare", {"shakespeare-gru": also})
+    assert choosing.nearest("shakespeare", {}) == choosing.nearest("colon", {"shakespeare-gru": take}) == ""
+
+
 def test_the_first_sentence_names_a_method_only_if_it_is_the_choice_on_most_tasks():
     a, b = (studied.Recommendation(method_with(name, [0.7] * 5), [], BEST, (0.0, 0.0)) for name in ("fedcm", "fedavg"))
     assert "`fedcm`" in choosing.first_try({"cifar10": a, "digits-many": a, "femnist-all": b})
@@ -489,10 +528,12 @@ def test_the_kept_summaries_follow_from_the_records(task):
         top = collections.defaultdict(list)
         for record in lines:
             if record["stage"] == "stage2" and not record["diverged"]:
-                column = record["columns"].index("validation_accuracy")
+                text = "validation_accuracy" not in record["columns"]
+                column = record["columns"].index("validation_loss" if text else "validation_accuracy")
                 share = record["columns"].index("nonzero") if "limit" in record else None
                 rows = [row for row in record["rows"] if share is None or row[share] <= record["limit"]]
-                top[methods.key(record["point"])] += [max(row[column] for row in rows)] if rows else []
+                scores = [-row[column] if text else row[column] for row in rows]
+                top[methods.key(record["point"])] += [max(scores)] if scores else []
         chosen = top[methods.key(found["chosen"])]
         assert len(chosen) == 3 and sorted(chosen) == sorted(found["validation of chosen"])
         piece = next(piece for piece in missing.PIECES if piece.folder == task.name)
@@ -504,8 +545,6 @@ def test_the_kept_summaries_follow_from_the_records(task):
 
 def test_the_calls_on_the_page_make_what_was_run():
     """Every call on docs/choosing.md runs, and has all words of the finals, also those that were not tuned."""
-    import fedda
-
     text = (Path(__file__).parents[1] / "docs" / "choosing.md").read_text()
     calls = re.findall(r"`(fedda\.make\(.*?\))`", text)
     made = [eval(call, {"fedda": fedda}) for call in calls]

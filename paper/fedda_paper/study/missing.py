@@ -79,6 +79,7 @@ PIECES = (
         like="digits-heterogeneous",
         cost=18.0,
     ),
+    Piece("shakespeare-gru", "shakespeare-gru", "text, a small GRU", like="femnist-perceptron", cost=3.0),
     Piece("breast-cancer", "breast-cancer", "a table, logistic regression", like="digits-heterogeneous", cost=0.5),
     *(
         Piece(

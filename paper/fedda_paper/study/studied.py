@@ -90,6 +90,11 @@ TASKS = {
         "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
         "a transformer of two layers, 5 local steps, 600 rounds",
     ),
+    "shakespeare-gru": StudyTask(
+        "Text, a small GRU",
+        "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
+        "a GRU with 16 units, 5 local steps, 120 rounds, on a CPU in float32",
+    ),
     "shakespeare-lstm": StudyTask(
         "Text, an LSTM",
         "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",

@@ -55,12 +55,13 @@ def finals(tasks: Tasks) -> str:
     for name, own in finished(tasks).items():
         advice, whole = advise(own), [m for m in own if m.finished]
         last, others = whole[-1], len(advice.equal)
+        what = "a loss of " if last.test < 0 else ""
         as_good = "No other method is as good."
         if others:
             as_good = f"{others} other{' is' if others == 1 else 's are'} as good; of all these, `{advice.take.name}` "
             as_good += f"sends the least to {target(target_of(name))}."
         lines.append(
-            f"- **{TASKS[name].kind}**: `{whole[0].name}` has the best mean, {score(*whole[0].interval())}. "
+            f"- **{TASKS[name].kind}**: `{whole[0].name}` has the best mean, {what}{score(*whole[0].interval())}. "
             f"{as_good} The last of {len(whole)} is `{last.name}`, {score(*last.interval())}."
         )
     return "\n".join([*lines, "", "[Choosing](choosing.md#all-methods) has all numbers."])
@@ -99,7 +100,7 @@ def cosine_in_short(results: Path) -> str:
     return (
         f"{start} On digits it was tuned for {len(found)} of them afterwards: they change by {low} to {high} points, "
         f"{better} clearly better and {worse} clearly worse ([table](study.md#a-cosine-for-the-other-methods)). For "
-        "images this is open."
+        "images and text this is open."
     )
 
 

@@ -11,8 +11,8 @@ from fedda.runs.student import quantile
 # The test accuracy that the rounds are counted to, or minus the test loss; 70 % on all other tasks.
 TARGETS = {
     "digits-heterogeneous": 0.9, "digits-many": 0.9, "femnist-tenth": 0.8, "femnist-all": 0.8, "shakespeare": -1.75,
-    "shakespeare-lstm": -1.75, "breast-cancer": 0.95, "digits-sparse-10": 0.9, "digits-sparse-25": 0.9,
-    "digits-sparse-50": 0.9,
+    "shakespeare-lstm": -1.75, "shakespeare-gru": -2.3, "breast-cancer": 0.95, "digits-sparse-10": 0.9,
+    "digits-sparse-25": 0.9, "digits-sparse-50": 0.9,
 }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Fuses the vector updates of a round into few kernels, so that the vectors between two gradients are read and written
-once.
+"""Fuses the element-wise operations of a round into few kernels, so that arrays between two other operations (products,
+sums) are read and written once.
 
 A round is recorded as plain operations. Runs of element-wise operations become Triton kernels with the same rounding
 (no multiply-add is contracted, divisions and roots are exact), so that every bit stays the same.
@@ -12,44 +12,33 @@ import hashlib
 import importlib.util
 import math
 import shutil
-import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..compiling import side_by_side
-from ..recording import TensorMeta
+from ..recording import TensorMeta, record
+from .loops import merged
+from .programs import is_view, mutates
+from .triton_code import CHECKED, COPIES, NAMES, expression, held
 
-aten = torch.ops.aten
-SMALL = 4096  # operations on fewer numbers are not fused (see graphs.SideStream)
+SMALL = 4096  # operations on fewer numbers, which depend on no earlier step, are not fused (see graphs.SideStream)
 MAX_ARRAYS = 20  # arrays of one kernel
+MAX_OPERATIONS = 100  # of one kernel
+MIN_PIECE = 8  # numbers that a copy in another order writes side by side
 BLOCK = 1024
-FLOAT = {torch.float32: "float32", torch.float64: "float64"}
-# The operations and their Triton code; every argument is an array or a number of the result's dtype.
-CODE: dict[Any, str] = {
-    aten.add.Tensor: "{0} + {1}",
-    aten.sub.Tensor: "{0} - {1}",
-    aten.mul.Tensor: "{0} * {1}",
-    aten.div.Tensor: "tl.div_rn({0}, {1})",
-    aten.neg.default: "{0} * -1.0",  # Triton's minus is 0 - x, which has no -0
-    aten.rsub.Scalar: "{1} - {0}",
-    aten.sqrt.default: "tl.sqrt_rn({0})",
-    aten.abs.default: "tl.abs({0})",
-    aten.where.self: "tl.where({0}, {1}, {2})",
-    aten.pow.Tensor_Scalar: "{0} * {0}",  # squares only
-}
-DOUBLE = {aten.div.Tensor: "{0} / {1}", aten.sqrt.default: "tl.sqrt({0})"}  # exact in float64
 LAUNCH = {"num_warps": 4, "enable_fp_fusion": False}
 KERNELS: list[Fused] = []
+CHECKS = 1 << 16  # numbers on which a function is compared with PyTorch's
 
 
 library = torch.library.Library("fedda", "FRAGMENT")  # see problems/gradients/kernels/operators.py
@@ -62,18 +51,32 @@ def launch(inputs: list[Tensor], kernel: int) -> list[Tensor]:
 
 
 def fused(module: GraphModule) -> GraphModule:
-    """The same round, with each run of element-wise operations as one kernel."""
-    cluster: list[Node] = []
+    """The same round, with clusters of element-wise operations as one kernel each.
+
+    A cluster is open until another operation reads one of its results, or overwrites a tensor. Its kernel runs just
+    before that operation. So an operation is delayed until it is needed, and meets as many others as possible.
+    """
+    clusters: list[Cluster] = []  # that are open; none reads a result of another
+    aside: set[Node] = set()  # what runs on the side stream
     before = len(KERNELS)
     for node in list(module.graph.nodes):
-        if elementwise(node):
-            if not fits(cluster, node):
-                replace(module.graph, cluster, node)
-                cluster = []
-            cluster.append(node)
-        elif reads(node, cluster) or overwrites(node):
-            replace(module.graph, cluster, node)
-            cluster = []
+        if independent(node, aside):
+            aside.add(node)
+        read = [c for c in clusters if any(source in c.root for source in node.all_input_nodes)]
+        if read and (is_view(node) or node.target is getitem):
+            read[0].add_view(node)
+            continue
+        own = None
+        if elementwise(node) and (node not in aside or node.meta["tensor"].shape.numel() > SMALL):
+            others = [c for c in reversed(clusters) if c not in read]
+            own = next((c for c in (*read, *others) if c.takes(node)), None) or Cluster()
+            own.add(node)
+        for cluster in clusters if overwrites(node) else read:
+            if cluster is not own:
+                cluster.replace(module.graph, node)
+                clusters = [c for c in clusters if c is not cluster]
+        if own is not None and own not in clusters:
+            clusters.append(own)
     module.graph.eliminate_dead_code()
     module.recompile()
     compile_all(KERNELS[before:])
@@ -84,147 +87,227 @@ def compile_all(kernels: Sequence[Fused]) -> None:
     if any(k.device.type == "cuda" for k in kernels):
         with torch.cuda.device(kernels[0].device), side_by_side():
             for k in kernels:
-                k.function.warmup(*k.dtypes, *(dtype for *_, dtype in k.results), grid=k.grid, **LAUNCH)
+                k.warm_up()
 
 
 def elementwise(node: Node) -> bool:
-    """Whether the operation can be part of a kernel: a large array of floats from such arrays and numbers."""
+    """Whether the operation can be part of a kernel: its result is a dense array of floats or bool, and every bit of it
+    is certain."""
     value = node.meta.get("tensor")
-    if node.target not in CODE or value is None or value.dtype not in FLOAT or node.kwargs:
+    if value is None or not (value.dtype.is_floating_point or value.dtype == torch.bool) or value.dtype not in NAMES:
         return False
-    if value.shape.numel() <= SMALL or len(value.shape) > 3:
+    if not value.shape.numel() or not flat(value, value) or expression(node, lambda source: "x") is None:
         return False
-    if node.target is aten.pow.Tensor_Scalar and node.args[1] != 2:
-        return False
-    arrays: list[Any] = [a.meta.get("tensor") for a in node.args if isinstance(a, Node)]
-    numbers = [a for a in node.args if not isinstance(a, Node)]
-    condition = node.target is aten.where.self
-    if node.target is aten.div.Tensor and any(inverse(n, value.dtype) is None for n in numbers):
-        return False
-    if len(node.args) > 2 + condition:  # rsub has a third, alpha
-        return False
-    return all(isinstance(n, int | float) for n in numbers) and all(
-        a is not None
-        and a.device == value.device
-        and (a.dtype == value.dtype or (condition and i == 0 and a.dtype == torch.bool))
-        for i, a in enumerate(arrays)
-    )
+    return node.target not in CHECKED or same_bits(node.target, value.dtype, value.device)
 
 
-def fits(cluster: list[Node], node: Node) -> bool:
-    arrays = {a for member in (*cluster, node) for a in (member, *member.all_input_nodes)}
-    try:
-        np.broadcast_shapes(*(member.meta["tensor"].shape for member in (*cluster, node)))
-    except ValueError:
-        return False
-    return len(arrays) <= MAX_ARRAYS and all(m.meta["tensor"].dtype == node.meta["tensor"].dtype for m in cluster)
-
-
-def reads(node: Node, cluster: list[Node]) -> bool:
-    return any(source in cluster for source in node.all_input_nodes)
+def independent(node: Node, others: set[Node]) -> bool:
+    """Whether an operation depends on no earlier step, by the rule of `SideStream`."""
+    value = node.meta.get("tensor")
+    if node.op == "get_attr" and value is not None:
+        return value.shape.numel() <= SMALL or not value.dtype.is_floating_point
+    inputs = node.all_input_nodes
+    counts = getattr(node.target, "overloadpacket", None) is torch.ops.aten.arange
+    return counts or (node.op == "call_function" and bool(inputs) and others.issuperset(inputs) and not mutates(node))
 
 
 def overwrites(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
     # Collectives change their inputs, but their schema does not say so.
-    return schema is not None and (schema.is_mutable or node.target.namespace == "c10d")  # type: ignore[union-attr]
+    return mutates(node) or getattr(node.target, "namespace", "") == "c10d"
 
 
-def replace(graph: Graph, cluster: list[Node], before: Node) -> None:
-    """Replace the nodes of a cluster by one kernel, just before the first of its results is read."""
-    members = set(cluster)
-    results = [node for node in cluster if any(user not in members for user in node.users)]
-    if len(cluster) < 2 or not results:
-        return
-    sources = list(dict.fromkeys(s for node in cluster for s in node.all_input_nodes if s not in members))
-    domain = np.broadcast_shapes(*(node.meta["tensor"].shape for node in cluster))
-    text = source_text(cluster, sources, results, (1,) * (3 - len(domain)) + tuple(domain))
-    shapes = tuple((tuple(v.shape), v.strides, v.dtype) for v in (r.meta["tensor"] for r in results))
-    dtypes = tuple(s.meta["tensor"].dtype for s in sources)
-    number = kernel(text, dtypes, shapes, tuple(domain), cluster[0].meta["tensor"].device)
-    with graph.inserting_before(before):
-        out = graph.call_function(torch.ops.fedda.fused.default, (sources, number))
-        for i, node in enumerate(results):
-            part = graph.call_function(getitem, (out, i))
-            part.meta["tensor"] = node.meta["tensor"]
-            node.replace_all_uses_with(part, delete_user_cb=lambda user: user not in members)
-    for node in reversed(cluster):
-        graph.erase_node(node)
+class Cluster:
+    """Element-wise operations on arrays of one length. Number i is the one at place i in the memory of all
+    results, except for copies to another order, which no other operation of the cluster reads."""
 
+    def __init__(self) -> None:
+        self.members: list[Node] = []
+        self.nodes: list[Node] = []  # with the views of their results
+        self.root: dict[Node, Node] = {}  # the member whose memory a node shows
+        self.moved: dict[Node, TensorMeta] = {}  # copies in another order, with what they copy
 
-def source_text(cluster: list[Node], sources: list[Node], results: list[Node], domain: tuple[int, ...]) -> str:
-    """The kernel: one program per block of a row. Broadcast inputs are read by every row, and written by the first."""
-    names: dict[Node, str] = {}
-    body = []
-    for i, node in enumerate(sources):
-        names[node] = f"i{i}"
-        at = offset(node.meta["tensor"])
-        body.append(f"i{i} = tl.load(I{i} + {at}{', mask=inside' if 'd *' in at else ''})")
-    for i, node in enumerate(cluster):
-        names[node] = f"v{i}"
-        body.append(f"v{i} = {expression(node, names)}")
-    for i, node in enumerate(results):
-        value = node.meta["tensor"]
-        shape = (1,) * (3 - len(value.shape)) + tuple(value.shape)
-        fixed = [f" & ({axis} == 0)" for axis, n, whole in zip("rcd", shape, domain, strict=True) if n < whole]
-        at = offset(value)
-        body.append(f"tl.store(O{i} + {at} + d * 0, {names[node]}, mask=inside{''.join(fixed)})")
-    arguments = [f"I{i}" for i in range(len(sources))] + [f"O{i}" for i in range(len(results))]
-    head = f"""import triton
+    def add(self, node: Node) -> None:
+        source = node.all_input_nodes[0] if node.target in COPIES else None
+        if source in self.root and not flat(source.meta["tensor"], node.meta["tensor"]):
+            self.moved[node] = source.meta["tensor"]
+        self.members.append(node)
+        self.nodes.append(node)
+        self.root[node] = node
+
+    def add_view(self, node: Node) -> None:
+        self.nodes.append(node)
+        self.root[node] = self.root[node.all_input_nodes[0]]
+
+    def takes(self, node: Node) -> bool:
+        """Whether a node fits: it reads results of this cluster at its own place only, or copies one."""
+        value, first = node.meta["tensor"], self.members[0].meta["tensor"]
+        if value.shape.numel() != first.shape.numel() or value.device != first.device:
+            return False
+        for a in node.all_input_nodes:
+            root, array = self.root.get(a), a.meta["tensor"]
+            if root is None:
+                continue
+            if root in self.moved or array.dtype != root.meta["tensor"].dtype:  # a view as another type
+                return False
+            if not (flat(array, value) or moves(node)):
+                return False
+        members = [*self.members, node]
+        arrays = len(self.sources(members)) + sum(self.needed(m, {*members}) for m in members)
+        return arrays <= MAX_ARRAYS and len(members) <= MAX_OPERATIONS
+
+    def sources(self, members: Sequence[Node]) -> list[Node]:
+        return list(dict.fromkeys(a for m in members for a in m.all_input_nodes if a not in self.root))
+
+    def needed(self, node: Node, members: set[Node]) -> bool:
+        """Whether a result is read outside of the kernel, maybe through a view."""
+        return any(u not in members and (u not in self.root or self.needed(u, members)) for u in node.users)
+
+    def replace(self, graph: Graph, before: Node) -> None:
+        """Replace the operations by one kernel before a node, with the views of its results behind it."""
+        members = {*self.members}
+        results = [node for node in self.members if self.needed(node, members)]
+        if len(members) < 2 or not results:
+            return
+        with graph.inserting_before(before):
+            sources = self.sources(self.members)
+            out = graph.call_function(torch.ops.fedda.fused.default, (sources, self.kernel(sources, results)))
+            for i, node in enumerate(results):
+                part = graph.call_function(getitem, (out, i))
+                part.meta["tensor"] = node.meta["tensor"]
+                node.replace_all_uses_with(part, delete_user_cb=lambda user: user not in members)
+        views = [node for node in self.nodes if node not in members]
+        for node in reversed(self.nodes):
+            if node in members or not node.users:
+                graph.erase_node(node)
+                views = [view for view in views if view is not node]
+        for view in views:
+            before.prepend(view)
+
+    def kernel(self, sources: Sequence[Node], results: Sequence[Node]) -> int:
+        value = self.members[0].meta["tensor"]
+        text = self.text(sources, results)
+        shapes = tuple((tuple(v.shape), v.strides, v.dtype) for v in (r.meta["tensor"] for r in results))
+        dtypes = tuple(s.meta["tensor"].dtype for s in sources)
+        return kernel(text, dtypes, shapes, value.shape.numel(), value.device)
+
+    def text(self, sources: Sequence[Node], results: Sequence[Node]) -> str:
+        """The source of the kernel."""
+        length = self.members[0].meta["tensor"].shape.numel()
+        mask = ", mask=inside" if length % BLOCK else ""
+        names: dict[Any, str] = {}
+        loads, body, stores = list[str](), list[str](), list[str]()
+        far = length > (1 << 31) - BLOCK
+        for k, node in enumerate(self.members):
+            for source in node.all_input_nodes:
+                if source in self.root:
+                    names[node, source] = names[self.root[source]]
+                    continue
+                array = source.meta["tensor"]
+                far = far or extent(array) >= 1 << 31
+                at = position(array, node.meta["tensor"])
+                if (source, at) not in names:
+                    names[source, at] = f"x{len(loads)}"
+                    wide = f".to(tl.{NAMES[held(array.dtype)]})" if held(array.dtype) != array.dtype else ""
+                    where = f"I{sources.index(source)} + {at}{mask if at != '0' else ''}"
+                    loads.append(f"x{len(loads)} = tl.load({where}){wide}")
+                names[node, source] = names[source, at]
+            body.append(f"v{k} = {expression(node, lambda source, node=node: names[node, source])}")  # type: ignore[misc]
+            names[node] = f"v{k}"
+        for k, node in enumerate(results):
+            dtype = node.meta["tensor"].dtype
+            narrow = f".to(tl.{NAMES[dtype]})" if held(dtype) != dtype else ""
+            at = position(node.meta["tensor"], self.moved[node]) if node in self.moved else "i"
+            stores.append(f"tl.store(O{k} + {at}, {names[node]}{narrow}{mask})")
+        arguments = [f"I{k}" for k in range(len(sources))] + [f"O{k}" for k in range(len(results))]
+        program = "tl.program_id(0)" + (".to(tl.int64)" if far else "")
+        head = [f"i = {program} * {BLOCK} + tl.arange(0, {BLOCK})", *([f"inside = i < {length}"] if mask else [])]
+        lines = "".join(f"    {line}\n" for line in (*head, *loads, *body, *stores))
+        return f"""import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
 def fused({", ".join(arguments)}):
-    program = tl.program_id(0)
-    d = program % {blocks(domain)} * {BLOCK} + tl.arange(0, {BLOCK})
-    row = (program // {blocks(domain)}).to(tl.int64)
-    r = row // {domain[1]}
-    c = row % {domain[1]}
-    inside = d < {domain[2]}
-"""
-    return head + "".join(f"    {line}\n" for line in body)
+{lines}"""
 
 
-def expression(node: Node, names: dict[Node, str]) -> str:
-    dtype = node.meta["tensor"].dtype
-    values = [names[a] if isinstance(a, Node) else literal(a, dtype) for a in node.args]
-    cuda = node.meta["tensor"].device.type == "cuda"
-    if cuda and node.target is aten.div.Tensor and not isinstance(node.args[1], Node):
-        return f"{values[0]} * {literal(inverse(node.args[1], dtype), dtype)}"
-    code = CODE | DOUBLE if dtype == torch.float64 else CODE
-    return code[node.target].format(*values)
+def in_memory_order(array: TensorMeta, result: TensorMeta) -> tuple[list[int], list[int]]:
+    """The axes of a loop over the memory of `result`, and the strides of an array that broadcasts to it."""
+    missing = len(result.shape) - len(array.shape)
+    strides = [0] * missing + [s if n > 1 else 0 for s, n in zip(array.strides, array.shape, strict=True)]
+    order = sorted(range(len(result.shape)), key=lambda axis: -result.strides[axis])
+    sizes, (steps,) = merged([result.shape[axis] for axis in order], [[strides[axis] for axis in order]])
+    return sizes, steps
 
 
-def inverse(number: Any, dtype: torch.dtype) -> float | None:
-    """On a GPU PyTorch divides by a number by multiplying with its inverse: this inverse, or None if it is not certain.
-    In single precision PyTorch 2.11 inverts the exact number, older versions the rounded one.
-
-    >>> inverse(3, torch.float32) == single(1 / 3), inverse(1 - 0.999, torch.float32), inverse(0, torch.float64)
-    (True, None, None)
-    """
-    if not number or dtype == torch.float64:
-        return 1.0 / number if number else None
-    exact, rounded = single(1.0 / number), single(1.0 / single(float(number)))
-    return exact if exact == rounded else None
+def flat(array: TensorMeta, result: TensorMeta) -> bool:
+    """Whether number i in the memory of an array is the one that belongs to number i in the memory of the result."""
+    return array.offset == 0 and in_memory_order(array, result) == ([result.shape.numel()], [1])
 
 
-def literal(number: Any, dtype: torch.dtype) -> str:
-    value = single(float(number)) if dtype == torch.float32 else float(number)
-    text = repr(value) if math.isfinite(value) else f'float("{value}")'
-    return f"tl.full((), {text}, tl.{FLOAT[dtype]})"
+def moves(node: Node) -> bool:
+    """Whether a node copies an array to another order, in pieces that are long enough to be written efficiently."""
+    if node.target not in COPIES:
+        return False
+    array, result = node.all_input_nodes[0].meta["tensor"], node.meta["tensor"]
+    sizes, strides = in_memory_order(result, array)
+    return flat(array, array) and strides[-1] == 1 and sizes[-1] >= MIN_PIECE
 
 
-def single(number: float) -> float:
-    """Rounded to float32."""
-    return float(struct.unpack("f", struct.pack("f", number))[0])
+def position(array: TensorMeta, result: TensorMeta) -> str:
+    """The place in an array of what belongs to number i in the memory of the result."""
+    sizes, strides = in_memory_order(array, result)
+    terms, inner = [], math.prod(sizes)
+    for n, stride in zip(sizes, strides, strict=True):
+        whole, inner = inner, inner // n
+        axis = f"i // {inner}" if inner > 1 else "i"
+        axis = f"({axis}) % {n}" if whole < math.prod(sizes) else axis
+        if stride:
+            terms.append(f"({axis}) * {stride}" if stride > 1 else f"({axis})" if axis != "i" else axis)
+    return " + ".join(terms) or "0"
 
 
-def offset(array: TensorMeta) -> str:
-    """The offset of row (r, c) and column d of the domain in an array that broadcasts to it."""
-    strides = [s if n > 1 else 0 for s, n in zip(array.strides, array.shape, strict=True)]
-    strides = [0] * (3 - len(strides)) + strides
-    return " + ".join(f"{axis} * {stride}" for axis, stride in zip("rcd", strides, strict=True) if stride) or "0"
+def extent(array: TensorMeta) -> int:
+    return sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True))
+
+
+@cache
+def same_bits(op: Any, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the code of a function gives PyTorch's bits, by a comparison on numbers of all magnitudes."""
+    g = torch.Generator().manual_seed(0)
+    with synchronisation(), torch.no_grad():
+        inputs = []
+        for _ in range(2 if "backward" in op._schema.name else 1):
+            bits = torch.randint(-(1 << 31), 1 << 31, (CHECKS // 2,), generator=g).to(torch.int32).view(torch.float32)
+            inputs.append(torch.cat([bits, torch.randn(CHECKS // 2, generator=g) * 4]).to(device, dtype))
+        expected = op(*inputs)
+        cluster = Cluster()
+        try:
+            for node in record(lambda: [op(*inputs)]).graph.nodes:
+                if node.target is op:
+                    cluster.add(node)
+            sources = cluster.sources(cluster.members)
+            (found,) = KERNELS[cluster.kernel(sources, cluster.members)](*inputs)
+        except Exception:  # the interpreter has no libdevice, and older versions of Triton have not all functions
+            return False
+        whole = torch.int32 if dtype == torch.float32 else torch.int16
+        equal = (found.view(whole) == expected.view(whole)) | (found.isnan() & expected.isnan())
+        return bool(equal.all())
+
+
+@contextmanager
+def synchronisation() -> Iterator[None]:
+    """The host may wait for the device here, even where graphs.py forbids it."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 @dataclass(frozen=True)
@@ -236,19 +319,23 @@ class Fused:
     results: tuple[tuple[Any, ...], ...]
     grid: tuple[int, ...]
     device: torch.device
+    options: dict[str, Any]
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         outputs = [torch.empty_strided(*size, dtype=dtype, device=self.device) for *size, dtype in self.results]
         with torch.cuda.device_of(outputs[0]):  # Triton launches on the current device
-            self.function[self.grid](*inputs, *outputs, **LAUNCH)
+            self.function[self.grid](*inputs, *outputs, **self.options)
         return outputs
+
+    def warm_up(self) -> None:
+        """Compile it before its first launch."""
+        self.function.warmup(*self.dtypes, *(dtype for *_, dtype in self.results), grid=self.grid, **self.options)
 
 
 @cache
 def kernel(
-    text: str, dtypes: tuple[torch.dtype, ...], results: tuple[tuple[Any, ...], ...], domain: tuple[int, ...],
-    device: torch.device,
-) -> int:  # fmt: skip
+    text: str, dtypes: tuple[torch.dtype, ...], results: tuple[tuple[Any, ...], ...], length: int, device: torch.device
+) -> int:
     """The number of a kernel in `KERNELS`. Triton reads its source from a file."""
     name = "fused_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     file = folder() / f"{name}.py"
@@ -257,14 +344,10 @@ def kernel(
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    grid = (blocks(domain) * math.prod(domain[:-1]),)  # one axis, because the others have at most 65,535 blocks
-    KERNELS.append(Fused(module.fused, dtypes, results, grid, device))
+    # PyTorch's functions keep denormal numbers. Older versions of Triton do not have the option.
+    options = LAUNCH | ({"enable_reflect_ftz": False} if "libdevice." in text else {})
+    KERNELS.append(Fused(module.fused, dtypes, results, (-(-length // BLOCK),), device, options))
     return len(KERNELS) - 1
-
-
-def blocks(domain: tuple[int, ...]) -> int:
-    """Blocks per row."""
-    return -(-domain[-1] // BLOCK)
 
 
 @cache

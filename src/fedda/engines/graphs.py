@@ -29,9 +29,9 @@ def capture(
 ) -> torch.cuda.CUDAGraph:
     """A graph whose replay writes the results of `step` to `state`; `kept` are tensors that `step` changes in place.
 
-    The step runs once to warm up (kernels are chosen, caches are filled). It is recorded, its vector updates are fused,
-    and it runs again. Then the graph is captured and replayed once, which must give the results of the step. At the end
-    all tensors get their old values back.
+    The step runs once to warm up (kernels are chosen, caches are filled). It is recorded, its element-wise operations
+    are fused, and it runs again. Then the graph is captured and replayed once, which must give the results of the
+    step. At the end all tensors get their old values back.
     """
     device = state[0].device
     before = [v.clone() for v in (*state, *kept)]
@@ -54,7 +54,7 @@ def capture(
         with torch.cuda.stream(side), no_synchronisation():
             body(step)
             expected = [v.clone() for v in (*state, *kept)]
-            fast = with_fused_updates(step)
+            fast = with_fused_operations(step)
             body(fast)
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
@@ -74,14 +74,14 @@ def capture(
     return graph
 
 
-def with_fused_updates(step: Callable[[], Sequence[Tensor]]) -> Callable[[], Sequence[Tensor]]:
-    """The step with fused vector updates; the step itself if it cannot be recorded or Triton is not installed."""
+def with_fused_operations(step: Callable[[], Sequence[Tensor]]) -> Callable[[], Sequence[Tensor]]:
+    """The step with fused element-wise operations; the step itself if it cannot be recorded or there is no Triton."""
     if find_spec("triton") is None:
         return step
     try:
         return fused(record(lambda: list(step())))
     except Exception as why:  # any operation may refuse to be recorded
-        logger.info("vector updates are not fused: %s", why)
+        logger.info("element-wise operations are not fused: %s", why)
         return step
 
 

@@ -21,6 +21,20 @@ class Lstm(nn.Module):
         return logits
 
 
+class Gru(nn.Module):
+    """Embedding, GRU layers, and a linear map to the next token at every position."""
+
+    def __init__(self, classes: int, width: int, layers: int, embedding: int, dropout: float):
+        super().__init__()
+        self.embedding = nn.Embedding(classes, embedding)
+        self.gru = nn.GRU(embedding, width, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
+        self.out = nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.gru(self.embedding(tokens))[0])
+        return logits
+
+
 class Block(nn.Module):
     """Causal self-attention and a perceptron, each after a LayerNorm and added to its input (Vaswani et al. 2017)."""
 
@@ -77,6 +91,26 @@ def lstm(shape: tuple[int, ...], classes: int, width: int = 128, layers: int = 2
     count("lstm", "width", width)
     count("lstm", "layers", layers)
     return Lstm(classes, width, layers, dropout), cross_entropy
+
+
+@models.register("gru")
+def gru(
+    shape: tuple[int, ...], classes: int, width: int = 128, layers: int = 2, embedding: int = 32, dropout: float = 0.0
+) -> Model:
+    """A GRU that predicts the next token at every position of a sequence.
+
+    Args:
+        shape: the shape of a sample, [positions].
+        classes: how many tokens there are.
+        width: of each layer.
+        layers: how many.
+        embedding: the width of the embedding.
+        dropout: the share of activations that is dropped between layers.
+    """
+    _length("gru", shape)
+    for name, value in (("width", width), ("layers", layers), ("embedding", embedding)):
+        count("gru", name, value)
+    return Gru(classes, width, layers, embedding, dropout), cross_entropy
 
 
 @models.register("transformer")

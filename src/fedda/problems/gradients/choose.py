@@ -7,16 +7,18 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ...checks import one_of
+from ...checks import one_of, warn
 from ..evaluation import convolutional
 from .kernels import kernels_for
-from .tuning import STACK, autotune, threads
+from .stackable import has_kernels
+from .tuning import STACK, autotune, replayed, threads
 from .vmap import StackedGradient
 
 if TYPE_CHECKING:
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
     from .kernels.operators import Kernels
 
 PRECISIONS = ("float32", "tf32", "bf16")
-PATHS = ("kernels", "native", "chain", "traced", "loop")
+PATHS = ("kernels", "native", "chain", "traced", "layers", "loop")
 Path = Callable[[Tensor, "Batch"], Tensor]  # x [points * c, d] and raw batches [c, ...] -> gradients [points * c, d]
 SMALL = 1_000_000  # numbers in a stack of linear layers whose path needs no measurement
+# The relative error of a gradient by `layers` that lets it take part in a measurement: more must be a mistake.
+TOLERANCES = {"float32": 1e-3, "tf32": 2e-2, "bf16": 0.1}
 MEASURED_CLIENTS = 4  # at least, in a measurement, and exactly so many with convolutions, which take long
 
 
@@ -36,9 +40,9 @@ class GradientPaths:
     """The gradients of a stack of models by one of several paths.
 
     `kernels`: our GPU kernels for convolutional networks; `native`: C code for known layers, on a CPU; `chain`: known
-    layers as batched products; `traced`: any module through vmap, recorded as plain operations; `loop`: one model after
-    the other. `auto` takes the first that fits for small stacks of linear layers, and otherwise the fastest of the
-    paths that fit, by measurement.
+    layers as batched products; `traced`: any module through vmap, recorded as plain operations; `layers`: the same with
+    our GPU kernels for convolutions and recurrent layers; `loop`: one model after the other. `auto` takes the first
+    that fits for small stacks of linear layers, and otherwise the fastest of the paths that fit, by measurement.
     """
 
     def __init__(self, problem: Neural, path: str, precision: str):
@@ -49,7 +53,8 @@ class GradientPaths:
         if precision in ("tf32", "bf16") and not cuda:
             raise ValueError(f"Vectorised: precision {precision!r} needs a float32 problem on a CUDA device")
         self.precision = ("tf32" if cuda else "float32") if precision == "auto" else precision
-        self.stacked = StackedGradient(self.objective, not all(p.requires_grad for p in problem.model.parameters()))
+        frozen = not all(p.requires_grad for p in problem.model.parameters())
+        self.stacked = StackedGradient(self.objective, frozen)
         self.kernels: Kernels | None = None
         self.paths: dict[str, Path] = {}  # those that fit the model, the likely fastest first
         chain = problem.chain
@@ -65,9 +70,14 @@ class GradientPaths:
             if problem.device.type == "cpu" and (native := problem.chain.native(problem.dtype)) is not None:
                 self.paths["native"] = partial(self.by_chain, native)
             self.paths["chain"] = partial(self.by_chain, problem.chain)
-        self.paths |= {"traced": self.by_vmap, "loop": self.by_loop}
+        self.paths["traced"] = partial(self.by_vmap, self.stacked)
+        if cuda and find_spec("triton") is not None and has_kernels(problem.model):
+            layers = StackedGradient(self.objective, frozen, self.precision)
+            self.paths["layers"] = partial(self.by_vmap, layers)
+        self.paths["loop"] = self.by_loop
         if path != "auto" and path not in self.paths:
             raise ValueError(f"Vectorised: path {path!r} does not fit this problem; these do: {', '.join(self.paths)}")
+        self.accepted: set[Path] = set()  # paths whose gradients were compared with those of the loop
         self.chosen = next(iter(self.paths)) if path == "auto" else path
         self.choice = ""  # how the path was chosen, for the user, if it was measured
 
@@ -81,7 +91,10 @@ class GradientPaths:
             many = 0 if convolutional(problem.model) else STACK // problem.d
             n = min(clients, max(MEASURED_CLIENTS, many))
             x, batch = problem.example(n)
-            ways = {name: partial(self.run, path, x, batch) for name, path in candidates.items()}
+            ways = {
+                name: replayed(partial(self.checked if name == "layers" else self.run, path, x, batch), problem.device)
+                for name, path in candidates.items()
+            }
             shape = tree_map(lambda v: v.shape[1:], problem.data.x)
             about = (problem.model, n, shape, problem.batch_size, problem.dtype, self.precision)
             # On a busy machine threads wait for each other, and the times would say nothing about the paths.
@@ -102,11 +115,28 @@ class GradientPaths:
             return {self.chosen: self.paths[self.chosen]}
         slower: tuple[str, ...] = ()
         if "kernels" in self.paths:
-            slower = ("traced", "loop")
+            slower = ("traced", "layers", "loop")
         elif "chain" in self.paths and cpu:
             slower = ("traced", "chain") if "native" in self.paths else ("traced",)
         names = sorted((name for name in self.paths if name not in slower), key=lambda name: cpu and name != "loop")
         return {name: self.paths[name] for name in names}
+
+    def checked(self, path: Path, x: Tensor, batch: Batch) -> Tensor:
+        """The gradients by a path, which fails if they are wrong, so that it is not chosen: its first call compares
+        them with those of a loop in full precision. In a deep network, `traced` may be as far from these."""
+        gradients = self.run(path, x, batch)
+        if path not in self.accepted:
+            exact = StackedGradient(self.problem.objective_of)
+            with allow_tf32(False):
+                truth = exact.loop(x, *self.problem.standardised(batch).leaves())
+            traced = self.run(self.paths["traced"], x, batch)
+            error, usual = (float((g - truth).norm() / truth.norm()) for g in (gradients, traced))
+            if not error <= max(TOLERANCES[self.precision], 2 * usual):
+                message = f"the path 'layers' is not used: its gradients have an error of {error:.1g}"
+                warn(message)
+                raise ArithmeticError(message)
+            self.accepted.add(path)
+        return gradients
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         return self.run(self.paths[self.chosen], x, batch)
@@ -131,8 +161,8 @@ class GradientPaths:
     def by_chain(self, chain: Chain | NativeChain, x: Tensor, batch: Batch) -> Tensor:
         return chain.gradients(x, *self.problem.standardised(batch))
 
-    def by_vmap(self, x: Tensor, batch: Batch) -> Tensor:
-        return self.stacked(x, *self.problem.standardised(batch).leaves())
+    def by_vmap(self, stacked: StackedGradient, x: Tensor, batch: Batch) -> Tensor:
+        return stacked(x, *self.problem.standardised(batch).leaves())
 
     def by_loop(self, x: Tensor, batch: Batch) -> Tensor:
         return self.stacked.loop(x, *self.problem.standardised(batch).leaves())
@@ -149,13 +179,16 @@ def by_channel(scale: Scale, channels: int) -> tuple[Tensor, Tensor] | None:
 @contextmanager
 def allow_tf32(allowed: bool) -> Iterator[None]:
     """Whether float32 products may be rounded to TF32. Its relative error of 1e-3 is larger than the differences that
-    variance reduction uses, so the reference gradients never do it."""
+    variance reduction uses, so the reference gradients never do it. cuDNN may only take algorithms that repeat to the
+    bit: the others add up the gradient of a weight in any order."""
     if not torch.cuda.is_available():
         yield
         return
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
+    cudnn.allow_tf32 = matmul.allow_tf32 = allowed
+    cudnn.deterministic = True
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = before

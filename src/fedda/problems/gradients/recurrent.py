@@ -15,14 +15,14 @@ from torch import Tensor
 CACHE = 1 << 22  # bytes of recurrent weights that a CPU works on at a time: more would leave its cache at every step
 # Operators of PyTorch's dispatcher: in a recorded gradient all time steps together are one operation.
 library = torch.library.Library("fedda", "FRAGMENT")
-library.define("recurrence(Tensor a, Tensor h, Tensor e, Tensor w, str kind, str fused) -> Tensor[]")
+library.define("recurrence(Tensor a, Tensor h, Tensor e, Tensor w, str kind, str kernels) -> Tensor[]")
 library.define(
     "recurrence_backward(Tensor d_out, Tensor d_extra, Tensor out, Tensor extra, Tensor gates, Tensor h, Tensor e, "
-    "Tensor w, str kind, str fused) -> Tensor[]"
+    "Tensor w, str kind, str kernels) -> Tensor[]"
 )
 
 
-def recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str, fused: str = "") -> tuple[Tensor, Tensor]:
+def recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str, kernels: str = "") -> tuple[Tensor, Tensor]:
     """The hidden states after each step, [..., T, B, H], and the cells of an LSTM.
 
     a [..., T, B, G] are the products of the inputs and their weights, with the biases; G is 4 H for "lstm", 3 H for
@@ -30,10 +30,10 @@ def recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str, fused: str
     e [..., B, H] are the first cells of an LSTM, or the bias [..., 1, H] of a GRU's recurrent product for the new
     state; other kinds ignore it.
 
-    `fused` is the precision of the products in Triton kernels ("float32", "tf32" or "bf16"), one kernel per time step.
-    If it is empty, a time step is several operations of PyTorch, as it always is in float64.
+    `kernels` is the precision of the products in Triton kernels ("float32", "tf32" or "bf16"), one per time step. If it
+    is empty, a time step is several operations of PyTorch, as it always is in float64.
     """
-    out, extra, _ = applied(Recurrence, a, h, e, w, kind, fused)
+    out, extra, _ = applied(Recurrence, a, h, e, w, kind, kernels)
     return out, extra
 
 
@@ -44,33 +44,18 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
-        _, h, e, w, ctx.kind, ctx.fused = inputs
+        _, h, e, w, ctx.kind, ctx.kernels = inputs
         ctx.save_for_backward(*output, h, e, w)
         ctx.mark_non_differentiable(output[2])
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor, d_extra: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        return (*applied(RecurrenceBackward, d_out, d_extra, *ctx.saved_tensors, ctx.kind, ctx.fused), None, None)
+        saved = (*ctx.saved_tensors, ctx.kind, ctx.kernels)
+        return (*torch.ops.fedda.recurrence_backward(d_out, d_extra, *saved), None, None)
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, int]:
         return applied(Recurrence, *with_stack_first(info.batch_size, in_dims, args)), 0
-
-
-class RecurrenceBackward(torch.autograd.Function):
-    """The backward pass as a function of its own, because vmap needs a rule for it too."""
-
-    @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, ...]:
-        return tuple(torch.ops.fedda.recurrence_backward(*args))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
-        pass  # there are no second derivatives
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, int]:
-        return applied(RecurrenceBackward, *with_stack_first(info.batch_size, in_dims, args)), 0
 
 
 def applied(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, ...]:
@@ -90,16 +75,16 @@ def with_stack_first(n: int, in_dims: Sequence[Any], args: Sequence[Any]) -> lis
 
 
 @torch.library.impl(library, "recurrence", "CompositeExplicitAutograd")
-def _recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str, fused: str) -> list[Tensor]:
+def _recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str, kernels: str) -> list[Tensor]:
     """Hidden states, cells (for a GRU the recurrent products of the new state) and gates: all that gradients need."""
     lead = a.shape[:-3]
     a, h, e, w = flat(lead, (a, 3), (h, 2), (e, 2), (w, 2))
     gates = torch.empty_like(a, memory_format=torch.contiguous_format)
     out, extra = a.new_empty(2, *a.shape[:-1], h.shape[-1])
-    if takes_kernels(a, fused):
+    if takes_kernels(a, kernels):
         from . import recurrent_kernels
 
-        recurrent_kernels.forward(kind, fused, a, h, e, w, out, extra, gates)
+        recurrent_kernels.forward(kind, kernels, a, h, e, w, out, extra, gates)
     else:
         gates.copy_(a)  # overwritten, step by step
         for part in chunks(w):
@@ -110,13 +95,13 @@ def _recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str, fused: st
 @torch.library.impl(library, "recurrence_backward", "CompositeExplicitAutograd")
 def _recurrence_backward(
     d_out: Tensor, d_extra: Tensor, out: Tensor, extra: Tensor, gates: Tensor, h: Tensor, e: Tensor, w: Tensor,
-    kind: str, fused: str,
+    kind: str, kernels: str,
 ) -> list[Tensor]:  # fmt: skip
     lead, backward = out.shape[:-3], BACKWARD[kind]
-    if takes_kernels(out, fused):
+    if takes_kernels(out, kernels):
         from . import recurrent_kernels
 
-        backward = partial(recurrent_kernels.backward, kind, fused)
+        backward = partial(recurrent_kernels.backward, kind, kernels)
     d_out, d_extra, out, extra, gates = flat(lead, *((v, 3) for v in (d_out, d_extra, out, extra, gates)))
     h, e, w = flat(lead, (h, 2), (e, 2), (w, 2))
     results = [torch.empty_like(v, memory_format=torch.contiguous_format) for v in (gates, h, e, w)]
@@ -130,8 +115,8 @@ def _recurrence_backward(
     return [v.view(*lead, *v.shape[1:]) for v in results]
 
 
-def takes_kernels(a: Tensor, fused: str) -> bool:
-    return bool(fused) and a.dtype != torch.float64
+def takes_kernels(a: Tensor, kernels: str) -> bool:
+    return bool(kernels) and a.dtype != torch.float64
 
 
 def flat(lead: torch.Size, *tensors: tuple[Tensor, int]) -> list[Tensor]:

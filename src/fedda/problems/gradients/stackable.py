@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from .convolution import convolve
 from .recurrent import recurrence
 
 Dropout = Callable[[Tensor], Tensor]
@@ -21,7 +22,13 @@ class Stackable(TorchFunctionMode):
     The results are the same, up to rounding. Layers in a form that is not known here stay as they are, such as a packed
     sequence. Where the gradient is taken outside of vmap, two things would be lost that are given back here: which
     tensors require a gradient, and what the arguments of an embedding say about its gradient.
+
+    `kernels` is the precision of our Triton kernels, which then compute convolutions and recurrent layers; empty: none.
     """
+
+    def __init__(self, kernels: str = ""):
+        super().__init__()
+        self.kernels = kernels
 
     def __torch_function__(
         self,
@@ -31,12 +38,15 @@ class Stackable(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if self.kernels and function in CONVOLUTIONS:
+            out = convolve(self.kernels, *args, **kwargs)
+            return function(*args, **kwargs) if out is None else out
         if function is F.scaled_dot_product_attention:
             return attention(*args, **kwargs)
         if function in LAYERS and known(*args, **kwargs):
-            return layers(LAYERS[function], *args, **kwargs)
+            return layers(LAYERS[function], *args, **kwargs, kernels=self.kernels)
         if function in CELLS:
-            return cell(CELLS[function], *args, **kwargs)
+            return cell(CELLS[function], *args, **kwargs, kernels=self.kernels)
         if function is F.embedding:
             return embedding(*args, **kwargs)
         if function is torch.embedding:
@@ -46,11 +56,11 @@ class Stackable(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def stackable(function: Callable[..., Any]) -> Callable[..., Any]:
+def stackable(function: Callable[..., Any], kernels: str = "") -> Callable[..., Any]:
     """The same function with these layers replaced."""
 
     def replaced(*args: Any) -> Any:
-        with Stackable():
+        with Stackable(kernels):
             return function(*args)
 
     return replaced
@@ -114,13 +124,13 @@ def known(input: Tensor, hx: Any, weights: Any, *rest: Any) -> bool:
 
 def layers(
     kind: str, input: Tensor, hx: Any, weights: Sequence[Tensor], has_biases: bool, number: int, dropout: float,
-    training: bool, bidirectional: bool, batch_first: bool, fused: str = "",
+    training: bool, bidirectional: bool, batch_first: bool, *, kernels: str = "",
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """PyTorch's LSTM, GRU or RNN of several layers and one or two directions; `fused` as in `recurrence`."""
+    """PyTorch's LSTM, GRU or RNN of several layers and one or two directions; `kernels` as in `recurrence`."""
     states = list(zip(*hx, strict=True)) if kind == "lstm" else [(h,) for h in hx]
     each = len(weights) // (number * (1 + bidirectional))
     parameters = [weights[i : i + each] for i in range(0, len(weights), each)]
-    run = [partial(direction, kind, *pair, fused=fused) for pair in zip(states, parameters, strict=True)]
+    run = [partial(direction, kind, *pair, kernels=kernels) for pair in zip(states, parameters, strict=True)]
     x = input.transpose(0, 1) if batch_first else input
     last: list[tuple[Tensor, ...]] = []
     for i in range(number):
@@ -134,7 +144,7 @@ def layers(
 
 
 def direction(
-    kind: str, state: tuple[Tensor, ...], parameters: Sequence[Tensor], x: Tensor, fused: str = ""
+    kind: str, state: tuple[Tensor, ...], parameters: Sequence[Tensor], x: Tensor, kernels: str = ""
 ) -> tuple[Tensor, ...]:
     """One layer in one direction, on x [T, B, features]: its outputs and its last state."""
     w_input, w, *biases = parameters
@@ -150,7 +160,7 @@ def direction(
     elif biases:
         a = a + (biases[0] + biases[1])
     h, extra, w = (v.to(a.dtype) for v in (h, extra, w))  # autocast has rounded a alone
-    out, after = recurrence(a, h, extra, w, kind, fused)
+    out, after = recurrence(a, h, extra, w, kind, kernels)
     return (out, out[-1], after[-1]) if cells else (out, out[-1])
 
 
@@ -167,11 +177,20 @@ def projected(state: tuple[Tensor, ...], a: Tensor, w: Tensor, *others: Tensor) 
     return torch.stack(out), h, c
 
 
-def cell(kind: str, input: Tensor, hx: Any, *parameters: Tensor | None, fused: str = "") -> Any:
+def cell(kind: str, input: Tensor, hx: Any, *parameters: Tensor | None, kernels: str = "") -> Any:
     """PyTorch's LSTMCell, GRUCell or RNNCell: one time step."""
     state = tuple(hx) if kind == "lstm" else (hx,)
-    _, *after = direction(kind, state, [p for p in parameters if p is not None], input[None], fused)
+    _, *after = direction(kind, state, [p for p in parameters if p is not None], input[None], kernels)
     return tuple(after) if kind == "lstm" else after[0]
+
+
+CONVOLUTIONS = (torch.conv1d, torch.conv2d)
+
+
+def has_kernels(model: nn.Module) -> bool:
+    """Whether a network has layers with trainable weights that our Triton kernels may compute."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase)
+    return any(isinstance(m, kinds) and any(p.requires_grad for p in m.parameters()) for m in model.modules())
 
 
 LAYERS = {torch.lstm: "lstm", torch.gru: "gru", torch.rnn_tanh: "tanh", torch.rnn_relu: "relu"}

@@ -61,6 +61,30 @@ def measure(ways: Ways, device: torch.device, margin: float = MARGIN) -> str:
     return best
 
 
+def replayed(way: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The same as rounds run it: its first call captures it as a CUDA graph, and later calls replay that. Kernels that
+    are launched one by one wait for the host, which says nothing about a round. What cannot be captured runs as it is.
+    """
+    if device.type != "cuda":
+        return way
+    later: list[Callable[[], object]] = []
+
+    def run() -> object:
+        if not later:
+            way()  # compiles
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.device(device), torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
+                    way()
+                later.append(graph.replay)
+            except Exception:  # it waits for the device, or an operation refuses
+                torch.cuda.synchronize(device)
+                later.append(way)
+        return later[0]()
+
+    return run
+
+
 def seconds(way: Callable[[], object], device: torch.device) -> float:
     """The time of one call, including the work of the device."""
     if device.type == "cuda":

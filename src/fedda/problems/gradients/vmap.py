@@ -1,4 +1,4 @@
-"""The gradients of a stack of clients in one call, by vmap over the gradient of one client."""
+"""The gradients of a stack of clients in one call, by vmap over the loss of one client."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from ...checks import one_line, warn
 from ...recording import record
+from .kernels.launch import compile_and_run
 from .stackable import stackable
 
 logger = logging.getLogger(__name__)
@@ -32,11 +33,13 @@ class StackedGradient:
 
     With `frozen`, parts of the model are constant. What depends on the batch alone is then computed once for all
     points, and a constant layer is one operation for all clients.
+
+    With `kernels`, a precision, our Triton layers take the place of PyTorch's where they fit. Errors are then raised.
     """
 
-    def __init__(self, objective: Objective, frozen: bool = False):
-        self.objective, self.frozen = objective, frozen
-        self.losses: Callable[..., Tensor] = vmap(stackable(objective))
+    def __init__(self, objective: Objective, frozen: bool = False, kernels: str = ""):
+        self.objective, self.frozen, self.kernels = objective, frozen, kernels
+        self.losses: Callable[..., Tensor] = vmap(stackable(objective, kernels))
         self.gradients: Callable[..., Tensor] = vmap(grad(stackable(objective)))
         self.by_shape: dict[object, Callable[..., Tensor]] = {}
         self.warned = False
@@ -50,6 +53,12 @@ class StackedGradient:
 
     def record(self, x: Tensor, *batch: Tensor) -> Callable[..., Tensor]:
         """A function for arguments of these shapes."""
+        if self.kernels:
+            key = "layers", id(self), *((v.shape, v.dtype) for v in (x, *batch))
+            # All in this thread: others would compile one kernel after the other.
+            with torch.autograd.set_multithreading_enabled(False):
+                compile_and_run(key, x, lambda: self.vmapped(x, *batch))
+            return simplify(record(self.vmapped, x, *batch))
         reason = ""
         for function in (self.vmapped, self.vmapped_gradients):
             try:
@@ -98,7 +107,9 @@ def repeated(x: Tensor, batch: Sequence[Tensor]) -> list[Tensor]:
 
 aten = torch.ops.aten
 RESHAPES = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
-FILLS = {aten.ones_like.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0}
+FILLS = {
+    aten.ones_like.default: 1, aten.new_ones.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0,
+}  # fmt: skip
 
 
 def simplify(graph: GraphModule) -> GraphModule:

@@ -42,7 +42,10 @@ def launcher(kernel: Any, *grid: int) -> Callable[..., object]:
 
 
 def compile_and_run(key: object, like: Tensor, run: Callable[[], Tensor]) -> Tensor:
-    """The result of a pass. Before the first pass of a kind (its `key`), all its kernels are compiled together."""
+    """The result of a pass. Before the first pass of a kind (its `key`), all its kernels are compiled together. A pass
+    inside of another is compiled with it."""
+    if Compiling.now:
+        return run()
     with torch.cuda.device_of(like):  # Triton launches on the current device
         if like.is_cuda and (key, like.device) not in COMPILED:
             Compiling.now = True
