@@ -70,6 +70,42 @@ class Residual(nn.Module):
         return F.relu(self.skip(x) + self.second(F.relu(self.norm(self.first(x)))))
 
 
+class Words(nn.Module):
+    """Rows of a table; -1 is the last one."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.table, self.out = nn.Embedding(3, 4, **options), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.table(x.long() % 3).mean(1))
+
+
+class Plain(nn.Module):
+    """The operator under an embedding, for which -1 is no padding."""
+
+    def __init__(self, *options):
+        super().__init__()
+        self.table, self.out, self.options = nn.Linear(4, 3), nn.Linear(4, 3), options
+
+    def forward(self, x):
+        return self.out(torch.embedding(self.table.weight, x.long() % 3, *self.options).mean(1))
+
+
+class Backwards(nn.Module):
+    """A module that looks whether a gradient is taken, and one that changes it on its way back."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.first, self.last, self.hook = nn.Linear(7, 4), nn.Linear(4, 3), hook
+
+    def forward(self, x):
+        h = self.first(x)
+        if self.hook and h.requires_grad:
+            h.register_hook(lambda g: -2 * g)
+        return self.last(h * 2 if h.requires_grad else h)
+
+
 def images(channels, *body, pool=2):
     """The layers after a first convolution to `channels`, then a mean over the pixels."""
     return nn.Sequential(
@@ -100,6 +136,14 @@ MODELS = {
     "attention with a mask": (lambda: Attention("bool"), sequence),
     "attention with a bias": (lambda: Attention("float", scale=0.7), sequence),
     "encoder": (lambda: nn.Sequential(nn.TransformerEncoderLayer(5, 1, 8, 0.0, batch_first=True), nn.Flatten(), nn.Linear(35, 3)), sequence),
+    "embedding": (Words, (7,)),
+    "embedding with padding": (lambda: Words(padding_idx=1), (7,)),
+    "embedding with padding in the last row": (lambda: Words(padding_idx=-1), (7,)),
+    "embedding with mean gradients": (lambda: Words(padding_idx=0, scale_grad_by_freq=True), (7,)),
+    "plain embedding": (lambda: Plain(-1, True), (7,)),
+    "plain embedding with padding": (lambda: Plain(2), (7,)),
+    "requires_grad": (lambda: Backwards(hook=False), (7,)),
+    "hook": (lambda: Backwards(hook=True), (7,)),
     "stride 2": (lambda: images(4, nn.Conv2d(4, 6, 3, 2, 1), nn.ReLU()), image),
     "stride 3, 5x5": (lambda: images(4, nn.Conv2d(4, 5, 5, 3, 2), nn.ReLU()), image),
     "1x1": (lambda: images(4, nn.Conv2d(4, 7, 1), nn.ReLU()), image),

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -32,8 +33,8 @@ def folder(monkeypatch, tmp_path):
 @pytest.fixture
 def compilations(monkeypatch):
     """The commands that were run."""
-    run, commands = subprocess.run, []
-    monkeypatch.setattr(subprocess, "run", lambda command, **how: commands.append(command) or run(command, **how))
+    start, commands = subprocess.Popen, []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: commands.append(command) or start(command, **how))
     return commands
 
 
@@ -118,6 +119,35 @@ def test_a_compiler_that_hangs_is_given_up(monkeypatch, tmp_path, compilations):
     monkeypatch.setenv("CC", str(slow))
     monkeypatch.setattr(c_code, "SECONDS", 0.2)
     assert library(SOURCE, *FLOAT) is None and len(compilations) == 1
+
+
+SLOW = """
+from fedda import c_code
+future = c_code.in_background(lambda: c_code.library("int f(void) { return 1; }"))
+while not c_code.COMPILERS:
+    pass
+print(future.done(), flush=True)
+"""
+
+
+def test_a_process_that_ends_waits_for_no_compiler_and_leaves_nothing(tmp_path):
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 50\n")
+    slow.chmod(0o755)
+    (scratch := tmp_path / "scratch").mkdir()
+    variables = os.environ | {"CC": str(slow), "TMPDIR": str(scratch)}
+    done = subprocess.run([sys.executable, "-c", SLOW], env=variables, capture_output=True, timeout=40, check=True)
+    assert done.stdout == b"False\n" and not done.stderr and not list(scratch.iterdir())
+
+
+def test_a_process_forked_in_a_compilation_can_compile():
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    with c_code.LOCK:  # another thread is at it
+        child = context.Process(target=lambda: queue.put(library(SOURCE, *FLOAT) is not None))
+        child.start()
+        assert queue.get(timeout=60)
+    child.join()
 
 
 @pytest.mark.parametrize("script", ["exit 0", 'shift $(($# - 2)); touch "$1"', 'exec cc -fvisibility=hidden "$@"'])

@@ -3,6 +3,7 @@
 import itertools
 import math
 import threading
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fedda import c_code
 from fedda import run as run_module
 from fedda.engines import Vectorised, loops, programs
 from fedda.engines.loops import ARITHMETIC, COMPARISONS, COPIES, INTEGER, REAL, SHIFTS, merged
+from fedda.engines.participation import CounterDraws
 from fedda.engines.programs import CpuProgram, NoProgram, Trial, same
 from fedda.recording import record
 from recorded_functions import random_function
@@ -66,6 +68,15 @@ def test_every_algorithm(name, kind, quickly):
     run = both(name, quadratic(noise=0.3) if kind == "quadratic" else digits(dtype=torch.float32), seed=[0, 1])
     # Full gradients are taken client by client, and the host asks for ids.
     assert (run.program is None) == (name in ("mime", "mimelite"))
+
+
+@pytest.mark.parametrize("name", ["fafed", "fedams", "fedglomo", "local-amsgrad", "mime-mvr"])
+def test_compiled_before_the_first_round(name, quickly):
+    """At the start of these, two fields of the state are one tensor."""
+    plain, other = (fedda.Run(stable(name), quadratic(noise=0.3), cohort=3) for _ in range(2))
+    other.compile()
+    assert other.program is not None
+    assert all(all(map(same, plain.step(), other.step())) for _ in range(4))
 
 
 @pytest.mark.parametrize(
@@ -212,6 +223,43 @@ def test_code_of_the_user_runs_in_every_round(monkeypatch):
     assert looped.trial is None and not looped.wants_program
     run.compile()  # unless they ask for it
     assert run.program is not None
+
+
+def test_draws_of_the_user_are_asked_in_every_round(monkeypatch):
+    monkeypatch.setattr(run_module, "COMPILE_AFTER", (0.0, 0))
+    rounds = []
+
+    class Draws(CounterDraws):
+        def cohort(self, tau, clients, size):
+            rounds.append(tau)
+            return super().cohort(tau, clients, size)
+
+    run = fedda.Run(stable("fedavg"), quadratic(), cohort=3, draws=Draws(torch.tensor([0])))
+    for _ in range(4):
+        run.step()
+    assert rounds == [0, 1, 2, 3] and not run.wants_program
+
+
+class Counted(torch.nn.Module):
+    """A model that vmap cannot take, and that counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = torch.nn.Linear(4, 2), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x) * (1.0 if float(x.detach().sum()) > 0 else 2.0)
+
+
+def test_a_model_that_vmap_cannot_take_is_called_in_every_round():
+    x, owner = torch.randn(12, 4), torch.arange(12) % 3
+    loss = torch.nn.functional.cross_entropy
+    problem = fedda.problem(Counted(), loss, x=x, y=owner % 2, client=owner, batch=2)
+    with pytest.warns(UserWarning, match="one by one"):
+        run = fedda.Run(stable("fedavg"), problem, engine=Vectorised(path="traced"))
+        run.step()
+    assert run.problem.calls_user_code
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
@@ -368,7 +416,22 @@ def rows(x, y):
     return [b + 1, c, d * d, e, x[indices - 3], torch.arange(3)[indices], a[indices, indices]]
 
 
+def types(x, y):
+    a, n = (x * 3).clone(), (x > 0).clone()
+    a.add_(y.double() / 3)  # computed in float64
+    b = a.mul_(1 / y.double()) - 1
+    return [a, b, n == True, n.long() + True, torch.where(n, True, 0.5), x * True]  # noqa: E712
+
+
 def lists(x, y):
+    z = torch.zeros(3, 4)
+    first, *_ = z.unbind()
+    first += x[0]  # so z is no constant
+    parts = [(x + i).unsafe_split(2, 1) for i in range(3)]  # views that share memory with a result
+    return [z, *(a * b for a, b in parts), *some_lists(x, y)]
+
+
+def some_lists(x, y):
     a, b = (x * y).unbind()[:2]
     c, d = (x + y).split(2, dim=1)
     values, places = (x - y).sort(dim=1)
@@ -383,7 +446,9 @@ def constants(x, y):
     return [x * k, k.view(2, 2) + 1, ones - x, other, torch.full((2,), 0.5) + y[0, :2]]
 
 
-@pytest.mark.parametrize("function", [changed_in_place, written_to, outputs_that_share, joined, rows, lists, constants])
+@pytest.mark.parametrize(
+    "function", [changed_in_place, written_to, outputs_that_share, joined, rows, types, lists, constants]
+)
 def test_memory(function):
     torch.manual_seed(0)
     check(function, torch.randn(3, 4), torch.randn(3, 4))
@@ -412,12 +477,20 @@ def test_an_index_out_of_range_is_refused_and_touches_no_memory():
     assert program(torch.ones(3, 4), torch.tensor([-3, 2]))[0].tolist() == [[2.0] * 4] * 2
 
 
-def test_inputs_of_another_layout_are_copied_and_those_of_another_shape_refused():
+def test_two_inputs_that_are_one_tensor_when_recorded():
+    x, y = torch.randn(3), torch.randn(3)
+    program = program_of(lambda x, y: [x - 2 * y], x, x)
+    assert same(program(x, y)[0], x - 2 * y)
+
+
+def test_inputs_of_another_layout_are_copied_and_those_of_another_shape_or_type_refused():
     program = program_of(lambda x: [x * 2], torch.zeros(3, 4))
     x = torch.randn(4, 3).t()
     assert same(program(x)[0], x * 2) and same(program(x[:1].expand(3, 4))[0], x[:1].expand(3, 4) * 2)
     with pytest.raises(ValueError, match="shape"):
         program(torch.zeros(4, 3))
+    with pytest.raises(ValueError, match="float64"):
+        program(torch.zeros(3, 4, dtype=torch.float64))
 
 
 def test_products_are_rounded_before_they_are_added():
@@ -476,6 +549,40 @@ def test_a_program_that_differs_is_not_used():
 
     trial = Trial(function, [torch.ones(3)], [])
     with pytest.raises(NoProgram, match="differ"):
+        trial.compare([torch.ones(3)])
+
+
+def test_a_program_is_compared_from_another_state_too():
+    first = torch.ones(3)
+    trial = Trial(lambda x: [x + (1 if x is first else 2)], [first], [])  # as if the state had been special
+    with pytest.raises(NoProgram, match="differ"):
+        trial.compare([first])
+
+
+@pytest.mark.parametrize("what", [KeyboardInterrupt, RuntimeError])
+def test_a_trial_that_is_interrupted_leaves_the_memory_as_it_was(what):
+    memory, calls = torch.zeros(3), []
+
+    def function(x):
+        memory.add_(1)
+        calls.append(1)
+        if len(calls) == 2:
+            raise what("in a trial")
+        return [x + memory]
+
+    trial = Trial(function, [torch.ones(3)], [memory])
+    with pytest.raises(NoProgram if what is RuntimeError else what, match="in a trial"):
+        trial.compare([torch.ones(3)])
+    assert memory.tolist() == [0.0] * 3
+
+
+def test_a_process_forked_while_the_compiler_works_goes_on_without_a_program(monkeypatch):
+    monkeypatch.setattr(programs, "in_background", lambda function: Future())  # a thread that is not there
+    trial = Trial(lambda x: [x + 1], [torch.ones(3)], [])
+    assert not trial.ready()
+    monkeypatch.setattr(programs.os, "getpid", lambda: -1)
+    assert trial.ready()
+    with pytest.raises(NoProgram, match="forked"):
         trial.compare([torch.ones(3)])
 
 

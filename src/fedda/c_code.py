@@ -1,5 +1,6 @@
 """Compiles C code on its first use. The result is kept in the data folder."""
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -11,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,8 @@ SECONDS = 60.0  # for one compilation, which takes about one
 # computes the result from what these tensors hold then; None if it cannot take them as they are.
 WRITERS: dict[Any, Callable[..., Callable[[], None] | None]] = {}
 LOCK = threading.Lock()  # two threads would write the same file
+COMPILERS: set[subprocess.Popen[bytes]] = set()  # that are at work
+ENDING = threading.Event()  # the process ends
 
 
 @cache
@@ -92,14 +95,35 @@ def compiled(file: Path, source: str, options: tuple[str, ...], compiler: list[s
     text = file.with_suffix(".c")
     text.write_text(source, encoding="utf-8")
     for flags in ((*FLAGS, *FASTER), FLAGS):
-        command = [*compiler, *flags, *options, str(text), "-o", str(file), "-lm"]
-        try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            return False
-        if done.returncode == 0:
-            return True
+        code = exit_code([*compiler, *flags, *options, str(text), "-o", str(file), "-lm"])
+        if code <= 0:  # done, or killed
+            return code == 0
     return False
+
+
+def exit_code(command: list[str]) -> int:
+    """What a compiler returns; below 0 if it was stopped because it took too long or because the process ends."""
+    if ENDING.is_set():
+        return -1
+    none = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=none, stdout=none, stderr=none) as compiler:
+        COMPILERS.add(compiler)
+        try:
+            return compiler.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            return -1
+        finally:
+            compiler.kill()
+            COMPILERS.discard(compiler)
+
+
+@atexit.register
+def stop_compilers() -> None:
+    """A process that ends waits for no compiler."""
+    ENDING.set()
+    for compiler in list(COMPILERS):
+        compiler.kill()
+    LOCK.acquire(timeout=1)  # until its thread has deleted the temporary files
 
 
 def processor() -> str:
@@ -110,9 +134,33 @@ def processor() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
+def in_background(function: Callable[[], Any]) -> Future[Any]:
+    """Call a function in a thread for which a process that ends does not wait."""
+    future: Future[Any] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as why:
+            future.set_exception(why)
+
+    threading.Thread(target=call, name="fedda-compiler", daemon=True).start()
+    return future
+
+
 @cache
 def pool() -> ThreadPoolExecutor:
     """The threads that run C functions."""
-    if hasattr(os, "register_at_fork"):  # a forked process has none of its parent's threads
-        os.register_at_fork(after_in_child=pool.cache_clear)
     return ThreadPoolExecutor(thread_name_prefix="fedda-native")
+
+
+def forget_threads() -> None:
+    """A forked process has none of its parent's threads."""
+    global LOCK
+    LOCK = threading.Lock()
+    COMPILERS.clear()
+    pool.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forget_threads)

@@ -41,6 +41,8 @@ def record(function: Callable[..., Any], *inputs: Tensor, most: int | None = Non
     >>> scale.fill_(3.0), module(torch.tensor([10.0]))
     (tensor([3.]), [tensor([31.])])
     """
+    # Two arguments that are one tensor here may be two when the module runs.
+    inputs = tuple(v.view_as(v) if any(v is other for other in inputs[:i]) else v for i, v in enumerate(inputs))
     recorder = Recorder(inputs, most)
     with recorder:
         results = function(*inputs)

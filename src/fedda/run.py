@@ -40,7 +40,7 @@ from .user_code import has_user_code
 
 logger = logging.getLogger(__name__)
 # Seconds and number of rounds on a CPU after which a round is compiled: compiler and trial take about a second, and the
-# trial at least two rounds.
+# trial at least four rounds.
 COMPILE_AFTER = 1.0, 20
 PATIENCE = 3  # rounds in a row without a finite reply, after which a run (or a replica) has ended
 
@@ -242,6 +242,11 @@ class Run:
         reproducible = all(wrapper.reproducible for wrapper in self.aggregation)
         return self.problem.device.type == "cpu" and engine.graph and self.world.size == 1 and reproducible
 
+    def _calls_user_code(self) -> bool:
+        """Whether a round calls code that is not of this library. A program would no longer call it."""
+        rules = (self.algorithm, self.aggregation, self.simulation.draws, self.simulation.engine)
+        return self.problem.calls_user_code or has_user_code(rules)
+
     @torch.no_grad()
     def _start(self, x: Tensor, force: bool) -> None:
         everyone = self.simulation.everyone()
@@ -393,7 +398,7 @@ class Run:
             if not self._can_compile(self.simulation.engine):
                 raise NoProgram("that needs the vectorised engine in one process, and no secret noise")
             if self.trial is None:
-                if not force and (self.problem.calls_user_code or has_user_code((self.algorithm, self.aggregation))):
+                if not force and self._calls_user_code():
                     raise NoProgram("they call code of the user")
                 kept = list(self.simulation.memory.values())
                 self.trial = Trial(self._next_state, self._round_state(), kept)

@@ -190,6 +190,7 @@ class CSource:
         """An argument in the type of the arithmetic."""
         of_type = C_TYPES[o.computed]
         if isinstance(value, bool | int):
+            value = int(value)  # True is 1
             return f"(({of_type})INT64_C({value}))" if value != -(1 << 63) else f"(({of_type})INT64_MIN)"
         if isinstance(value, float):
             self.numbers[repr(value)] = value

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 from operator import getitem
 from typing import Any
 
@@ -21,7 +24,7 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ..c_code import WRITERS, library, pool
+from ..c_code import WRITERS, in_background, library, pool
 from ..checks import one_line
 from ..recording import TensorMeta, is_recording, record
 from . import loops
@@ -35,9 +38,14 @@ FILLS = (
     aten.full_like.default, aten.full.default, aten.zeros.default, aten.ones.default, aten.scalar_tensor.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
 )  # fmt: skip
-VIEWS = (aten._unsafe_view.default,)  # a view, though its schema does not say so
+# Views, though their schemas do not say so.
+VIEWS = (
+    aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
+    aten.unsafe_chunk.default,
+)  # fmt: skip
 MOST_OPERATIONS = 4000  # of a round: more would take too long to record and to compile
 MOST_BYTES = 1 << 30  # that a program may hold, and that a trial may copy
+TRIAL_STATES = 2  # from which a program is compared with the round itself, at least
 TRIAL_SECONDS = 0.05  # for the comparison of a program with the round itself
 THREAD_WORK = 200_000  # elements of a loop below which a second thread costs more than it saves
 
@@ -83,7 +91,7 @@ class CpuProgram:
         self.written: dict[int, int] = {}  # the last step that writes a piece
         self.used: dict[int, int] = {}  # the last step that uses it
         self.floor = 0  # operations that come now must not move before this step
-        self.inputs: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []  # pieces, shapes and strides
+        self.inputs: list[Array] = []
         self.outputs: list[tuple[Array, bool]] = []  # and whether the program writes them to a tensor of their own
         module.graph.eliminate_dead_code()
         self.changed = {array for node in module.graph.nodes for array in changed_by(node)}
@@ -100,8 +108,7 @@ class CpuProgram:
                 self.add_output(self.named(result))  # type: ignore[arg-type]
         elif node.op == "placeholder":
             self.array_of[node] = self.piece(None, node.meta["tensor"])
-            whole = self.array_of[node]
-            self.inputs.append((whole.base, whole.shape, whole.strides))
+            self.inputs.append(self.array_of[node])
         elif node.op == "get_attr":
             held = getattr(self.module, str(node.target))
             if not isinstance(held, Tensor):
@@ -141,7 +148,8 @@ class CpuProgram:
 
     def may_change(self, node: Node) -> bool:
         """Whether the result is later changed in place, by itself or through a view."""
-        return node in self.changed or any(self.may_change(user) for user in node.users if is_view(user))
+        views = (user for user in node.users if is_view(user) or user.target is getitem)
+        return node in self.changed or any(map(self.may_change, views))
 
     def add_view(self, node: Node) -> None:
         source = node.all_input_nodes[0]
@@ -254,7 +262,7 @@ class CpuProgram:
         if meta is None or not allowed(op, node):
             return False
         args = list(node.args[1:2] if op is aten.copy.default else node.args)
-        computed = computed_type(op, args, meta.dtype)
+        computed = computed_type(op, args, meta.dtype, changes)
         if (
             loops.code_of(op, computed) is None
             or not {computed, meta.dtype} <= set(loops.C_TYPES)
@@ -413,7 +421,13 @@ class CpuProgram:
                 loop(*tables, 0, length)
                 return
             size = math.ceil(length / threads)
-            list(pool().map(lambda first: loop(*tables, first, min(first + size, length)), range(0, length, size)))
+            starts = range(0, length, size)
+            parts = [pool().submit(partial(loop, *tables, first, min(first + size, length))) for first in starts]
+            try:
+                for part in parts:
+                    part.result()
+            finally:
+                wait(parts)  # also if the user interrupts it, because they write to the memory of the program
 
         return run
 
@@ -459,20 +473,21 @@ class CpuProgram:
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """The results, in tensors that no later call changes."""
-        for (base, shape, strides), tensor in zip(self.inputs, inputs, strict=True):
-            if tensor.shape != shape:
-                raise ValueError(f"a program for shape {shape} got {tuple(tensor.shape)}")
-            if tensor.stride() != strides:
-                tensor = torch.empty_strided(shape, strides, dtype=tensor.dtype).copy_(tensor)
-            self.now[base] = tensor
-            self.table[base] = tensor.data_ptr()
+        self.table_outside.value = 0
+        for array, tensor in zip(self.inputs, inputs, strict=True):
+            if tensor.shape != array.shape or tensor.dtype != array.dtype:
+                wanted = f"shape {array.shape} and {array.dtype}"
+                raise ValueError(f"a program for {wanted} got {tuple(tensor.shape)} and {tensor.dtype}")
+            if tensor.stride() != array.strides:
+                tensor = torch.empty_strided(array.shape, array.strides, dtype=array.dtype).copy_(tensor)
+            self.now[array.base] = tensor
+            self.table[array.base] = tensor.data_ptr()
         for array in self.new:
             self.now[array.base] = new = torch.empty_strided(array.shape, array.strides, dtype=array.dtype)
             self.table[array.base] = new.data_ptr()
         for function in self.run:
             function()
         if self.table_outside.value:
-            self.table_outside.value = 0
             raise IndexError("an index of a compiled round is out of range")
         return [self.now[array.base] if own else self.tensor(array).clone() for array, own in self.outputs]
 
@@ -558,9 +573,10 @@ def allowed(op: Any, node: Node) -> bool:
     return not node.kwargs and len(node.args) <= count and all(isinstance(a, Node | int | float) for a in node.args)
 
 
-def computed_type(op: Any, args: Sequence[Any], result: torch.dtype) -> torch.dtype:
+def computed_type(op: Any, args: Sequence[Any], result: torch.dtype, in_place: bool) -> torch.dtype:
     """The type in which PyTorch computes."""
-    if op not in loops.COMPARISONS:
+    # A result in place may have a narrower type than the arithmetic.
+    if op not in loops.COMPARISONS and (not in_place or op in loops.COPIES or len(args) != 2):
         return result
     like = [
         torch.empty([1] * len(a.meta["tensor"].shape), dtype=a.meta["tensor"].dtype) if isinstance(a, Node) else a
@@ -613,31 +629,47 @@ class Trial:
             raise NoProgram(one_line(why)) from None
         finally:
             self.restore(before)
-        self.loading = pool().submit(self.program.load)
+        self.loading, self.process = in_background(self.program.load), os.getpid()
 
     def restore(self, before: Sequence[Tensor]) -> None:
         for v, old in zip(self.kept, before, strict=True):
             v.copy_(old)
 
     def ready(self) -> bool:
-        return self.loading.done()
+        return self.loading.done() or self.forked
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process has been forked, and so lacks the thread that waits for the compiler."""
+        return os.getpid() != self.process
 
     def compare(self, state: Sequence[Tensor]) -> tuple[float, float]:
-        """Seconds of the step itself and of the program, from this state. Raises `NoProgram` if a bit differs."""
-        self.loading.result()
+        """Seconds of the step itself and of the program, from this state and the next ones, because the program was
+        perhaps recorded from this one. Raises `NoProgram` if a bit differs."""
+        if self.forked and not self.loading.done():
+            raise NoProgram("the process was forked while the compiler worked")
         before = [v.clone() for v in self.kept]
         best = [math.inf, math.inf]
-        begin = time.perf_counter()
-        while min(best) == math.inf or time.perf_counter() - begin < TRIAL_SECONDS:
-            ends = []
-            for i, function in enumerate[Step]((self.step, self.program)):
-                start = time.perf_counter()
-                new = function(*state)
-                best[i] = min(best[i], time.perf_counter() - start)
-                ends.append([*new, *(v.clone() for v in self.kept)])
-                self.restore(before)
-            if not all(map(same, *ends)):
-                raise NoProgram("its results differ from those of the round")
+        begin, states = time.perf_counter(), 0
+        try:
+            self.loading.result()
+            while states < TRIAL_STATES or time.perf_counter() - begin < TRIAL_SECONDS:
+                ends, new = [], state
+                for i, function in enumerate[Step]((self.step, self.program)):
+                    start = time.perf_counter()
+                    new = function(*state)
+                    best[i] = min(best[i], time.perf_counter() - start)
+                    ends.append([*new, *(v.clone() for v in self.kept)])
+                    self.restore(before)
+                if not all(map(same, *ends)):
+                    raise NoProgram("its results differ from those of the round")
+                state, states = new, states + 1
+        except NoProgram:
+            raise
+        except Exception as why:  # what the compiler or an operation of PyTorch may raise
+            raise NoProgram(one_line(why)) from None
+        finally:
+            self.restore(before)  # also if the user interrupts it
         return best[0], best[1]
 
 

@@ -159,9 +159,11 @@ class Neural(Problem):
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether a step calls the model or an augmentation of the user. Of the paths only the loop calls the model in
-        every step: the others record it once."""
-        return not of_fedda(type(self)) or self.gradient_paths.chosen == "loop" or has_user_code(self.augment)
+        """Whether a step calls the model or an augmentation of the user. The paths record the model once, but for the
+        loop and for a model that `traced` cannot record."""
+        paths = self.gradient_paths
+        called = paths.chosen == "loop" or (paths.chosen == "traced" and paths.stacked.calls_model)
+        return not of_fedda(type(self)) or called or has_user_code(self.augment)
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """The settings under which operations recorded from a gradient must run."""

@@ -20,7 +20,8 @@ class Stackable(TorchFunctionMode):
     """Replaces PyTorch's recurrent layers and its fused attention while a stack of models is computed under vmap.
 
     The results are the same, up to rounding. Layers in a form that is not known here stay as they are, such as a packed
-    sequence.
+    sequence. Where the gradient is taken outside of vmap, two things would be lost that are given back here: which
+    tensors require a gradient, and what the arguments of an embedding say about its gradient.
 
     `kernels` is the precision of our Triton kernels, which then compute convolutions and recurrent layers; empty: none.
     """
@@ -46,6 +47,12 @@ class Stackable(TorchFunctionMode):
             return layers(LAYERS[function], *args, **kwargs, kernels=self.kernels)
         if function in CELLS:
             return cell(CELLS[function], *args, **kwargs, kernels=self.kernels)
+        if function is F.embedding:
+            return embedding(*args, **kwargs)
+        if function is torch.embedding:
+            return plain_embedding(*args, **kwargs)
+        if function == torch.Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
+            return requires_grad(args[0])
         return function(*args, **kwargs)
 
 
@@ -74,6 +81,37 @@ def attention(
         scores = torch.where(attn_mask, scores, -math.inf) if hidden else scores + attn_mask
     weights = scores.softmax(-1)
     return (weights if dropout is None else dropout(weights)) @ value
+
+
+def requires_grad(v: Tensor) -> bool:
+    """Whether a gradient is taken by `v`, inside of vmap or outside."""
+    while not v.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(v):
+        v = torch._C._functorch.get_unwrapped(v)
+    return v.requires_grad
+
+
+def embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:  # fmt: skip
+    """Rows of `weight`. The row of the padding gets no gradient, and if asked for, each other row its mean one instead
+    of the sum."""
+    out = F.embedding(input, weight, None, max_norm, norm_type)
+    if scale_grad_by_freq:
+        rows = input.flatten()
+        counts = out.new_zeros(len(weight)).scatter_add(0, rows, torch.ones_like(rows, dtype=out.dtype))
+        part = out / counts[input][..., None]
+        out = part + (out - part).detach()
+    if padding_idx is None:
+        return out
+    return torch.where((input == padding_idx % len(weight))[..., None], out.detach(), out)
+
+
+def plain_embedding(
+    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Tensor:
+    """The operator under `F.embedding`, for which -1 is no padding."""
+    return embedding(indices, weight, None if padding_idx < 0 else padding_idx, scale_grad_by_freq=scale_grad_by_freq)
 
 
 def known(input: Tensor, hx: Any, weights: Any, *rest: Any) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
-from torch.fx import Node
+from torch.func import grad, vmap
+from torch.fx import GraphModule, Node
 
 from ...checks import one_line, warn
 from ...recording import record
@@ -27,7 +27,8 @@ class StackedGradient:
     The losses of all clients are one call under vmap. The gradient of their sum by x has a row for each client, because
     a loss depends on one row of x alone. (The gradient is taken outside of vmap: inside, PyTorch would split gradients
     of norms into many operations, and import its compiler.) All this is recorded once for each shape as plain tensor
-    operations: on small models its dispatch costs more than the arithmetic. If vmap fails, the clients run in a loop,
+    operations: on small models its dispatch costs more than the arithmetic. If that fails, as for a model that
+    registers hooks on its tensors, the gradients are taken inside of vmap. If vmap fails, the clients run in a loop,
     with one warning.
 
     With `frozen`, parts of the model are constant. What depends on the batch alone is then computed once for all
@@ -39,6 +40,7 @@ class StackedGradient:
     def __init__(self, objective: Objective, frozen: bool = False, kernels: str = ""):
         self.objective, self.frozen, self.kernels = objective, frozen, kernels
         self.losses: Callable[..., Tensor] = vmap(stackable(objective, kernels))
+        self.gradients: Callable[..., Tensor] = vmap(grad(stackable(objective)))
         self.by_shape: dict[object, Callable[..., Tensor]] = {}
         self.warned = False
 
@@ -57,25 +59,38 @@ class StackedGradient:
             with torch.autograd.set_multithreading_enabled(False):
                 compile_and_run(key, x, lambda: self.vmapped(x, *batch))
             return simplify(record(self.vmapped, x, *batch))
-        try:
-            self.vmapped(x, *batch)
-        except Exception as why:  # a user's module may raise anything under vmap; the loop is always right
+        reason = ""
+        for function in (self.vmapped, self.vmapped_gradients):
+            try:
+                function(x, *batch)
+                break
+            except Exception as why:  # a user's module may raise anything under vmap; the loop is always right
+                reason = one_line(why)
+        else:
             if not self.warned:
                 self.warned = True
-                message = "vmap cannot take this model, its clients run one by one"
-                warn(f"{message}: {one_line(why)}")
+                warn(f"vmap cannot take this model, its clients run one by one: {reason}")
             return self.loop
         try:
-            return simplify(record(self.vmapped, x, *batch))
+            return simplify(record(function, x, *batch))
         except Exception as why:  # a module that cannot be recorded still runs under vmap, but more slowly
             logger.info("not recorded, so slower: %s", why)
-            return self.vmapped
+            return function
+
+    @property
+    def calls_model(self) -> bool:
+        """Whether the model itself runs in every call, because it could not be recorded."""
+        return not all(isinstance(function, GraphModule) for function in self.by_shape.values())
 
     def vmapped(self, x: Tensor, *batch: Tensor) -> Tensor:
         if not self.frozen or len(x) == len(batch[0]):
             return gradient(self.losses, x, *repeated(x, batch))
         of_points = vmap(self.losses, (0, *[None] * len(batch)))
         return gradient(of_points, x.unflatten(0, (-1, len(batch[0]))), *batch).flatten(0, 1)
+
+    def vmapped_gradients(self, x: Tensor, *batch: Tensor) -> Tensor:
+        """The same, with gradients inside of vmap."""
+        return self.gradients(x, *repeated(x, batch))
 
     def loop(self, x: Tensor, *batch: Tensor) -> Tensor:
         data = repeated(x, batch)
@@ -97,7 +112,7 @@ FILLS = {
 }  # fmt: skip
 
 
-def simplify(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def simplify(graph: GraphModule) -> GraphModule:
     """Remove operations that change nothing, that are done twice, or that have a constant result: on small models each
     of them costs as much as the arithmetic. A graph that mutates tensors or draws random numbers stays as it is."""
     calls = [node for node in graph.graph.nodes if node.op == "call_function" and hasattr(node.target, "_schema")]
