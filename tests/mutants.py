@@ -357,7 +357,7 @@ MUTANTS = [
     ),
     Mutant(
         "program-of-user-code", "run.py",
-        "if not force and (self.problem.calls_user_code or", "if not force and (",
+        "return self.problem.calls_user_code or has_user_code(rules)", "return has_user_code(rules)",
         "test_programs.py -k code_of_the_user",
     ),
     Mutant(
