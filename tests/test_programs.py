@@ -114,6 +114,17 @@ def test_options_of_the_algorithm(more, quickly):
     assert plain.evaluate() == other.evaluate()
 
 
+def test_rounds_that_need_fewer_steps_than_the_program_takes(quickly):
+    """Of the rounds with stragglers, some have nobody who takes all steps."""
+    plain, other = (fedda.Run(stable("fedda-mvr", stragglers=0.9), digits(), cohort=2) for _ in range(2))
+    other.compile()
+    assert other.program is not None
+    for _ in range(20):
+        assert all(map(same, plain.step(), other.step()))
+        assert plain.counts.gradients - plain.idle == other.counts.gradients - other.idle
+    assert plain.counts.gradients < other.counts.gradients and other.idle > plain.idle >= 0
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [

@@ -36,6 +36,7 @@ from .engines.participation import Draws, Participation, cohort_size
 from .engines.programs import CpuProgram, NoProgram, Trial
 from .engines.simulated import PERSONAL, Simulation
 from .evaluations import Patience
+from .recording import is_recording
 from .user_code import has_user_code
 
 logger = logging.getLogger(__name__)
@@ -297,7 +298,7 @@ class Run:
             return
         if self.program is not None:
             self._set_state(self.program(*self._round_state()))
-            self.counts = self.counts + self.counts_per_round
+            self.counts, self.idle = self.counts + self.counts_per_round, self.idle + self.counts_per_round.gradients
         else:
             begin = time.perf_counter()
             server, alive, self.silent, self.dropped, self.idle = self._round(self.round)
@@ -372,13 +373,19 @@ class Run:
         self.server = type(self.server)(*server)
 
     def _next_state(self, *state: Tensor) -> list[Tensor]:
-        """The state after a round, for any state before it; the host reads no number."""
+        """The state after a round, for any state before it; the host reads no number.
+
+        A program takes as many gradients in every round, the round itself only those that it needs. So that the states
+        are comparable, the idle gradients are given minus those that were counted.
+        """
         before, counts = self._round_state(), self.counts
         self.counts = Counts()
         try:
             self._set_state(state)
             server, alive, silent, dropped, idle = self._round(state[-1])
-            self.counts_per_round = self.counts
+            if is_recording():
+                self.counts_per_round = self.counts
+            idle = idle - self.counts.gradients
             return [*self._keep_ended(alive, server), dropped, silent, idle, state[-1] + 1]
         finally:
             self._set_state(before)
