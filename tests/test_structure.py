@@ -51,7 +51,18 @@ ALLOWED = {
     "evaluations": {"checks", "core", "runs"},
     "track": {"extras"},
     "run": BASE
-    | {"aggregation", "arguments", "best", "clients", "core", "engines", "evaluations", "rows", "user_code"},
+    | {
+        "aggregation",
+        "arguments",
+        "best",
+        "clients",
+        "core",
+        "engines",
+        "evaluations",
+        "recording",
+        "rows",
+        "user_code",
+    },
     "rows": {"core"},
     "training": BASE
     | {
