@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .loops import COMPARISONS
+
 aten = torch.ops.aten
 NAMES = {
     torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16",
@@ -48,11 +50,6 @@ DOUBLE = {  # exact in float64
     aten.div.Tensor: "{0} / {1}", aten.div.Scalar: "{0} / {1}", aten.sqrt.default: "tl.sqrt({0})",
     aten.reciprocal.default: "1.0 / {0}",
 }  # fmt: skip
-COMPARISONS: dict[Any, str] = {
-    getattr(getattr(aten, name), kind): f"{{0}} {sign} {{1}}"
-    for name, sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items()
-    for kind in ("Tensor", "Scalar")
-}
 LOGIC: dict[Any, str] = {
     aten.logical_and.default: "{0} & {1}", aten.bitwise_and.Tensor: "{0} & {1}",
     aten.logical_or.default: "{0} | {1}", aten.bitwise_or.Tensor: "{0} | {1}",
