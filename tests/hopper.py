@@ -127,12 +127,13 @@ NAMES = {implicit_gemm.convolve: "output", implicit_gemm.sum_pixels: "weight", i
 
 
 def usage(kernel):
-    """Registers of a thread and bytes of its stack."""
+    """Registers of a thread, and bytes of memory that spilled ones would need."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         text = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    return re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+    registers, stack, local = (int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK", "LOCAL"))
+    return registers, stack + local
 
 
 def print_layers(layers):

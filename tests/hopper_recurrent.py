@@ -5,18 +5,14 @@ Run by tests/test_recurrent_kernels.py.
 """
 
 import json
-import re
-import subprocess
-import tempfile
 
 import torch
-import triton
 from triton.runtime import driver
 
 from fedda.compiling import side_by_side
 from fedda.problems.gradients import recurrent_kernels
 from fedda.problems.gradients.kernels.launch import Compiling
-from hopper import FakeDriver
+from hopper import FakeDriver, usage
 
 CASES = [(kind, precision) for kind in ("lstm", "gru") for precision in ("tf32", "bf16")]
 
@@ -29,16 +25,6 @@ def run_steps(kind, precision, n=10, steps=2, batch=16, size=256):
     recurrent_kernels.backward(kind, precision, out, out, out, out, out, a, e, w, a.clone(), e.clone())
 
 
-def resources(kernel):
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        words = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        usage = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    registers, stack, local = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "LOCAL"))
-    return [kernel.metadata.name, registers, stack + local, kernel.metadata.shared]
-
-
 def main():
     driver.set_active(FakeDriver())
     Compiling.now = True
@@ -47,7 +33,7 @@ def main():
             run_steps(*case)
     functions = recurrent_kernels.step_forward, recurrent_kernels.step_backward
     kernels = [k for f in functions for cache, *_ in f.device_caches.values() for k in cache.values()]
-    print(json.dumps([resources(kernel) for kernel in kernels]))
+    print(json.dumps([[k.metadata.name, *usage(k), k.metadata.shared] for k in kernels]))
 
 
 if __name__ == "__main__":
