@@ -27,6 +27,7 @@ from fedda_paper.study import (
     studied,
     study_page,
     summary,
+    variants,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +74,7 @@ def test_examples():
 
 
 @pytest.mark.parametrize(
-    "preset", ["cifar10-heterogeneous", "femnist", "digits", "shakespeare", "cifar10-resnet", "shakespeare-gru"]
+    "preset", ["cifar10-heterogeneous", "femnist", "digits", "shakespeare", "cifar10-resnet", "shakespeare-small"]
 )
 def test_every_method_has_the_same_budget(preset):
     found = methods.methods(preset)
@@ -484,6 +485,8 @@ def test_a_task_without_finals_points_to_the_nearest_with_some():
     )
     also = studied.Recommendation(take.take, [method_with("stem", [-2.0] * 5)], BEST, (0.0, 0.0))
     assert "(lr 0.1), and as good are `stem`." in choosing.nearest("shakespeare", {"shakespeare-gru": also})
+    nearer = {"shakespeare-gru": take, "shakespeare-small": take}
+    assert "*Text, a small transformer*" in choosing.nearest("shakespeare", nearer)
     assert choosing.nearest("shakespeare", {}) == choosing.nearest("colon", {"shakespeare-gru": take}) == ""
 
 
@@ -500,6 +503,41 @@ def test_the_first_sentence_names_a_method_only_if_it_is_the_choice_on_most_task
     assert "`fedcm`" in alone and "every task without a penalty that is decided" in alone
 
 
+def test_the_overview_says_how_far_each_method_is_behind():
+    """Accuracy in points, losses as they are; a method with a lost final has no number, but was tried."""
+    close = method_with("close", [0.69, 0.73, 0.72, 0.72, 0.72], to_target=60.0)
+    worse = method_with("worse", [0.68, 0.70, 0.72, 0.69, 0.71])
+    lost = method_with("lost", [0.7] * 4)
+    lost.summary["diverged finals"] = 1
+    text = [method_with("worse", [-1.6] * 5), method_with("close", [-1.65] * 5)]
+    rows = picture.overview({"cifar10": [BEST, close, lost, worse], "shakespeare-gru": text, "digits-rho95": [BEST]})
+    assert list(rows) == ["best", "worse", "close", "lost"]  # three are as good on one task each
+    assert [[cell.text for cell in row] for row in rows.values()] == [
+        ["best", "not run"], ["2.0", "best"], ["0.4", "0.05"], ["diverged", "not run"],
+    ]  # fmt: skip
+    assert [[cell.equal for cell in row] for row in rows.values()] == [
+        [True, False], [False, True], [True, False], [False, False],
+    ]  # fmt: skip
+    assert [name for name, row in rows.items() for cell in row if cell.take] == ["worse", "close"]
+    assert [cell.shade for cell in rows["worse"]] == [pytest.approx(0.4), 0.0]
+
+
+def test_tasks_that_vary_another_have_tables_of_their_own():
+    tasks = {name: [BEST, method_with("fedavg", [0.68 - less, 0.70, 0.72, 0.69, 0.71])]
+             for less, name in enumerate(variants.SHARES["Small data"])}  # fmt: skip
+    longer = {"digits-heterogeneous": [BEST], "digits-heterogeneous-i20": [method_with("best", [0.75] * 5, math.inf)]}
+    assert variants.part({}) == variants.part(dict(list(tasks.items())[:3])) == ""
+    assert list(studied.decided(tasks | longer)) == ["digits-heterogeneous"]
+    *_, head, _, first, second = variants.part(tasks).splitlines()
+    assert head == "| small data | 10 % | 50 % | 80 % | 95 % | points lost from 10 % to 95 % |"
+    assert first.startswith("| [`best`](algorithms/best.md) | **72.00 ± 1.96 %** | **72.00")
+    assert first.endswith("| 0.0 |") and second.endswith("| 60.0 |") and "**" not in second.split("|")[2]
+    *_, row = variants.part(longer).splitlines()
+    assert row == (
+        "| [`best`](algorithms/best.md) | 72.00 ± 1.96 % | 75.00 ± 0.00 % | +3.00 ± 1.96 | 100 | not reached |"
+    )
+
+
 def test_every_piece_with_finals_has_a_place_on_the_page():
     assert set(studied.TASKS) == {piece.folder for piece in missing.PIECES if not piece.schedule}
 
@@ -511,8 +549,9 @@ def test_the_pages_of_the_study_are_up_to_date():
     assert (ROOT / "docs" / "choosing.md").read_text() == choosing.page(tasks, results)
     study = (ROOT / "docs" / "study.md").read_text()
     assert study == filled(study, study_page.BEGIN, study_page.part(tasks, results))
-    with Image.open(ROOT / "docs" / picture.PICTURE) as image:
-        assert image.text[picture.DIGEST] == picture.digest(tasks)
+    for name in (picture.OVERVIEW, picture.PICTURE):
+        with Image.open(ROOT / "docs" / name) as image:
+            assert image.text[picture.DIGEST] == picture.digest(tasks)
 
 
 @pytest.mark.parametrize("task", [path.parent for path in (ROOT / "paper" / "results" / "study").glob("*/summary.json")],

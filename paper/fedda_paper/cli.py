@@ -140,6 +140,7 @@ def write_docs(out: Path) -> None:
         texts["choosing.md"] = choosing.page(tasks, results)
         study = (docs / "study.md").read_text(encoding="utf-8")
         texts["study.md"] = filled(study, study_page.BEGIN, study_page.part(tasks, results))
+        picture.draw_overview(tasks, docs / picture.OVERVIEW)
         picture.draw(tasks, docs / picture.PICTURE)
     for path, text in ({docs / name: text for name, text in texts.items()} | {readme: front}).items():
         print(f"written: {write_whole(path, text)}")

@@ -106,7 +106,7 @@ LIKE = {
     "cifar10-resnet": "cifar10-heterogeneous", "cifar10-rho50": "cifar10-heterogeneous",
     "cifar10-rho95": "cifar10-heterogeneous", "femnist-tenth": "femnist", "femnist-all": "femnist",
     "femnist-perceptron": "femnist", "shakespeare-lstm": "shakespeare",
-    "shakespeare-gru": "shakespeare",
+    "shakespeare-gru": "shakespeare", "shakespeare-small": "shakespeare",
 }  # fmt: skip
 # The middle of the grids on a task of which the paper says nothing.
 CENTRES: dict[str, dict[str, dict[str, Any]]] = {

@@ -64,6 +64,17 @@ PIECES = (
     Piece("cifar10", "cifar10", "images, rho = 0", like="cifar10"),
     Piece("digits-heterogeneous", "digits-heterogeneous", "digits, rho = 0.8", like="digits-heterogeneous"),
     Piece("digits-many", "digits-many", "digits, 5 of 50 clients per round", like="digits-heterogeneous", cost=0.5),
+    Piece("digits-alike", "digits-alike", "digits, rho = 0", like="digits-heterogeneous"),
+    Piece("digits-rho50", "digits-rho50", "digits, rho = 0.5", like="digits-heterogeneous"),
+    Piece("digits-rho95", "digits-rho95", "digits, rho = 0.95", like="digits-heterogeneous"),
+    Piece(
+        "digits-heterogeneous-i20",
+        "digits-heterogeneous",
+        "digits, rho = 0.8, 20 local steps",
+        20,
+        like="digits-heterogeneous",
+        cost=4.0,
+    ),
     Piece(
         "digits-heterogeneous-cosine",
         "digits-heterogeneous",
@@ -80,6 +91,7 @@ PIECES = (
         cost=18.0,
     ),
     Piece("shakespeare-gru", "shakespeare-gru", "text, a small GRU", like="femnist-perceptron", cost=3.0),
+    Piece("shakespeare-small", "shakespeare-small", "text, a small transformer", like="shakespeare-gru", cost=2.0),
     Piece("breast-cancer", "breast-cancer", "a table, logistic regression", like="digits-heterogeneous", cost=0.5),
     *(
         Piece(

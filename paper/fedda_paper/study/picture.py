@@ -1,26 +1,32 @@
-"""docs/images/choosing.png: what the methods came to in the finals, and how much the rate matters."""
+"""The pictures of docs/choosing.md: all methods on all tasks, then for each task the finals and how much the rate
+matters."""
 
 import hashlib
 import json
+import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedda.report.style import distinct_pens
 
-from .studied import TASKS, StudiedMethod, Tasks, advise, finished
+from .studied import TASKS, StudiedMethod, Tasks, advise, decided, equally_good
 
+OVERVIEW = "images/methods.png"
 PICTURE = "images/choosing.png"
+FAR = {"accuracy": 0.05, "loss": 0.1}  # behind the best: the palest colour
 DEPTH = 0.4  # of accuracy: what the right panels show below the best
 DIGEST = "Source"  # the text of the PNG file that holds the digest of its numbers
 
 
 def drawn(tasks: Tasks) -> Tasks:
-    """The finished tasks but for the sparse models, whose accuracy says little without their number of weights."""
-    return {name: own for name, own in finished(tasks).items() if not any(m.sparse for m in own)}
+    """The finished tasks on which a method is taken, but for the sparse models, whose accuracy says little without
+    their number of weights."""
+    return {name: own for name, own in decided(tasks).items() if not any(m.sparse for m in own)}
 
 
 def numbers(tasks: Tasks) -> dict[str, Any]:
-    """All that is drawn: for each finished task and method the finals, their interval, and the scores by rate."""
+    """All that is drawn: for each task and method the finals, their interval, and the scores by rate."""
     return {
         name: {m.name: [m.finished, *m.interval(), sorted(m.by_rate().items())] for m in own if len(m.finals) > 1}
         for name, own in drawn(tasks).items()
@@ -44,6 +50,70 @@ def draw(tasks: Tasks, path: Path) -> None:
     )  # fmt: skip
     for (task, methods), (left, right) in zip(shown.items(), rows, strict=True):
         draw_task(task, [m for m in methods if len(m.finals) > 1], advise(methods).take, left, right)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, metadata={"Software": None, DIGEST: digest(tasks)})
+    plt.close(figure)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method on a task in the overview."""
+
+    text: str
+    shade: float | None = None  # 0 for the best, 1 for a method that is far behind; none without a result
+    equal: bool = False  # as good as the best
+    take: bool = False
+
+
+def overview(tasks: Tasks) -> dict[str, list[Cell]]:
+    """For each method its cells, task by task: how far it is behind the best. The methods that are as good as the best
+    on most tasks come first."""
+    shown = list(drawn(tasks).values())
+    names = dict.fromkeys(m.name for own in shown for m in own)
+    rows = {name: [cell(name, own) for own in shown] for name in names}
+
+    def place(name: str) -> tuple[int, float]:
+        shades = [c.shade for c in rows[name] if c.shade is not None]
+        return -sum(c.equal for c in rows[name]), statistics.fmean(shades) if shades else 1.0
+
+    return {name: rows[name] for name in sorted(rows, key=place)}
+
+
+def cell(name: str, methods: list[StudiedMethod]) -> Cell:
+    whole = {m.name: m for m in methods if m.finished}
+    if name not in whole:
+        diverged = any(m.name == name and m.summary["diverged finals"] for m in methods)
+        return Cell("diverged" if diverged else "not run")
+    best = next(iter(whole.values()))
+    gap, loss = best.test - whole[name].test, best.test < 0
+    text = "best" if whole[name] is best else f"{gap:.2f}" if loss else f"{100 * gap:.1f}"
+    equal = name in (m.name for m in equally_good(methods))
+    return Cell(text, min(gap / FAR["loss" if loss else "accuracy"], 1.0), equal, advise(methods).take.name == name)
+
+
+def draw_overview(tasks: Tasks, path: Path) -> None:
+    """A row for each method, a column for each task."""
+    import matplotlib.pyplot as plt
+
+    rows, heads = overview(tasks), [TASKS[task].short for task in drawn(tasks)]
+    figure, axes = plt.subplots(figsize=(1.3 * len(heads) + 1.5, 0.42 * len(rows) + 1.2), layout="constrained")
+    colours, labels = plt.get_cmap("YlGnBu_r"), []
+    for y, (name, row) in enumerate(rows.items()):
+        tried = sum(c.text != "not run" for c in row)
+        labels.append(f"{name}   {sum(c.equal for c in row)} of {tried}")
+        for x, one in enumerate(row):
+            colour = "#f2f2f2" if one.shade is None else colours(0.25 if one.equal else 0.55 + 0.45 * one.shade)
+            axes.add_patch(plt.Rectangle((x, y), 0.96, 0.92, color=colour, linewidth=0))
+            axes.text(
+                x + 0.48, y + 0.46, one.text, ha="center", va="center", fontsize=9,
+                color="white" if one.equal else "#333333", fontweight="bold" if one.take else "normal",
+            )  # fmt: skip
+    axes.set(xlim=(0, len(heads)), ylim=(len(rows), 0))
+    axes.set_xticks([x + 0.48 for x in range(len(heads))], heads, fontsize=9)
+    axes.set_yticks([y + 0.46 for y in range(len(rows))], labels)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, metadata={"Software": None, DIGEST: digest(tasks)})
     plt.close(figure)

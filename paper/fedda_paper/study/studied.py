@@ -28,52 +28,96 @@ class StudyTask:
     kind: str
     data: str
     network: str
+    short: str = ""  # its head in the overview
+    varies: str = ""  # the task that it varies: its numbers stand in a table beside that one's, and nothing is taken
 
 
 CNN = "the paper's CNN, 5 local steps, 4000 rounds"
+DIGITS = "1,797 digits of 8x8 pixels, 10 clients"
 PERCEPTRON = "a perceptron with 32 hidden units, 5 local steps"
 TASKS = {
     "cifar10-heterogeneous": StudyTask(
-        "Images, clients that differ", "CIFAR-10, 10 clients, 80 % of a client's images are of one class", CNN
+        "Images, clients that differ",
+        "CIFAR-10, 10 clients, 80 % of a client's images are of one class",
+        CNN,
+        "Images,\nclients differ",
     ),
     "cifar10": StudyTask(
-        "Images, clients that are alike", "CIFAR-10, 10 clients with the same share of each class", CNN
+        "Images, clients that are alike",
+        "CIFAR-10, 10 clients with the same share of each class",
+        CNN,
+        "Images,\nclients alike",
     ),
     "cifar10-resnet": StudyTask(
         "Images, clients that differ, a residual network",
         "CIFAR-10, 10 clients, 80 % of a client's images are of one class, random crops and flips",
         "ResNet-8 with GroupNorm, 5 local steps, 4000 rounds",
+        "Images,\nresidual network",
     ),
     "cifar10-rho95": StudyTask(
-        "Images, clients with almost one class", "CIFAR-10, 10 clients, 95 % of a client's images are of one class", CNN
+        "Images, clients with almost one class",
+        "CIFAR-10, 10 clients, 95 % of a client's images are of one class",
+        CNN,
+        varies="cifar10-heterogeneous",
     ),
     "cifar10-rho50": StudyTask(
-        "Images, clients that differ a little", "CIFAR-10, 10 clients, 50 % of a client's images are of one class", CNN
+        "Images, clients that differ a little",
+        "CIFAR-10, 10 clients, 50 % of a client's images are of one class",
+        CNN,
+        varies="cifar10-heterogeneous",
     ),
     "cifar10-heterogeneous-i20": StudyTask(
         "Images, clients that differ, long rounds",
         "CIFAR-10, 10 clients, 80 % of a client's images are of one class",
         "the paper's CNN, 20 local steps, 4000 rounds",
+        varies="cifar10-heterogeneous",
     ),
     "digits-heterogeneous": StudyTask(
         "Small data, clients that differ",
-        "1,797 digits of 8x8 pixels, 10 clients, 80 % of a client's images are of one class",
+        f"{DIGITS}, 80 % of a client's images are of one class",
         f"{PERCEPTRON}, 300 rounds, on a CPU in float32",
+        "Small data,\nclients differ",
+    ),
+    "digits-alike": StudyTask(
+        "Small data, clients that are alike",
+        f"{DIGITS} with the same share of each class",
+        f"{PERCEPTRON}, 300 rounds, on a CPU in float32",
+        varies="digits-heterogeneous",
+    ),
+    "digits-rho50": StudyTask(
+        "Small data, clients that differ a little",
+        f"{DIGITS}, 50 % of a client's images are of one class",
+        f"{PERCEPTRON}, 300 rounds, on a CPU in float32",
+        varies="digits-heterogeneous",
+    ),
+    "digits-rho95": StudyTask(
+        "Small data, clients with almost one class",
+        f"{DIGITS}, 95 % of a client's images are of one class",
+        f"{PERCEPTRON}, 300 rounds, on a CPU in float32",
+        varies="digits-heterogeneous",
+    ),
+    "digits-heterogeneous-i20": StudyTask(
+        "Small data, clients that differ, long rounds",
+        f"{DIGITS}, 80 % of a client's images are of one class",
+        "a perceptron with 32 hidden units, 20 local steps, 300 rounds, on a CPU in float32",
+        varies="digits-heterogeneous",
     ),
     "digits-many": StudyTask(
         "Small data, few of many clients per round",
         "1,797 digits of 8x8 pixels, 5 of 50 clients per round, Dirichlet shares of the classes, alpha = 0.3",
         f"{PERCEPTRON}, 600 rounds, on a CPU in float32",
+        "Small data,\nfew of many",
     ),
     "breast-cancer": StudyTask(
         "A small table",
         "569 tumours, 30 columns, 10 hospitals, Dirichlet shares of the classes, alpha = 0.5",
         "logistic regression, 5 local steps, 300 rounds, on a CPU in float32",
+        "Table",
     ),
     **{
         f"digits-sparse-{percent}": StudyTask(
             f"A sparse model with at most {percent} % of the weights, clients that differ",
-            "1,797 digits of 8x8 pixels, 10 clients, 80 % of a client's images are of one class; L1",
+            f"{DIGITS}, 80 % of a client's images are of one class; L1",
             f"{PERCEPTRON}, 300 rounds, on a CPU in float32",
         )
         for percent in (10, 25, 50)
@@ -82,23 +126,37 @@ TASKS = {
         "Handwriting, few of many writers, a perceptron",
         "FEMNIST, 20 of 400 writers per round",
         "a perceptron with 64 hidden units, 5 local steps, 400 rounds, on a CPU in float32",
+        "Handwriting,\nperceptron",
     ),
-    "femnist-tenth": StudyTask("Handwriting, few of many writers", "FEMNIST, 50 of 500 writers per round", CNN),
-    "femnist-all": StudyTask("Handwriting, all writers", "FEMNIST, all 500 writers per round", CNN),
+    "femnist-tenth": StudyTask(
+        "Handwriting, few of many writers", "FEMNIST, 50 of 500 writers per round", CNN, "Handwriting"
+    ),
+    "femnist-all": StudyTask(
+        "Handwriting, all writers", "FEMNIST, all 500 writers per round", CNN, varies="femnist-tenth"
+    ),
     "shakespeare": StudyTask(
         "Text, a transformer",
         "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
         "a transformer of two layers, 5 local steps, 600 rounds",
+        "Text,\ntransformer",
     ),
     "shakespeare-gru": StudyTask(
         "Text, a small GRU",
         "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
         "a GRU with 16 units, 5 local steps, 120 rounds, on a CPU in float32",
+        "Text,\nsmall GRU",
+    ),
+    "shakespeare-small": StudyTask(
+        "Text, a small transformer",
+        "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
+        "a transformer with one layer of width 32, 5 local steps, 150 rounds, on a CPU in float32",
+        "Text,\nsmall transformer",
     ),
     "shakespeare-lstm": StudyTask(
         "Text, an LSTM",
         "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
         "an LSTM, 5 local steps, 600 rounds",
+        "Text,\nLSTM",
     ),
 }
 
@@ -217,6 +275,11 @@ def finished(tasks: Tasks) -> Tasks:
     return {name: own for name, own in tasks.items() if any(m.finished for m in own)}
 
 
+def decided(tasks: Tasks) -> Tasks:
+    """Of these, the tasks on which a method is taken."""
+    return {name: own for name, own in finished(tasks).items() if not TASKS[name].varies}
+
+
 @dataclass(frozen=True)
 class Recommendation:
     """What to take: of the methods that are as good as the best, the one that sends the fewest bytes to the target."""
@@ -232,23 +295,27 @@ class Recommendation:
         return abs(mean) > half
 
 
-def advise(methods: list[StudiedMethod]) -> Recommendation:
-    """`methods` are sorted, the best first. As good as the best are those before the first one that is clearly worse.
+def equally_good(methods: list[StudiedMethod]) -> list[StudiedMethod]:
+    """The best of the finished methods, and those before the first one that is clearly worse; the best come first.
 
     So a method whose results vary much is not as good only because its interval is wide.
     """
     whole = [m for m in methods if m.finished]
-    first = whole[0]
-    equal = list(takewhile(lambda m: m is first or sum(m.against(first)) >= 0, whole))
+    return list(takewhile(lambda m: m is whole[0] or sum(m.against(whole[0])) >= 0, whole))
+
+
+def advise(methods: list[StudiedMethod]) -> Recommendation:
+    """`methods` are sorted, the best first."""
+    equal = equally_good(methods)
     take = min(equal, key=lambda m: (m.rounds * m.bytes_per_round, -m.test))
-    rival = next(m for m in whole if m is not take)
+    rival = next(m for m in methods if m.finished and m is not take)
     return Recommendation(take, [m for m in equal if m is not take], rival, take.against(rival))
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
-def link(method: StudiedMethod) -> str:
+def link(method: StudiedMethod, docs: str = "") -> str:
     algorithm = "local-adapt" if method.name == ADAMW else method.name
-    return f"[`{method.name}`](algorithms/{algorithm}.md)"
+    return f"[`{method.name}`]({docs}algorithms/{algorithm}.md)"
 
 
 def settings(point: dict[str, Any]) -> str:
@@ -315,6 +382,11 @@ def target(value: float) -> str:
 
 def sent(method: StudiedMethod) -> str:
     return size(method.rounds * method.bytes_per_round) if math.isfinite(method.rounds) else ""
+
+
+def rounds(method: StudiedMethod) -> str:
+    """How many rounds the target takes."""
+    return f"{method.rounds:,.0f}" if math.isfinite(method.rounds) else "not reached"
 
 
 def good_rates(method: StudiedMethod) -> str:
