@@ -56,7 +56,7 @@ def draw(tasks: Tasks, path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Cell:
+class OverviewCell:
     """A method on a task in the overview."""
 
     text: str
@@ -65,7 +65,7 @@ class Cell:
     take: bool = False
 
 
-def overview(tasks: Tasks) -> dict[str, list[Cell]]:
+def overview(tasks: Tasks) -> dict[str, list[OverviewCell]]:
     """For each method its cells, task by task: how far it is behind the best. The methods that are as good as the best
     on most tasks come first."""
     shown = list(drawn(tasks).values())
@@ -79,16 +79,18 @@ def overview(tasks: Tasks) -> dict[str, list[Cell]]:
     return {name: rows[name] for name in sorted(rows, key=place)}
 
 
-def cell(name: str, methods: list[StudiedMethod]) -> Cell:
+def cell(name: str, methods: list[StudiedMethod]) -> OverviewCell:
     whole = {m.name: m for m in methods if m.finished}
     if name not in whole:
         diverged = any(m.name == name and m.summary["diverged finals"] for m in methods)
-        return Cell("diverged" if diverged else "not run")
+        return OverviewCell("diverged" if diverged else "not run")
     best = next(iter(whole.values()))
     gap, loss = best.test - whole[name].test, best.test < 0
     text = "best" if whole[name] is best else f"{gap:.2f}" if loss else f"{100 * gap:.1f}"
     equal = name in (m.name for m in equally_good(methods))
-    return Cell(text, min(gap / FAR["loss" if loss else "accuracy"], 1.0), equal, advise(methods).take.name == name)
+    return OverviewCell(
+        text, min(gap / FAR["loss" if loss else "accuracy"], 1.0), equal, advise(methods).take.name == name
+    )
 
 
 def draw_overview(tasks: Tasks, path: Path) -> None:
