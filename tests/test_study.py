@@ -304,7 +304,7 @@ def limited(rows, limit=0.25):
         "diverged": False,
         "seed": 0,
         "rounds": 40,
-        "task": "digits",
+        "task": "cifar10",
     }
 
 
