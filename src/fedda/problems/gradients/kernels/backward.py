@@ -43,7 +43,7 @@ def classify(FLAT, X, d, weight, bias, TARGET, OUT, DFLAT, B, XG, N: tl.constexp
 
 
 @triton.jit
-def flat_gradient(G, Y, y_plane, A, D, d_plane, B, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+def flat_gradient(G, Y, y_plane, A, R, S, D, d_plane, B, N, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
                   HW: tl.constexpr, BN: tl.constexpr, POOL: tl.constexpr, DENSE: tl.constexpr,
                   PARTS: tl.constexpr):  # fmt: skip
     """From the gradient G [groups * B, C, HW] of the last layer, in torch's order, to that of its convolution, D."""
@@ -52,11 +52,11 @@ def flat_gradient(G, Y, y_plane, A, D, d_plane, B, N, H: tl.constexpr, W: tl.con
     ok = (n < N)[:, None]
     at = ((g * B + n // HW)[:, None] * C + tl.arange(0, C)[None, :]) * HW + (n % HW)[:, None]
     value = tl.load(G + at, mask=ok, other=0.0)
-    activation_gradient(value, n, ok, g, Y, y_plane, A, D, d_plane, B, H, W, C, POOL, DENSE, PARTS)
+    activation_gradient(value, n, ok, g, Y, y_plane, A, R, S, D, d_plane, B, H, W, C, POOL, DENSE, PARTS)
 
 
 @triton.jit
-def input_gradient(DY, dy_plane, WT, w_plane, Y, y_plane, A, D, d_plane, B, H: tl.constexpr, W: tl.constexpr,
+def input_gradient(DY, dy_plane, WT, w_plane, Y, y_plane, A, R, S, D, d_plane, B, H: tl.constexpr, W: tl.constexpr,
                    C: tl.constexpr, F: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr,
                    LH: tl.constexpr, LW: tl.constexpr, POOL: tl.constexpr, DENSE: tl.constexpr,
                    PARTS: tl.constexpr):  # fmt: skip
@@ -87,7 +87,7 @@ def input_gradient(DY, dy_plane, WT, w_plane, Y, y_plane, A, D, d_plane, B, H: t
             acc = tl.dot(d0, w1, acc)
             acc = tl.dot(d1, w0, acc)
     inside = (m < B * H * W)[:, None]
-    activation_gradient(acc, m, inside, g, Y, y_plane, A, D, d_plane, B, LH, LW, C, POOL, DENSE, PARTS)
+    activation_gradient(acc, m, inside, g, Y, y_plane, A, R, S, D, d_plane, B, LH, LW, C, POOL, DENSE, PARTS)
 
 
 @triton.jit

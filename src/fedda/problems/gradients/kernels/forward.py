@@ -45,7 +45,7 @@ def reorder_weights(X, d, offset, WT, plane, F: tl.constexpr, C: tl.constexpr, T
 
 
 @triton.jit
-def first_layer(P, plane, X, d, weight, bias, Y, y_plane, A, FLAT, B, M, XG, NK: tl.constexpr, KP: tl.constexpr,
+def first_layer(P, plane, X, d, weight, bias, Y, y_plane, A, FLAT, S, B, M, XG, NK: tl.constexpr, KP: tl.constexpr,
                 F: tl.constexpr, H: tl.constexpr, W: tl.constexpr, NB: tl.constexpr, BM: tl.constexpr,
                 POOL: tl.constexpr, BIAS: tl.constexpr, LAST: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """The first layer on its patches P [PARTS, batches, M, KP]; its weights are read from the flat vectors X."""
@@ -66,11 +66,11 @@ def first_layer(P, plane, X, d, weight, bias, Y, y_plane, A, FLAT, B, M, XG, NK:
             p1 = tl.load(at + plane, mask=(m < M)[:, None], other=0.0)
             acc = tl.dot(p0, tl.trans(w1), acc)
             acc = tl.dot(p1, tl.trans(w0), acc)
-        activate(acc, m0, g, Y, y_plane, A, FLAT, B, H, W, F, BM, POOL, LAST, PARTS)
+        activate(acc, m0, g, Y, y_plane, A, FLAT, S, B, H, W, F, BM, POOL, LAST, PARTS)
 
 
 @triton.jit
-def next_layer(X, plane, WT, w_plane, V, d, bias, Y, y_plane, A, FLAT, B, H: tl.constexpr, W: tl.constexpr,
+def next_layer(X, plane, WT, w_plane, V, d, bias, Y, y_plane, A, FLAT, S, B, H: tl.constexpr, W: tl.constexpr,
                C: tl.constexpr, F: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr,
                POOL: tl.constexpr, BIAS: tl.constexpr, LAST: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """A layer on activations X [PARTS, groups * B, H, W, C]; V are the flat vectors, for the bias."""
@@ -100,4 +100,4 @@ def next_layer(X, plane, WT, w_plane, V, d, bias, Y, y_plane, A, FLAT, B, H: tl.
             acc = tl.dot(x1, tl.trans(w0), acc)
     if BIAS:
         acc += tl.load(V + g.to(tl.int64) * d + bias + f)[None, :]
-    activate(acc, m0, g, Y, y_plane, A, FLAT, B, HO, WO, F, BM, POOL, LAST, PARTS)
+    activate(acc, m0, g, Y, y_plane, A, FLAT, S, B, HO, WO, F, BM, POOL, LAST, PARTS)

@@ -20,13 +20,11 @@ LAUNCH: dict[str, dict[str, int]] = {
     "weight_gradient": {"rows": 32, "num_warps": 4, "num_stages": 3},
     "first_weight_gradient": {"rows": 32, "num_warps": 4, "num_stages": 2},
     "classify": {"rows": 128, "num_warps": 4},
-    "norm_statistics": {"rows": 32, "num_warps": 4},
     "norm_pool": {"rows": 16, "num_warps": 4},
-    "norm_sums": {"rows": 16, "num_warps": 4},
     "norm_gradient": {"rows": 32, "num_warps": 4},
 }
 # Programs that run at once, microseconds per block, and microseconds per share of a group to sum it up.
-COSTS = {"weight_gradient": (264, 0.75, 0.028), "first_weight_gradient": (528, 0.5, 0.005), "norm": (1056, 0.2, 0.002)}
+COSTS = {"weight_gradient": (264, 0.75, 0.028), "first_weight_gradient": (528, 0.5, 0.005)}
 COMPILED: set[object] = set()  # the kinds of passes whose kernels are compiled
 
 

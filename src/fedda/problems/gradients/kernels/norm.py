@@ -7,16 +7,7 @@ windows of the pool. T [4, groups, F] holds mean, 1 / deviation, and the scale a
 import triton
 import triton.language as tl
 
-from .tiles import larger, store_parts
-
-
-@triton.jit
-def load_parts(at, plane, mask, PARTS: tl.constexpr):
-    """A number from its bfloat16 parts, as float32."""
-    value = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    if PARTS > 1:
-        value += tl.load(at + plane, mask=mask, other=0.0).to(tl.float32)
-    return value
+from .tiles import larger, load_parts, store_parts
 
 
 @triton.jit
@@ -27,34 +18,26 @@ def window_pixel(n, H: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def norm_statistics(Y, plane, S, M, G, F: tl.constexpr, SHARE: tl.constexpr, BK: tl.constexpr,
-                    PARTS: tl.constexpr):  # fmt: skip
-    """The sums of Y and of its squares over a share of the pixels: S [shares, groups, 2, F]."""
-    s = tl.program_id(0)
-    g = tl.program_id(1)
-    f = tl.arange(0, F)
-    total = tl.zeros((BK, F), tl.float32)
-    squares = tl.zeros((BK, F), tl.float32)
-    for k in range(0, SHARE, BK):
-        m = s * SHARE + k + tl.arange(0, BK)
-        y = load_parts(Y + (g * M + m)[:, None] * F + f[None, :], plane, (m < M)[:, None], PARTS)
-        total += y
-        squares += y * y
-    to = S + (s * G + g) * 2 * F + f
-    tl.store(to, tl.sum(total, axis=0))
-    tl.store(to + F, tl.sum(squares, axis=0))
+def sums(S, g, G, F: tl.constexpr, BLOCKS: tl.constexpr, BS: tl.constexpr):
+    """The sums over the blocks of S [BLOCKS, groups, 2, F] of a group."""
+    f = tl.arange(0, F)[None, :]
+    total = tl.zeros((BS, F), tl.float32)
+    products = tl.zeros((BS, F), tl.float32)
+    for first in range(0, BLOCKS, BS):
+        s = first + tl.arange(0, BS)[:, None]
+        at = S + (s * G + g) * 2 * F + f
+        total += tl.load(at, mask=s < BLOCKS, other=0.0)
+        products += tl.load(at + F, mask=s < BLOCKS, other=0.0)
+    return tl.sum(total, axis=0), tl.sum(products, axis=0)
 
 
 @triton.jit
-def norm_coefficients(S, X, d, weight, bias, eps, T, M, G, F: tl.constexpr, SHARES: tl.constexpr):
-    """T of each group from the sums S."""
+def norm_coefficients(S, X, d, weight, bias, eps, T, M, G, F: tl.constexpr, BLOCKS: tl.constexpr,
+                      BS: tl.constexpr):  # fmt: skip
+    """T of each group from the sums S of Y and its squares."""
     g = tl.program_id(0)
     f = tl.arange(0, F)
-    total = tl.zeros((F,), tl.float32)
-    squares = tl.zeros((F,), tl.float32)
-    for s in range(SHARES):
-        total += tl.load(S + (s * G + g) * 2 * F + f)
-        squares += tl.load(S + ((s * G + g) * 2 + 1) * F + f)
+    total, squares = sums(S, g, G, F, BLOCKS, BS)
     mean = total / M
     variance = squares / M - mean * mean
     inverse = 1.0 / tl.sqrt(tl.where(variance < 0, 0.0, variance) + eps)  # a NaN stays NaN
@@ -68,10 +51,10 @@ def norm_coefficients(S, X, d, weight, bias, eps, T, M, G, F: tl.constexpr, SHAR
 
 
 @triton.jit
-def norm_pool(Y, y_plane, T, Z, z_plane, A, FLAT, N, G, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
+def norm_pool(Y, y_plane, T, Z, z_plane, R, A, FLAT, N, G, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
               BN: tl.constexpr, LAST: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """Z, the largest normalised pixel of each window, and in A which one it is. The output of the last layer is stored
-    in FLAT, as float32 in torch's order (channel, row, column). N windows are whole images."""
+    """Z, the largest normalised pixel of each window, in A which one it is, and in R what it was before. The output of
+    the last layer is stored in FLAT, as float32 in torch's order (channel, row, column). N windows are whole images."""
     HW: tl.constexpr = (H // 2) * (W // 2)
     g = tl.program_id(1)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -81,12 +64,16 @@ def norm_pool(Y, y_plane, T, Z, z_plane, A, FLAT, N, G, H: tl.constexpr, W: tl.c
     scale = tl.load(T + (2 * G + g) * F + f)[None, :]
     shift = tl.load(T + (3 * G + g) * F + f)[None, :]
     y = Y + (images * H * W + window_pixel(n, H, W))[:, None] * F + f[None, :]
-    best = load_parts(y, y_plane, ok, PARTS) * scale + shift
+    raw = load_parts(y, y_plane, ok, PARTS)
+    best = raw * scale + shift
     where = tl.zeros((BN, F), tl.int32)
     for q in tl.static_range(1, 4):
-        value = load_parts(y + ((q // 2) * W + q % 2) * F, y_plane, ok, PARTS) * scale + shift
-        best, where = larger(best, where, value, q)
+        value = load_parts(y + ((q // 2) * W + q % 2) * F, y_plane, ok, PARTS)
+        best, where = larger(best, where, value * scale + shift, q)
+        raw = tl.where(where == q, value, raw)
     at = (g * N + n)[:, None] * F + f[None, :]
+    if R is not None:
+        store_parts(R + at, z_plane, raw, ok, PARTS)
     tl.store(A + at, where.to(tl.int8), mask=ok)
     if LAST:
         tl.store(FLAT + ((images + n // HW)[:, None] * F + f[None, :]) * HW + (n % HW)[:, None], best, mask=ok)
@@ -95,39 +82,13 @@ def norm_pool(Y, y_plane, T, Z, z_plane, A, FLAT, N, G, H: tl.constexpr, W: tl.c
 
 
 @triton.jit
-def norm_sums(D, d_plane, A, Y, y_plane, S, N, G, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr,
-              SHARE: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """The sums of the gradient D [groups, N, F] after the pool, and of D times Y, over a share of the windows."""
-    s = tl.program_id(0)
-    g = tl.program_id(1)
-    f = tl.arange(0, F)
-    images = g * (N // ((H // 2) * (W // 2)))
-    total = tl.zeros((BK, F), tl.float32)
-    products = tl.zeros((BK, F), tl.float32)
-    for k in range(0, SHARE, BK):
-        n = s * SHARE + k + tl.arange(0, BK)
-        ok = (n < N)[:, None]
-        at = (g * N + n)[:, None] * F + f[None, :]
-        value = load_parts(D + at, d_plane, ok, PARTS)
-        q = tl.load(A + at, mask=ok, other=0).to(tl.int32)
-        pixel = (images * H * W + window_pixel(n, H, W))[:, None] + (q // 2) * W + q % 2
-        total += value
-        products += value * load_parts(Y + pixel * F + f[None, :], y_plane, ok, PARTS)
-    to = S + (s * G + g) * 2 * F + f
-    tl.store(to, tl.sum(total, axis=0))
-    tl.store(to + F, tl.sum(products, axis=0))
-
-
-@triton.jit
-def norm_parameters(S, T, OUT, d, weight, bias, C, M, G, F: tl.constexpr, SHARES: tl.constexpr):
-    """The gradients of scale and shift in OUT, and C [3, groups, F]: that of a pixel is C0 D + C1 + C2 Y."""
+def norm_parameters(S, T, OUT, d, weight, bias, C, M, G, F: tl.constexpr, BLOCKS: tl.constexpr,
+                    BS: tl.constexpr):  # fmt: skip
+    """The gradients of scale and shift in OUT, from the sums S of D [groups, N, F], the gradient after the pool, and of
+    D times R; and C [3, groups, F]: the gradient of a pixel is C0 D + C1 + C2 Y."""
     g = tl.program_id(0)
     f = tl.arange(0, F)
-    total = tl.zeros((F,), tl.float32)
-    products = tl.zeros((F,), tl.float32)
-    for s in range(SHARES):
-        total += tl.load(S + (s * G + g) * 2 * F + f)
-        products += tl.load(S + ((s * G + g) * 2 + 1) * F + f)
+    total, products = sums(S, g, G, F, BLOCKS, BS)
     mean = tl.load(T + g * F + f)
     inverse = tl.load(T + (G + g) * F + f)
     scale = tl.load(T + (2 * G + g) * F + f)

@@ -27,6 +27,8 @@ class Pass:
         self.maxima: list[Tensor] = []  # which pixel of each window is the largest
         self.unnormed: dict[ConvolutionPlan, Tensor] = {}  # the output before each BatchNorm
         self.norms: dict[ConvolutionPlan, Tensor] = {}  # the coefficients of each BatchNorm
+        self.sums: dict[ConvolutionPlan, Tensor] = {}  # sums that its coefficients or gradients need (`store_sums`)
+        self.raw: dict[ConvolutionPlan, Tensor] = {}  # what its pool took from each window
         self.in_use: list[Tensor] = []  # memory that the side stream may still use
         with on_side_stream(x.device):
             self.weights = [x, *map(self._reorder_weights, plan.convolutions[1:])]
@@ -65,11 +67,12 @@ class Pass:
     def _first_layer(self, layer: ConvolutionPlan) -> None:
         p = self.patches
         m, kp = p.shape[2:]
-        y, maxima, flat, last = self._convolution_outputs(layer)
         rows, options = launch_options("first_layer")
         blocks = options.pop("blocks")
+        y, maxima, flat, last = self._convolution_outputs(layer)
+        s = self._new_statistics(layer, cdiv(m, rows * blocks) * blocks)
         launcher(forward.first_layer, cdiv(m, rows * blocks), self.groups)(
-            p, p[0].numel(), self.x, self.d, layer.weight, layer.bias or 0, y, y[0].numel(), maxima, flat,
+            p, p[0].numel(), self.x, self.d, layer.weight, layer.bias or 0, y, y[0].numel(), maxima, flat, s,
             self.batch, m, self.batches, layer.channels * layer.kernel**2, kp, layer.filters, *layer.out, blocks, rows,
             layer.pools, layer.bias is not None, last, self.parts, **options,
         )  # fmt: skip
@@ -87,11 +90,12 @@ class Pass:
 
     def _next_layer(self, layer: ConvolutionPlan, wt: Tensor) -> None:
         x = self.activations[-1]
-        y, maxima, flat, last = self._convolution_outputs(layer)
         rows, options = launch_options("next_layer")
         blocks = cdiv(layer.rows(self.batch), rows)
+        y, maxima, flat, last = self._convolution_outputs(layer)
+        s = self._new_statistics(layer, blocks)
         launcher(forward.next_layer, blocks, self.groups)(
-            x, x[0].numel(), wt, wt[0].numel(), self.x, self.d, layer.bias or 0, y, y[0].numel(), maxima, flat,
+            x, x[0].numel(), wt, wt[0].numel(), self.x, self.d, layer.bias or 0, y, y[0].numel(), maxima, flat, s,
             self.batch, layer.height, layer.width, layer.channels, layer.filters, layer.kernel, layer.pad, rows,
             layer.pools, layer.bias is not None, last, self.parts, **for_many(options, blocks * self.groups),
         )  # fmt: skip
@@ -108,27 +112,32 @@ class Pass:
         """Normalise the output of a convolution and pool it, if a BatchNorm follows it."""
         if layer.norm is None:
             return
-        y = self.unnormed[layer]
-        self.norms[layer] = t = self._given(layer) if self.statistics else self._batch_statistics(layer, y)
+        y, s = self.unnormed[layer], self.sums.get(layer)
+        self.norms[layer] = t = self._given(layer) if s is None else self._batch_statistics(layer, s)
         z, maxima, flat, last = self._new_outputs(layer)
+        raw = None if s is None else torch.empty_like(z)
+        if raw is not None:
+            self.raw[layer] = raw
         n, (rows, options) = self.batch * math.prod(layer.pooled), launch_options("norm_pool")
         launcher(norm.norm_pool, cdiv(n, rows), self.groups)(
-            y, y[0].numel(), t, z, z[0].numel(), maxima, flat, n, self.groups, *layer.out, layer.filters, rows, last,
-            self.parts, **options,
+            y, y[0].numel(), t, z, z[0].numel(), raw, maxima, flat, n, self.groups, *layer.out, layer.filters, rows,
+            last, self.parts, **options,
         )  # fmt: skip
 
-    def _batch_statistics(self, layer: ConvolutionPlan, y: Tensor) -> Tensor:
+    def _new_statistics(self, layer: ConvolutionPlan, blocks: int) -> Tensor | None:
+        """Memory for the sums over each block of rows, if a BatchNorm takes its statistics from the batch."""
+        if layer.norm is None or self.statistics:
+            return None
+        self.sums[layer] = s = self.empty(blocks, self.groups, 2, layer.filters, dtype=torch.float32)
+        return s
+
+    def _batch_statistics(self, layer: ConvolutionPlan, s: Tensor) -> Tensor:
         assert layer.norm is not None
-        m, (rows, options) = self.batch * math.prod(layer.out), launch_options("norm_statistics")
-        shares, share = split_rows("norm", m, rows, self.groups)
-        s = self.empty(shares, self.groups, 2, layer.filters, dtype=torch.float32)
-        launcher(norm.norm_statistics, shares, self.groups)(
-            y, y[0].numel(), s, m, self.groups, layer.filters, share, rows, self.parts, **options,
-        )  # fmt: skip
-        t = self.empty(4, self.groups, layer.filters, dtype=torch.float32)
+        m, f, norm_plan = self.batch * math.prod(layer.out), layer.filters, layer.norm
+        t = self.empty(4, self.groups, f, dtype=torch.float32)
         launcher(norm.norm_coefficients, self.groups)(
-            s, self.x, self.d, layer.norm.weight, layer.norm.bias, layer.norm.eps, t, m, self.groups, layer.filters,
-            shares, num_warps=1,
+            s, self.x, self.d, norm_plan.weight, norm_plan.bias, norm_plan.eps, t, m, self.groups, f, len(s),
+            min(32, power_of_two(len(s), 1)), num_warps=4,
         )  # fmt: skip
         return t
 
@@ -208,8 +217,8 @@ class Pass:
         d = self._new_gradient(layer, dense)
         n = self.batch * h * w
         launcher(backward.flat_gradient, cdiv(n, 32), self.groups)(
-            flat, y, y[0].numel(), self.maxima[-1], d, d[0].numel(), self.batch, n, *layer.out, layer.filters, h * w,
-            32, layer.pool, dense, self.parts,
+            flat, y, y[0].numel(), self.maxima[-1], *self._new_sums(layer, cdiv(n, 32)), d, d[0].numel(), self.batch,
+            n, *layer.out, layer.filters, h * w, 32, layer.pool, dense, self.parts,
         )  # fmt: skip
         return self._norm_gradient(layer, d, self.maxima[-1])
 
@@ -220,28 +229,29 @@ class Pass:
         rows, options = launch_options("input_gradient")
         blocks = cdiv(self.batch * layer.height * layer.width, rows)
         launcher(backward.input_gradient, blocks, self.groups)(
-            dy, dy[0].numel(), wt, wt[0].numel(), y, y[0].numel(), self.maxima[i - 1], d, d[0].numel(), self.batch,
-            layer.height, layer.width, layer.channels, layer.filters, layer.kernel, layer.pad, rows, *lower.out,
-            lower.pool, dense, self.parts, **for_many(options, blocks * self.groups),
+            dy, dy[0].numel(), wt, wt[0].numel(), y, y[0].numel(), self.maxima[i - 1], *self._new_sums(lower, blocks),
+            d, d[0].numel(), self.batch, layer.height, layer.width, layer.channels, layer.filters, layer.kernel,
+            layer.pad, rows, *lower.out, lower.pool, dense, self.parts, **for_many(options, blocks * self.groups),
         )  # fmt: skip
         return self._norm_gradient(lower, d, self.maxima[i - 1])
+
+    def _new_sums(self, layer: ConvolutionPlan, blocks: int) -> tuple[Tensor | None, Tensor | None]:
+        """What the pool behind a BatchNorm took, and memory for the sums over each block of windows."""
+        if layer.norm is None:
+            return None, None
+        self.sums[layer] = s = self.empty(blocks, self.groups, 2, layer.filters, dtype=torch.float32)
+        return self.raw[layer], s
 
     def _norm_gradient(self, layer: ConvolutionPlan, d: Tensor, maxima: Tensor) -> Tensor:
         """From the gradient after the pool to that of the convolution's output, if a BatchNorm is in between."""
         if layer.norm is None:
             return d
-        y, t, f = self.unnormed[layer], self.norms[layer], layer.filters
+        y, t, s, f = self.unnormed[layer], self.norms[layer], self.sums[layer], layer.filters
         m, n = (self.batch * math.prod(size) for size in (layer.out, layer.pooled))
-        rows, options = launch_options("norm_sums")
-        shares, share = split_rows("norm", n, rows, self.groups)
-        s = self.empty(shares, self.groups, 2, f, dtype=torch.float32)
-        launcher(norm.norm_sums, shares, self.groups)(
-            d, d[0].numel(), maxima, y, y[0].numel(), s, n, self.groups, *layer.out, f, share, rows, self.parts,
-            **options,
-        )  # fmt: skip
         c = self.empty(3, self.groups, f, dtype=torch.float32)
         launcher(norm.norm_parameters, self.groups)(
-            s, t, self.out, self.d, layer.norm.weight, layer.norm.bias, c, m, self.groups, f, shares, num_warps=1,
+            s, t, self.out, self.d, layer.norm.weight, layer.norm.bias, c, m, self.groups, f, len(s),
+            min(32, power_of_two(len(s), 1)), num_warps=4,
         )  # fmt: skip
         rows, options = launch_options("norm_gradient")
         dy = self.empty(self.parts, self.groups * self.batch, *layer.out, f)

@@ -21,6 +21,25 @@ def store_parts(to, plane, value, mask, PARTS: tl.constexpr):
 
 
 @triton.jit
+def load_parts(at, plane, mask, PARTS: tl.constexpr):
+    """A number from its bfloat16 parts, as float32."""
+    value = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    if PARTS > 1:
+        value += tl.load(at + plane, mask=mask, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def store_sums(S, block, g, value, factor, ok, F: tl.constexpr):
+    """Store the sums of `value` [rows, F] and of its products with `factor` over the rows that are `ok`, for a
+    BatchNorm: S [blocks, groups, 2, F]."""
+    value = tl.where(ok, value, 0.0)
+    to = S + (block * tl.num_programs(1) + g) * 2 * F + tl.arange(0, F)
+    tl.store(to, tl.sum(value, axis=0))
+    tl.store(to + F, tl.sum(value * tl.where(ok, factor, 0.0), axis=0))
+
+
+@triton.jit
 def window(m):
     """The window of row m, and which of its four pixels the row is. A thread of a matrix product has the rows r, r + 8,
     r + 64 and r + 72 of 128: these four are a window, so that the pool needs one thread only."""
@@ -71,10 +90,11 @@ def pool(acc, BM: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def activate(acc, m0, g, Y, plane, A, FLAT, B, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, BM: tl.constexpr,
+def activate(acc, m0, g, Y, plane, A, FLAT, S, B, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, BM: tl.constexpr,
              POOL: tl.constexpr, LAST: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """Store relu(acc) in Y; with POOL, the largest of each window, and in A which pixel it is (4: all were negative).
-    The output of the last layer is stored in FLAT, as float32 in torch's order (channel, row, column)."""
+    The output of the last layer is stored in FLAT, as float32 in torch's order (channel, row, column). Before a
+    BatchNorm, store in S what `store_sums` says, of Y and its squares."""
     f = tl.arange(0, F)
     HW: tl.constexpr = (H // 2) * (W // 2) if POOL else H * W
     if POOL:
@@ -92,13 +112,16 @@ def activate(acc, m0, g, Y, plane, A, FLAT, B, H: tl.constexpr, W: tl.constexpr,
         tl.store(FLAT + ((g * B + n // HW)[:, None] * F + f[None, :]) * HW + (n % HW)[:, None], y, mask=ok)
     if (not LAST) or (not POOL):
         store_parts(Y + at, plane, y, ok, PARTS)
+    if S is not None:
+        store_sums(S, m0 // BM, g, y, y, ok, F)
 
 
 @triton.jit
-def activation_gradient(value, n, ok, g, Y, y_plane, A, D, d_plane, B, H: tl.constexpr, W: tl.constexpr,
+def activation_gradient(value, n, ok, g, Y, y_plane, A, R, S, D, d_plane, B, H: tl.constexpr, W: tl.constexpr,
                         C: tl.constexpr, POOL: tl.constexpr, DENSE: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """Store in D the gradient of a convolution's output (H, W), from the gradient `value` [n, C] after relu and pool.
-    Without DENSE, store the pooled gradient instead, one pixel of four."""
+    Without DENSE, store the pooled gradient instead, one pixel of four. Behind a BatchNorm, R is what `norm_pool` took
+    from each window: store in S what `store_sums` says, of the gradient and its products with R."""
     c = tl.arange(0, C)
     if POOL:
         HW: tl.constexpr = (H // 2) * (W // 2)
@@ -113,6 +136,8 @@ def activation_gradient(value, n, ok, g, Y, y_plane, A, D, d_plane, B, H: tl.con
                 store_parts(to + ((q // 2) * W + q % 2) * C, d_plane, tl.where(where == q, value, 0.0), ok, PARTS)
         else:
             store_parts(D + at, d_plane, value, ok, PARTS)
+            if R is not None:
+                store_sums(S, tl.program_id(0), g, value, load_parts(R + at, d_plane, ok, PARTS), ok, C)
     else:
         at = (g * B * H * W + n)[:, None] * C + c[None, :]
         y = tl.load(Y + at, mask=ok, other=0.0).to(tl.float32)
