@@ -1,6 +1,6 @@
 """Compiles kernels for an H200, without a GPU: Triton gets a driver that only names the device.
 
-    python tests/hopper.py               the paper's CNN: prints how many kernels there are
+    python tests/hopper.py               the paper's CNN and a perceptron: prints how many kernels there are
     python tests/hopper.py fused         those that engines/fusing.py makes: prints how many there are
     python tests/hopper.py layers [few]  convolutions of ResNet-8 and ResNet-18, or a few of them: prints registers,
                                          shared memory, warps and bytes of stack, which spills would need
@@ -23,10 +23,10 @@ from fedda.compiling import side_by_side
 from fedda.engines import fusing
 from fedda.problems.gradients.chain import Chain
 from fedda.problems.gradients.convolution import Window
-from fedda.problems.gradients.kernels import backward, forward, implicit_gemm, norm, plan_of
+from fedda.problems.gradients.kernels import backward, forward, implicit_gemm, linear, norm, plan_of
 from fedda.problems.gradients.kernels.launch import Compiling
 from fedda.problems.gradients.kernels.passes import Pass
-from fedda.problems.models import cnn
+from fedda.problems.models import cnn, mlp
 from fedda.recording import record
 from recorded_functions import ELEMENTWISE, arguments, network_gradient
 
@@ -45,7 +45,10 @@ class FakeDriver:
 def compiled_kernels():
     """The number of compiled kernels."""
     functions = [
-        f for module in (forward, backward, norm) for f in vars(module).values() if isinstance(f, jit.JITFunction)
+        f
+        for module in (forward, backward, norm, linear)
+        for f in vars(module).values()
+        if isinstance(f, jit.JITFunction)
     ]
     return sum(len(kernels) for f in functions for kernels, *_ in f.device_caches.values())
 
@@ -154,11 +157,11 @@ def main():
         print_layers(FEW if "few" in sys.argv else RESNETS[16] + RESNETS[64])
         return
     shape = (3, 32, 32)
-    inputs, targets = torch.zeros(10, 16, *shape, dtype=torch.uint8), torch.zeros(10, 16, dtype=torch.long)
+    inputs, targets = torch.zeros(10, 16, *shape), torch.zeros(10, 16, dtype=torch.long)
 
     def run_pass():
-        for kind in ("none", "batch"):
-            model, loss = cnn(shape, 10, norm=kind, layers=4 if kind == "none" else 2)
+        networks = (cnn(shape, 10), cnn(shape, 10, norm="batch", layers=2), mlp(shape, 10, hidden=200))
+        for model, loss in networks:
             plan = plan_of(Chain.of(model, loss, shape, norms=True), shape, "tf32")
             x = torch.zeros(20, sum(p.numel() for p in model.parameters()))
             Pass(plan, x, inputs, (torch.zeros(3), torch.ones(3))).gradients(targets)

@@ -49,7 +49,9 @@ def bfloat16_products(monkeypatch):
 
 
 def network(shape, filters=16, layers=2, kernel=3, pad=1, pools=None, hidden=(), bias=True, norms=()):
-    (channels, height, width), body = shape, []
+    body = []
+    if layers:
+        channels, height, width = shape
     for i in range(layers):
         body += [nn.Conv2d(channels, filters, kernel, padding=pad, bias=bias), nn.ReLU()]
         if norms and norms[i]:
@@ -58,7 +60,7 @@ def network(shape, filters=16, layers=2, kernel=3, pad=1, pools=None, hidden=(),
         if pools is None or pools[i]:
             body.append(nn.MaxPool2d(2))
             height, width = height // 2, width // 2
-    widths = [channels * height * width, *hidden]
+    widths = [channels * height * width if layers else math.prod(shape), *hidden]
     dense = [m for i, o in zip(widths, hidden, strict=False) for m in (nn.Linear(i, o, bias=bias), nn.ReLU())]
     return nn.Sequential(*body, nn.Flatten(), *dense, nn.Linear(widths[-1], 10, bias=bias))
 
@@ -112,6 +114,9 @@ CASES = {
     "BatchNorm, odd sizes, two points share a batch": ((1, 7, 7), 2, 1, 8, {"norms": (True, True)}),
     "BatchNorm in one of three layers": ((2, 9, 9), 2, 2, 4, {"layers": 3, "norms": (False, True, False)}),
     "one layer with BatchNorm": ((2, 6, 6), 2, 2, 4, {"layers": 1, "norms": (True,), "bias": False}),
+    "a perceptron, two points share a batch": ((150,), 4, 2, 40, {"layers": 0, "hidden": (40, 70)}),
+    "a perceptron on images, without bias": ((2, 3, 3), 2, 2, 3, {"layers": 0, "hidden": (5,), "bias": False}),
+    "one linear layer": ((20,), 2, 1, 3, {"layers": 0}),
 }  # fmt: skip
 
 
@@ -122,6 +127,7 @@ BF16 = [
     "5x5 without bias",
     "4x4",
     "many rows",
+    "a perceptron, two points share a batch",
 ]
 
 
@@ -156,10 +162,11 @@ def test_bytes_are_standardised_on_the_way():
     assert error(got, truth(model, x, inputs, targets)) < 2e-4
 
 
-def test_outputs_equal_the_model_s_own():
+@pytest.mark.parametrize("layers", [0, 2])
+def test_outputs_equal_the_model_s_own(layers):
     shape = (3, 8, 8)
     torch.manual_seed(5)
-    model = network(shape, hidden=(12,))
+    model = network(shape, hidden=(12,), layers=layers)
     x, inputs = stack(model, 3), torch.randn(10, *shape)
     ours = kernels.kernels_for(Chain.of(model, cross_entropy, shape), shape, 4, "tf32")
     got = ours.outputs(x.to(DEVICE), inputs.to(DEVICE)).cpu()
@@ -287,7 +294,8 @@ def layers(*more, first=(3, 16, 3), **how):
         nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.LazyLinear(10)),  # no relu
         layers(nn.MaxPool2d(3)),
         layers(nn.Linear(8, 8)),  # not flat
-        nn.Sequential(nn.Flatten(), nn.LazyLinear(10)),
+        nn.Sequential(nn.Flatten(), nn.LazyLinear(10), nn.LazyLinear(10)),  # no relu
+        nn.Sequential(nn.Flatten(), nn.LazyLinear(200)),
         nn.Sequential(nn.ReLU(), nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)),
         nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10), nn.ReLU()),
         nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(200)),

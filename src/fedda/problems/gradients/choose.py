@@ -152,9 +152,9 @@ class GradientPaths:
             return self.problem.objective_of(x, *batch)
 
     def by_kernels(self, kernels: Kernels, x: Tensor, batch: Batch) -> Tensor:
-        scale = self.problem.scale
+        scale = self.problem.scale if kernels.plan.convolutions else None
         channels = scale and by_channel(scale, batch.x.shape[2])
-        if scale is not None and channels is None:
+        if channels is None:
             batch = self.problem.standardised(batch)
         return kernels(x, batch.x, batch.y, channels)
 

@@ -1,4 +1,6 @@
-"""GPU kernels for stacks of convolutional networks; they need Triton, which comes with PyTorch for CUDA."""
+"""GPU kernels for stacks of convolutional networks and perceptrons.
+
+They need Triton, which comes with PyTorch for CUDA."""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ FILTERS = (16, 32, 64, 128)  # of a layer
 
 
 def kernels_for(chain: Chain, sample: tuple[int, ...], batch: int, precision: str) -> Kernels | None:
-    """The gradients of a chain for samples [channels, height, width] by our kernels; None if they do not fit."""
+    """The gradients of a chain for samples of this shape by our kernels; None if they do not fit."""
     if precision not in PARTS or batch > 128 or find_spec("triton") is None:
         return None
     plan = plan_of(chain, sample, precision)
@@ -43,9 +45,9 @@ def draw_kernel(device: torch.device) -> Callable[..., Tensor] | None:
 
 
 def plan_of(chain: Chain, sample: tuple[int, ...], precision: str) -> NetworkPlan | None:
-    """The plan of a chain for samples [channels, height, width], or None if the kernels do not fit. They fit
-    convolutions with relu, stride 1 and equal padding, with or without a 2x2 max-pool or with a BatchNorm and a 2x2
-    max-pool, then linear layers with a cross-entropy."""
+    """The plan of a chain for samples of this shape, or None if the kernels do not fit. They fit linear layers with
+    relu in between and a cross-entropy, alone or behind convolutions of images [channels, height, width] with relu,
+    stride 1 and equal padding, with or without a 2x2 max-pool or with a BatchNorm and a 2x2 max-pool."""
     if chain.shared or chain.loss is not class_gradient:
         return None
     stages = list(chain.stages)
@@ -56,7 +58,7 @@ def plan_of(chain: Chain, sample: tuple[int, ...], precision: str) -> NetworkPla
             return None
         layers.append(layer)
         sample = (layer.filters, *layer.pooled)
-    if not layers or not stages or not isinstance(stages.pop(0), Flatten) or not stages:
+    if layers and not (stages and isinstance(stages.pop(0), Flatten) and stages):
         return None
     linear = []
     for stage in stages:

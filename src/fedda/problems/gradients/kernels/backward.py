@@ -7,9 +7,10 @@ from .tiles import activation_gradient, pixels, row_of
 
 
 @triton.jit
-def classify(FLAT, X, d, weight, bias, TARGET, OUT, DFLAT, B, XG, N: tl.constexpr, NB: tl.constexpr, BP: tl.constexpr,
-             L: tl.constexpr, LP: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
-    """The last linear layer with a mean cross-entropy: its gradients in OUT, that of its input in DFLAT."""
+def classify(FLAT, FG, X, d, weight, bias, TARGET, OUT, DFLAT, B, XG, N: tl.constexpr, NB: tl.constexpr,
+             BP: tl.constexpr, L: tl.constexpr, LP: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+    """The last linear layer with a mean cross-entropy: its gradients in OUT, that of its input in DFLAT. Group g has
+    the input g % FG."""
     g = tl.program_id(0).to(tl.int64)
     b = tl.arange(0, BP)
     j = tl.arange(0, LP)
@@ -19,7 +20,7 @@ def classify(FLAT, X, d, weight, bias, TARGET, OUT, DFLAT, B, XG, N: tl.constexp
     logits = tl.zeros((BP, LP), tl.float32)
     for i in range(0, N, NB):
         ok = (i + n < N)[None, :]
-        a = tl.load(FLAT + (g * B + b)[:, None] * N + i + n[None, :], mask=inside & ok, other=0.0)
+        a = tl.load(FLAT + ((g % FG) * B + b)[:, None] * N + i + n[None, :], mask=inside & ok, other=0.0)
         w = tl.load(x + weight + j[:, None] * N + i + n[None, :], mask=(j < L)[:, None] & ok, other=0.0)
         logits = tl.dot(a, tl.trans(w), logits, input_precision="tf32x3")
     if BIAS:
@@ -35,7 +36,7 @@ def classify(FLAT, X, d, weight, bias, TARGET, OUT, DFLAT, B, XG, N: tl.constexp
     for i in range(0, N, NB):
         ok = (i + n < N)[None, :]
         at = (g * B + b)[:, None] * N + i + n[None, :]
-        a = tl.load(FLAT + at, mask=inside & ok, other=0.0)
+        a = tl.load(FLAT + ((g % FG) * B + b)[:, None] * N + i + n[None, :], mask=inside & ok, other=0.0)
         w = tl.load(x + weight + j[:, None] * N + i + n[None, :], mask=(j < L)[:, None] & ok, other=0.0)
         dw = tl.dot(tl.trans(dl), a, input_precision="tf32x3")
         tl.store(out + weight + j[:, None] * N + i + n[None, :], dw, mask=(j < L)[:, None] & ok)

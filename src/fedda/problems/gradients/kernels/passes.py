@@ -6,15 +6,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import backward, forward, norm
+from . import backward, forward, linear, norm
 from .launch import cdiv, for_many, join_side_stream, launch_options, launcher, on_side_stream, power_of_two, split_rows
 from .plan import ConvolutionPlan, LinearPlan, NetworkPlan
 
 
 class Pass:
-    """One pass at x [groups, d] for inputs [batches, B, C, H, W]; group g uses batch g % batches. `scale` (mean, std)
-    standardises each channel. BatchNorms use the statistics of the batch, or given `statistics`: a mean and a variance
-    [groups, filters] for each. The constructor runs the convolutions, and keeps what the backward pass needs."""
+    """One pass at x [groups, d] for inputs [batches, B, C, H, W], or [batches, B, ...] of a perceptron; group g uses
+    batch g % batches. `scale` (mean, std) standardises each channel of images. BatchNorms use the statistics of the
+    batch, or given `statistics`: a mean and a variance [groups, filters] for each. The constructor runs the
+    convolutions, and keeps what the backward pass needs."""
 
     def __init__(
         self, plan: NetworkPlan, x: Tensor, inputs: Tensor, scale: tuple[Tensor, Tensor] | None,
@@ -30,6 +31,9 @@ class Pass:
         self.sums: dict[ConvolutionPlan, Tensor] = {}  # sums that its coefficients or gradients need (`store_sums`)
         self.raw: dict[ConvolutionPlan, Tensor] = {}  # what its pool took from each window
         self.in_use: list[Tensor] = []  # memory that the side stream may still use
+        if not plan.convolutions:
+            self.flat = inputs.flatten(2)
+            return
         with on_side_stream(x.device):
             self.weights = [x, *map(self._reorder_weights, plan.convolutions[1:])]
         self.patches = self._patches(plan.convolutions[0], inputs, scale)
@@ -155,6 +159,8 @@ class Pass:
         self.out = torch.empty_like(self.x)
         flat = self._linear_gradients(targets)
         layers = self.plan.convolutions
+        if not layers:
+            return self.out
         dy = self._last_gradient(layers[-1], flat, dense=len(layers) > 1)
         for i in range(len(layers) - 1, 0, -1):
             with on_side_stream(self.x.device):  # the gradient of the weights runs next to that of the input
@@ -168,34 +174,47 @@ class Pass:
     def outputs(self) -> Tensor:
         """The outputs [groups, B, classes]."""
         *_, last = self._linear_inputs()
-        return linear(last, *self._view(self.x, self.plan.linear[-1]))
+        if len(last) < self.groups:
+            last = last.expand(self.groups, *last.shape[1:])  # one batch for all
+        return linear_layer(last, *self._view(self.x, self.plan.linear[-1]))
 
     def _linear_inputs(self) -> list[Tensor]:
         """The inputs of the linear layers."""
         inputs = [self.flat]
         for layer in self.plan.linear[:-1]:
-            inputs.append(linear(inputs[-1], *self._view(self.x, layer)).relu_())
+            a, out = inputs[-1], self.empty(self.groups, self.batch, layer.outputs, dtype=torch.float32)
+            samples = min(power_of_two(self.batch), 64)
+            rows = cdiv(self.batch, samples) * self.groups
+            outputs = 16 if cdiv(layer.outputs, 16) * rows <= 528 else 64  # few programs: small ones
+            launcher(linear.hidden_layer, cdiv(layer.outputs, outputs), cdiv(self.batch, samples), self.groups)(
+                a, len(a), self.x, self.d, layer.weight, layer.bias or 0, out, self.batch, layer.inputs,
+                layer.outputs, samples, outputs, min(power_of_two(layer.inputs), 128 if samples < 64 else 64),
+                layer.bias is not None, self.plan.linear_precision, num_warps=4, num_stages=3,
+            )  # fmt: skip
+            inputs.append(out)
         return inputs
 
     def _linear_gradients(self, targets: Tensor) -> Tensor:
         """Compute the gradients of the linear layers; return that of the flat output of the last convolution."""
-        x, out, inputs = self.x, self.out, self._linear_inputs()
-        views = [(self._view(x, layer), self._view(out, layer)) for layer in self.plan.linear]
-        last = self.plan.linear[-1]
-        d = torch.empty_like(inputs[-1])
+        x, inputs, layers = self.x, self._linear_inputs(), self.plan.linear
+        last, a = layers[-1], inputs[-1]
+        d = self.empty(self.groups, self.batch, last.inputs, dtype=torch.float32)
         rows, options = launch_options("classify")
         if max(self.batch, last.outputs) > 32:
             rows = 32  # larger blocks would not fit in the memory of a multiprocessor
         launcher(backward.classify, self.groups)(
-            inputs[-1], x, self.d, last.weight, last.bias or 0, targets, out, d, self.batch, self.batches, last.inputs,
-            rows, power_of_two(self.batch), last.outputs, power_of_two(last.outputs), last.bias is not None, **options,
+            a, len(a), x, self.d, last.weight, last.bias or 0, targets, self.out, d, self.batch, self.batches,
+            last.inputs, rows, power_of_two(self.batch), last.outputs, power_of_two(last.outputs),
+            last.bias is not None, **options,
         )  # fmt: skip
-        for ((w, _), (dw, db)), a, result in zip(views[-2::-1], inputs[-2::-1], inputs[:0:-1], strict=True):
-            d = torch.where(result == 0, 0.0, d)
-            torch.bmm(d.mT, a, out=dw) if dw.is_contiguous() else dw.copy_(d.mT @ a)
-            if db is not None:
-                db.copy_(d.sum(dim=1))
-            d = d @ w
+        samples = min(power_of_two(self.batch), 32)
+        for layer, a, h in zip(layers[-2::-1], inputs[-2::-1], inputs[:0:-1], strict=True):
+            launcher(linear.hidden_gradient, cdiv(layer.outputs, 32), cdiv(layer.inputs, 128), self.groups)(
+                a, len(a), h, d, self.out, self.d, layer.weight, layer.bias or 0, self.batch, layer.inputs,
+                layer.outputs, samples, 32, 128, layer.bias is not None, self.plan.linear_precision, num_warps=4,
+            )  # fmt: skip
+            if self.plan.convolutions or layer is not layers[0]:
+                d = torch.where(h == 0, 0.0, d) @ self._view(x, layer)[0]
         return d
 
     def _view(self, x: Tensor, layer: LinearPlan) -> tuple[Tensor, Tensor | None]:
@@ -296,5 +315,5 @@ class Pass:
         )  # fmt: skip
 
 
-def linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear_layer(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias[:, None], a, weight.mT)

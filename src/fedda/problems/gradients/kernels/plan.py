@@ -68,11 +68,17 @@ class LinearPlan:
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """Convolutions, linear layers and a mean cross-entropy, for groups with the parameters x [groups, d]."""
+    """Convolutions, if there are any, linear layers and a mean cross-entropy, for groups with the parameters
+    x [groups, d]."""
 
     convolutions: tuple[ConvolutionPlan, ...]
     linear: tuple[LinearPlan, ...]
     parts: int  # bfloat16 numbers per number
+
+    @property
+    def linear_precision(self) -> str:
+        """Of the products of hidden linear layers: as in the convolutions, or better."""
+        return "tf32x3" if self.parts > 1 else "tf32"
 
     def at_once(self, batch: int) -> int:
         """The largest number of groups in one call."""
@@ -84,8 +90,11 @@ class NetworkPlan:
 
     def numbers(self, batch: int) -> int:
         """The size of the largest array for one group: patches, outputs or weights."""
+        linear = max(max(layer.inputs, layer.outputs) * max(batch, layer.outputs) for layer in self.linear)
+        if not self.convolutions:
+            return linear
         first = self.convolutions[0]
         patches = first.rows(batch) * power_of_two(first.channels * first.kernel**2 + 1)
         outputs = (batch * math.prod(layer.out) * layer.filters for layer in self.convolutions)
         weights = (layer.filters * layer.channels * layer.kernel**2 for layer in self.convolutions)
-        return max(patches, *outputs, *weights)
+        return max(linear, patches, *outputs, *weights)
