@@ -235,7 +235,8 @@ def test_functions_are_fused_if_a_check_finds_the_same_bits(dtype, monkeypatch):
 
     fusing.same_bits.cache_clear()
     module = fusing.fused(record(step))
-    assert not calls(module, aten.floor.default) and calls(module, aten.ceil.default)
+    same = fusing.same_bits(aten.floor.default, dtype, a.device)  # on a GPU, Triton's takes the smallest numbers for 0
+    assert (same or CUDA) and bool(calls(module, aten.floor.default)) != same and calls(module, aten.ceil.default)
     assert all(equal(a, b) for a, b in zip(module(), step(), strict=True))
     assert fusing.same_bits(aten.tanh_backward.default, dtype, a.device) in (True, False)
     fusing.same_bits.cache_clear()

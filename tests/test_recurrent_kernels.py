@@ -52,10 +52,14 @@ def largest_error(got, expected):
     return max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in zip(got, expected, strict=True))
 
 
-def compare(kind, sizes, kernels, bound, dtype=torch.float32, **more):
+def total_error(got, expected):
+    return max(float((a - b).norm() / b.norm().clamp(min=1)) for a, b in zip(got, expected, strict=True))
+
+
+def compare(kind, sizes, kernels, bound, dtype=torch.float32, error=largest_error, **more):
     tensors, weights = inputs(kind, *sizes, **more)
     expected = results(kind, [v.to(dtype) for v in tensors], weights, "", torch.float64)
-    assert largest_error(results(kind, tensors, weights, kernels, dtype), expected) < bound
+    assert error(results(kind, tensors, weights, kernels, dtype), expected) < bound
 
 
 SIZES = [(1, 1, 1, 1), (3, 4, 3, 5), (1, 4, 17, 33), (3, 1, 17, 33)]  # models, steps, samples, units
@@ -183,7 +187,12 @@ def test_compiled_for_an_h200_they_keep_all_numbers_in_registers(tmp_path):
 @pytest.mark.parametrize("precision", BOUND)
 @pytest.mark.parametrize("kind", GATES)
 def test_usual_sizes_on_a_gpu(kind, precision):
-    compare(kind, (10, 16, 16, 256), precision, 10 * BOUND[precision])
+    """A rounded number can switch a relu, whose gradient is then another: rare, but as large as the gradient."""
+    sizes = (10, 16, 16, 256)
+    if kind == "relu" and precision != "float32":
+        compare(kind, sizes, precision, {"tf32": 0.1, "bf16": 0.3}[precision], error=total_error)
+    else:
+        compare(kind, sizes, precision, 10 * BOUND[precision])
 
 
 @pytest.mark.gpu

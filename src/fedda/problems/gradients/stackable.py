@@ -53,6 +53,8 @@ class Stackable(TorchFunctionMode):
             return plain_embedding(*args, **kwargs)
         if function == torch.Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
             return requires_grad(args[0])
+        if function is torch.Tensor.data_ptr and torch._C._functorch.is_functorch_wrapped_tensor(args[0]):
+            return 0  # on a GPU, recurrent layers leave their weights where they are if these share memory
         return function(*args, **kwargs)
 
 
