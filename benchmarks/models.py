@@ -3,11 +3,17 @@ in one run, on random samples, which change no time.
 
     python benchmarks/models.py [--device cuda] [--models lstm resnet8] [--precisions tf32 bf16] [--out models.json]
 
+`--operations` also says which operations fedda's time is spent in. `--start` measures instead how long a run takes to
+its first round, in a process in which nothing was compiled or measured before, and in one in which everything was.
 `--small` makes the networks tiny: the table then only shows that everything runs.
 """
 
 import argparse
 import json
+import os
+import subprocess
+import sys
+import tempfile
 from functools import partial
 
 import torch
@@ -112,6 +118,44 @@ def ours(problem, name, precision, runs):
     return run.advance
 
 
+def operations(advance, device, rounds=3, most=12):
+    """A line for each operation that takes a large part of a local step of all clients: kernels on a GPU."""
+    kind = torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[kind]) as profiler:
+        for _ in range(rounds):
+            advance()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    taken = [(e.self_device_time_total if device.type == "cuda" else e.self_cpu_time_total, e)
+             for e in profiler.key_averages()]  # fmt: skip
+    taken.sort(key=lambda pair: -pair[0])
+    steps, total = rounds * STEPS, sum(time for time, _ in taken)
+    yield f"{sum(e.count for _, e in taken) / steps:.1f} calls, {total / steps / 1e3:.3f} ms"
+    for time, e in taken[:most]:
+        yield f"{time / total:6.1%} {time / steps:9.1f} us {e.count / steps:7.1f} calls  {e.key[:110]}"
+
+
+def start(options):
+    """The first round of each network, in processes of their own."""
+    print("| model | algorithm | precision | nothing kept, s | kernels and choice of path kept, s |")
+    print("|---|---|---|---|---|", flush=True)
+    for model in options.models:
+        rows = []
+        with tempfile.TemporaryDirectory() as folder:
+            kept = os.environ | {"FEDDA_DATA": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
+            out = f"{folder}/out.json"
+            words = ["--device", options.device, "--models", model, "--seconds", "0.001", "--out", out]
+            words += ["--algorithms", *options.algorithms[-1:], *(["--small"] if options.small else [])]
+            words += ["--precisions", *options.precisions[:1]]
+            for _ in range(2):
+                subprocess.run([sys.executable, __file__, *words], env=kept, check=True, stdout=subprocess.DEVNULL)
+                with open(out, encoding="utf-8") as file:
+                    rows += json.load(file)
+        row, again = rows
+        about = f"{model} | {row['algorithm']} | {row['precision']}"
+        print(f"| {about} | {row['first_round_s']:.1f} | {again['first_round_s']:.1f} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -121,9 +165,14 @@ def main():
     parser.add_argument("--seconds", type=float, default=1.0, help="measured time of each contender")
     parser.add_argument("--out", help="a JSON file for the figures")
     parser.add_argument("--small", action="store_true", help="tiny networks")
+    parser.add_argument("--operations", action="store_true", help="which operations take how long")
+    parser.add_argument("--start", action="store_true", help="how long the first round takes, and nothing else")
     options = parser.parse_args()
     device = torch.device(options.device)
-    precisions = options.precisions or (["tf32", "bf16"] if device.type == "cuda" else ["float32"])
+    precisions = options.precisions = options.precisions or (["tf32", "bf16"] if device.type == "cuda" else ["float32"])
+    if options.start:
+        start(options)
+        return
     if device.type == "cpu":
         torch.set_num_threads(1)
     rows = []
@@ -153,6 +202,8 @@ def main():
                     f"| {row['fedda_ms']:.3g} | {row['ratio']:.3g} | {row['first_round_s']:.1f} |",
                     flush=True,
                 )
+                if options.operations:
+                    print("\n".join(f"    {line}" for line in operations(run.advance, device)), flush=True)
     if options.out:
         with open(options.out, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=1)
