@@ -4,8 +4,9 @@
     python tests/hopper.py fused         those that engines/fusing.py makes: prints how many there are
     python tests/hopper.py layers [few]  convolutions of ResNet-8 and ResNet-18, or a few of them: prints registers,
                                          shared memory, warps and bytes of stack, which spills would need
+    python tests/hopper.py norms         norms of usual shapes: prints registers, the kinds of loads, and bytes of stack
 
-Run by tests/test_kernels.py, tests/test_fusing.py and tests/test_layers.py.
+Run by tests/test_kernels.py, tests/test_fusing.py, tests/test_layers.py and tests/test_norms.py.
 """
 
 import re
@@ -23,7 +24,7 @@ from fedda.compiling import side_by_side
 from fedda.engines import fusing
 from fedda.problems.gradients.chain import Chain
 from fedda.problems.gradients.convolution import Window
-from fedda.problems.gradients.kernels import backward, forward, implicit_gemm, linear, norm, plan_of
+from fedda.problems.gradients.kernels import backward, forward, implicit_gemm, linear, norm, plan_of, row_norm
 from fedda.problems.gradients.kernels.launch import Compiling
 from fedda.problems.gradients.kernels.passes import Pass
 from fedda.problems.models import cnn, mlp
@@ -148,10 +149,32 @@ def print_layers(layers):
                 print(precision, *layer, name, registers, kernel.metadata.shared, kernel.metadata.num_warps, stack)
 
 
+NORMS = [(10, 16, 8, 2, 1024), (10, 16, 8, 8, 1024), (10, 16, 8, 64, 16), (10, 1024, 1, 64, 1)]  # [n, B, G, K, S]
+
+
+def print_norms():
+    compiled = []
+    row_norm.launcher = lambda function, *grid: (
+        lambda *arguments, **options: compiled.append(function.warmup(*arguments, grid=grid, **options))
+    )
+    Compiling.now = True
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape in NORMS:
+            x, w = torch.zeros(shape, dtype=dtype), torch.zeros(shape[0], shape[2] * shape[3])
+            y, *statistics = row_norm.forward(x, w, w, x, 1e-5, True, dtype)
+            row_norm.backward(y, x, y, w, *statistics, True, True)
+    for kernel in compiled:
+        registers, stack = usage(kernel)
+        print(registers, *sorted({*re.findall(r"ld\.global[.\w]*", kernel.asm["ptx"])}), stack)
+
+
 def main():
     driver.set_active(FakeDriver())
     if sys.argv[1:] == ["fused"]:
         compile_fused()
+        return
+    if sys.argv[1:] == ["norms"]:
+        print_norms()
         return
     if sys.argv[1:2] == ["layers"]:
         print_layers(FEW if "few" in sys.argv else RESNETS[16] + RESNETS[64])

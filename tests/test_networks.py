@@ -52,7 +52,9 @@ def test_a_run_repeats_and_resumes_to_the_bit(name, algorithm, device, precision
     problem = problem_of(name, device)
 
     def begun(**state):
-        return fedda.Run(stable(algorithm, steps=2), problem, engine=Vectorised(precision=precision), force=True, **state)
+        return fedda.Run(
+            stable(algorithm, steps=2), problem, engine=Vectorised(precision=precision), force=True, **state
+        )
 
     one, two = begun(), begun()
     for _ in range(2):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
-from .recurrent import flat, with_stack_first
+from .recurrent import flat, unflat, with_stack_first
 
 LARGEST = 2**31  # numbers of one model in one tensor: the kernels count in 32 bits
 # Operators of PyTorch's dispatcher, so that recordings and graphs include them.
@@ -112,7 +112,7 @@ def _convolution(
     b = None if bias is None else flat(lead, (bias, 1))[0]
     with torch.cuda.device_of(x):  # Triton launches on the current device
         y = implicit_gemm.forward(x, w, b, size, Window(*window), precision)
-    return y.view(*lead, *y.shape[1:])
+    return unflat(lead, y)
 
 
 @torch.library.impl(library, "convolution_input", "CompositeExplicitAutograd")
@@ -125,7 +125,7 @@ def _convolution_input(
     d, w = flat(lead, (d, 4), (w, 4))
     with torch.cuda.device_of(d):
         dx = implicit_gemm.input_gradient(d, w, size, Window(*window), precision, dtype)
-    return dx.view(*lead, *dx.shape[1:])
+    return unflat(lead, dx)
 
 
 @torch.library.impl(library, "convolution_weight", "CompositeExplicitAutograd")
@@ -136,4 +136,4 @@ def _convolution_weight(x: Tensor, d: Tensor, window: list[int], precision: str)
     x, d = flat(lead, (x, 4), (d, 4))
     with torch.cuda.device_of(d):
         dw = implicit_gemm.weight_gradient(x, d, Window(*window), precision)
-    return dw.view(*lead, *dw.shape[1:])
+    return unflat(lead, dw)

@@ -89,7 +89,7 @@ def _recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str, kernels: 
         gates.copy_(a)  # overwritten, step by step
         for part in chunks(w):
             FORWARD[kind](gates[part], h[part], e[part], w[part].mT, out[part], extra[part])
-    return [v.view(*lead, *v.shape[1:]) for v in (out, extra, gates)]
+    return [unflat(lead, v) for v in (out, extra, gates)]
 
 
 @torch.library.impl(library, "recurrence_backward", "CompositeExplicitAutograd")
@@ -112,7 +112,7 @@ def _recurrence_backward(
         d_recurrent, first = backward(before, *own, d, d_e)  # writes d and d_e
         d_h.copy_(first)
         torch.bmm(d_recurrent.flatten(1, 2).mT, before.flatten(1, 2), out=d_w)  # over all time steps
-    return [v.view(*lead, *v.shape[1:]) for v in results]
+    return [unflat(lead, v) for v in results]
 
 
 def takes_kernels(a: Tensor, kernels: str) -> bool:
@@ -122,6 +122,11 @@ def takes_kernels(a: Tensor, kernels: str) -> bool:
 def flat(lead: torch.Size, *tensors: tuple[Tensor, int]) -> list[Tensor]:
     """The tensors with one leading axis; each comes with its number of other axes."""
     return [v.reshape(lead.numel(), *v.shape[-dims:]) for v, dims in tensors]
+
+
+def unflat(lead: torch.Size, v: Tensor) -> Tensor:
+    """The opposite of `flat`. Autograd does not take it for a view: the output of a layer may be changed in place."""
+    return torch.ops.aten._unsafe_view(v, [*lead, *v.shape[1:]])  # type: ignore[no-any-return]
 
 
 def chunks(w: Tensor) -> list[slice]:

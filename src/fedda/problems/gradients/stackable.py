@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .convolution import convolve
+from .norms import Norms
 from .recurrent import recurrence
 
 Dropout = Callable[[Tensor], Tensor]
@@ -23,12 +24,14 @@ class Stackable(TorchFunctionMode):
     sequence. Where the gradient is taken outside of vmap, two things would be lost that are given back here: which
     tensors require a gradient, and what the arguments of an embedding say about its gradient.
 
-    `kernels` is the precision of our Triton kernels, which then compute convolutions and recurrent layers; empty: none.
+    `kernels` is the precision of our Triton kernels, which then compute convolutions, norms and recurrent layers. If it
+    is empty, there are none.
     """
 
     def __init__(self, kernels: str = ""):
         super().__init__()
         self.kernels = kernels
+        self.norms = Norms()
 
     def __torch_function__(
         self,
@@ -41,6 +44,8 @@ class Stackable(TorchFunctionMode):
         if self.kernels and function in CONVOLUTIONS:
             out = convolve(self.kernels, *args, **kwargs)
             return function(*args, **kwargs) if out is None else out
+        if self.kernels and (out := self.norms(function, args, kwargs)) is not None:
+            return out
         if function is F.scaled_dot_product_attention:
             return attention(*args, **kwargs)
         if function in LAYERS and known(*args, **kwargs):
@@ -191,7 +196,7 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
 def has_kernels(model: nn.Module) -> bool:
     """Whether a network has layers with trainable weights that our Triton kernels may compute."""
-    kinds = (nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase)
+    kinds = (nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase, nn.GroupNorm, nn.LayerNorm)
     return any(isinstance(m, kinds) and any(p.requires_grad for p in m.parameters()) for m in model.modules())
 
 

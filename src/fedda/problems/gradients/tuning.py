@@ -32,7 +32,8 @@ def autotune(ways: Ways, device: torch.device, *about: object, margin: float = M
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu {os.cpu_count()}"
     text = repr((machine, torch.get_num_threads(), torch.__version__, *ways, *about))
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
-    if (chosen := load_choices().get(key)) in ways:
+    chosen = load_choices().get(key, "")
+    if chosen in ways:
         return chosen
     name = measure(ways, device, margin)
     choices = load_choices()  # again: another program may have measured meanwhile, and both should choose the same

@@ -1,8 +1,10 @@
 """The gradients of a stack of clients in one call, by vmap over the loss of one client."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import getitem
 from typing import Any
 
 import torch
@@ -115,6 +117,7 @@ FILLS = {
 def simplify(graph: GraphModule) -> GraphModule:
     """Remove operations that change nothing, that are done twice, or that have a constant result: on small models each
     of them costs as much as the arithmetic. A graph that mutates tensors or draws random numbers stays as it is."""
+    replace_changes_in_place(graph)
     calls = [node for node in graph.graph.nodes if node.op == "call_function" and hasattr(node.target, "_schema")]
     if any(n.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in n.target.tags for n in calls):
         return graph
@@ -138,6 +141,65 @@ def simplify(graph: GraphModule) -> GraphModule:
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def replace_changes_in_place(graph: GraphModule) -> None:
+    """`x.add_(y)` becomes `x + y` where later operations read the new numbers alone, as in most modules that save
+    memory: with `nn.ReLU(inplace=True)`, or `out += x`."""
+    place = {node: i for i, node in enumerate(graph.graph.nodes)}
+    for node in list(place):
+        op, x = plain_operation(node), node.args[0] if node.args else None
+        if op is None or not isinstance(x, Node):
+            continue
+        now, shared = place[node], sharing_memory(x)
+        before = [v for v in shared if v is not x and place[v] < now]
+        if any(place[user] > now for v in before for user in v.users) or any(v.op != "call_function" for v in shared):
+            continue
+        with graph.graph.inserting_before(node):
+            new = graph.graph.call_function(op, node.args, node.kwargs)
+        new.meta, place[new] = x.meta, now
+        later = [user for user in x.users if place[user] > now]
+        for user in later:
+            user.replace_input_with(x, new)
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
+
+
+def plain_operation(node: Node) -> Any:
+    """The operation that makes a new tensor of the same memory layout instead of changing its first argument."""
+    schema, like = getattr(node.target, "_schema", None), node.meta.get("tensor")
+    if schema is None or like is None or not schema.name.endswith("_") or schema.name.endswith("__"):
+        return None
+    inputs = [source.meta.get("tensor") for source in node.all_input_nodes]
+    ordered = [v for v in inputs if v is not None and v.strides == in_order(v.shape)]
+    if len(ordered) < len(inputs) or any(v.dtype != like.dtype for v in ordered):
+        return None
+    name, overload = schema.name.removeprefix("aten::")[:-1], node.target._overloadname  # type: ignore[union-attr]
+    return getattr(getattr(aten, name, None), overload, None)
+
+
+def in_order(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a dense tensor in row-major order."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def sharing_memory(node: Node) -> set[Node]:
+    """All nodes that may show the memory of a node: what it is a view of, and all views of that."""
+    while shows_memory(node):
+        node = node.all_input_nodes[0]
+    shared, new = {node}, [node]
+    while new:
+        new = [user for v in new for user in v.users if shows_memory(user) and user not in shared]
+        shared.update(new)
+    return shared
+
+
+def shows_memory(node: Node) -> bool:
+    """Whether a node is a view of its input."""
+    if node.target is getitem:
+        return shows_memory(node.all_input_nodes[0])
+    schema = getattr(node.target, "_schema", None)
+    return node.target in RESHAPES or (schema is not None and any(r.alias_info is not None for r in schema.returns))
 
 
 def _find_equal(node: Node, seen: dict[object, Node]) -> Node:

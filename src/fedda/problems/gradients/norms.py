@@ -1,0 +1,199 @@
+"""Group and layer norms of a stack of models by our Triton kernels, with a sum and a relu behind them.
+
+A network adds and takes a relu in separate operations. When it takes the relu of a norm's output, one operation
+computes all of it from the norm's input. Then nothing needs the norm's own output, and a recording leaves it out.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_batchedtensor
+from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .convolution import LARGEST
+from .recurrent import unflat, with_stack_first
+
+# Operators of PyTorch's dispatcher, so that recordings and graphs include them.
+library = torch.library.Library("fedda", "FRAGMENT")
+library.define(
+    "norm(Tensor x, Tensor? w, Tensor? bias, Tensor? residual, int[] sizes, int dims, float eps, bool relu, "
+    "ScalarType dtype) -> Tensor[]"
+)
+library.define(
+    "norm_backward(Tensor d, Tensor x, Tensor? y, Tensor? w, Tensor mean, Tensor rstd, int[] sizes, int dims, "
+    "bool residual, bool weights) -> Tensor[]"
+)
+TYPES = (torch.float32, torch.bfloat16)
+SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
+SUMS_IN_PLACE = (torch.Tensor.add_, torch.Tensor.__iadd__)
+RELUS = (F.relu, torch.relu, torch.Tensor.relu)
+RELUS_IN_PLACE = (torch.relu_, torch.Tensor.relu_)
+
+
+class Made(NamedTuple):
+    """What a tensor was computed from: the norm of x, which is [B, G, K, S] in another shape, plus a residual."""
+
+    x: Tensor
+    w: Tensor | None
+    bias: Tensor | None
+    sizes: tuple[int, ...]
+    eps: float
+    dtype: torch.dtype
+    residual: Tensor | None = None
+
+    def computed(self, relu: bool = False) -> Tensor:
+        x, w, bias, sizes, eps, dtype, residual = self
+        results = StackedNorm.apply(x, w, bias, residual, sizes, x.dim(), eps, relu, dtype)  # type: ignore[no-untyped-call]
+        return results[0]  # type: ignore[no-any-return]
+
+
+class Norms:
+    """Calls of functions that our kernels take: norms, and relus of their outputs."""
+
+    def __init__(self) -> None:
+        self.made: Any = WeakTensorKeyDictionary()
+
+    def __call__(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """The result of a call, or None if the function itself must compute it."""
+        if function is F.group_norm or function is torch.group_norm:
+            return self.group_norm(*args, **kwargs)
+        if function is F.layer_norm or function is torch.layer_norm:
+            return self.layer_norm(*args, **kwargs)
+        if function in SUMS or function in SUMS_IN_PLACE:
+            return self.sum(function, *args, **kwargs)
+        if function in RELUS or function in RELUS_IN_PLACE:
+            return self.relu(function, *args, **kwargs)
+        return None
+
+    def group_norm(
+        self, input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+        eps: float = 1e-5, cudnn_enabled: bool = True,
+    ) -> Tensor | None:  # fmt: skip
+        if input.dim() < 2 or input.shape[1] % num_groups:
+            return None  # PyTorch says what is wrong
+        sizes = len(input), num_groups, input.shape[1] // num_groups, math.prod(input.shape[2:])
+        return self.norm(input, sizes, weight, bias, eps, input.dtype)
+
+    def layer_norm(
+        self, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+        eps: float = 1e-5, cudnn_enable: bool = True,
+    ) -> Tensor | None:  # fmt: skip
+        axes = len(normalized_shape)
+        if not axes or tuple(input.shape[-axes:]) != tuple(normalized_shape):
+            return None
+        size = math.prod(normalized_shape)
+        rounded = torch.is_autocast_enabled("cuda")  # then PyTorch computes layer norms in single precision
+        dtype = torch.float32 if rounded else input.dtype
+        return self.norm(input, (input.numel() // max(size, 1), 1, size, 1), weight, bias, eps, dtype)
+
+    def norm(
+        self, input: Tensor, sizes: tuple[int, ...], w: Tensor | None, bias: Tensor | None, eps: float,
+        dtype: torch.dtype,
+    ) -> Tensor | None:  # fmt: skip
+        given = all(v is None or v.dtype == torch.float32 for v in (w, bias))
+        if not given or not is_batchedtensor(input) or input.dtype not in TYPES or not 0 < input.numel() < LARGEST:
+            return None
+        w, bias = (None if v is None else v.reshape(-1) for v in (w, bias))
+        made = Made(input, w, bias, sizes, eps, dtype)
+        return self.remembered(made.computed(), made)
+
+    def sum(self, function: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+        """A sum with a norm's output is computed as it is: its relu may not be asked for."""
+        a, b = args if len(args) == 2 and not kwargs else (None, None)
+        norm, residual = (b, a) if function in SUMS and self.known(b) else (a, b)
+        made = self.known(norm)
+        if made is None or made.residual is not None or not isinstance(residual, Tensor):
+            return None
+        if residual.shape != made.x.shape or residual.dtype not in TYPES:
+            return None
+        dtype = torch.promote_types(made.dtype, residual.dtype)
+        made = made._replace(residual=residual, dtype=dtype)
+        return self.remembered(function(*args), made)
+
+    def relu(self, function: Any, input: Tensor, inplace: bool = False) -> Tensor | None:
+        made = self.known(input)
+        if made is None:
+            return None
+        result = made.computed(relu=True)
+        if inplace or function in RELUS_IN_PLACE:
+            torch.relu_(input)
+        return result
+
+    def known(self, v: Any) -> Made | None:
+        return self.made.get(v) if isinstance(v, Tensor) else None
+
+    def remembered(self, v: Tensor, made: Made) -> Tensor:
+        self.made[v] = made
+        return v
+
+
+class StackedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return tuple(torch.ops.fedda.norm(*args))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
+        x, w, _, residual, ctx.sizes, ctx.dims, _, relu, _ = inputs
+        y, mean, rstd = output
+        ctx.residual = None if residual is None else residual.dtype
+        ctx.save_for_backward(x, y if relu else None, w, mean, rstd)
+        ctx.mark_non_differentiable(mean, rstd)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor, *_: Any) -> tuple[Any, ...]:
+        for_x, for_w, for_bias, for_residual, *others = ctx.needs_input_grad
+        x, y, *saved = ctx.saved_tensors
+        by_kernel = for_residual and y is not None  # else it is d itself
+        dx, *rest = torch.ops.fedda.norm_backward(
+            d, x, y, *saved, ctx.sizes, ctx.dims, by_kernel, for_w or for_bias
+        )  # fmt: skip
+        dr = rest.pop(0) if by_kernel else d
+        dw, dbias = rest or (None, None)
+        dr = dr.to(ctx.residual) if for_residual else None
+        return dx if for_x else None, dw if for_w else None, dbias if for_bias else None, dr, *(None for _ in others)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
+        return StackedNorm.apply(*with_stack_first(info.batch_size, in_dims, args)), (0, 0, 0)  # type: ignore[no-untyped-call]
+
+
+@torch.library.impl(library, "norm", "CompositeExplicitAutograd")
+def _norm(
+    x: Tensor, w: Tensor | None, bias: Tensor | None, residual: Tensor | None, sizes: list[int], dims: int, eps: float,
+    relu: bool, dtype: torch.dtype,
+) -> list[Tensor]:  # fmt: skip
+    from .kernels import row_norm
+
+    lead, shape = x.shape[:-dims], x.shape
+    x, w, bias, residual = (
+        dense(lead, v, size) for v, size in ((x, sizes), (w, [-1]), (bias, [-1]), (residual, sizes))
+    )
+    with torch.cuda.device_of(x):  # Triton launches on the current device
+        y, *statistics = row_norm.forward(x, w, bias, residual, eps, relu, dtype)
+    return [torch.ops.aten._unsafe_view(y, shape), *(unflat(lead, v) for v in statistics)]
+
+
+@torch.library.impl(library, "norm_backward", "CompositeExplicitAutograd")
+def _norm_backward(
+    d: Tensor, x: Tensor, y: Tensor | None, w: Tensor | None, mean: Tensor, rstd: Tensor, sizes: list[int], dims: int,
+    residual: bool, weights: bool,
+) -> list[Tensor]:  # fmt: skip
+    from .kernels import row_norm
+
+    lead, shape = x.shape[:-dims], x.shape
+    d, x, y = (dense(lead, v, sizes) for v in (d, x, y))
+    w, mean, rstd = (dense(lead, v, size) for v, size in ((w, [-1]), (mean, sizes[:2]), (rstd, sizes[:2])))
+    with torch.cuda.device_of(x):
+        dx, dr, dw = row_norm.backward(d, x, y, w, mean, rstd, residual, weights)
+    results = [v for v in (dx, dr) if v is not None]
+    return [*(v.view(shape) for v in results), *(() if dw is None else (unflat(lead, v) for v in dw))]
+
+
+def dense(lead: torch.Size, v: Any, sizes: Sequence[int]) -> Any:
+    """A tensor as [n, *sizes] without gaps."""
+    return None if v is None else v.reshape(lead.numel(), *sizes).contiguous()
