@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from ..checks import count, one_of
 from ..registry import models
@@ -135,6 +136,8 @@ def _with_head(layers: list[nn.Module], features: int, classes: int) -> Model:
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of logits and classes: F.cross_entropy without its ignored class, which would be a third of the
     operations in a step of a small model."""
+    if has_torch_function_unary(output):  # a mode may compute it in another way
+        return handle_torch_function(cross_entropy, (output,), output, target)
     return -output.log_softmax(dim=-1).gather(-1, target[..., None]).mean()
 
 

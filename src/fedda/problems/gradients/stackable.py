@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from ..models import cross_entropy as of_classes
 from .convolution import convolve
+from .cross_entropy import cross_entropy, of_last_axis
 from .norms import Norms
 from .recurrent import recurrence
 
@@ -45,6 +47,8 @@ class Stackable(TorchFunctionMode):
             out = convolve(self.kernels, *args, **kwargs)
             return function(*args, **kwargs) if out is None else out
         if self.kernels and (out := self.norms(function, args, kwargs)) is not None:
+            return out
+        if self.kernels and function in LOSSES and (out := LOSSES[function](*args, **kwargs)) is not None:
             return out
         if function is F.scaled_dot_product_attention:
             return attention(*args, **kwargs)
@@ -191,6 +195,7 @@ def cell(kind: str, input: Tensor, hx: Any, *parameters: Tensor | None, kernels:
     return tuple(after) if kind == "lstm" else after[0]
 
 
+LOSSES: dict[Any, Callable[..., Tensor | None]] = {F.cross_entropy: cross_entropy, of_classes: of_last_axis}
 CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
 
