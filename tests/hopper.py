@@ -9,6 +9,7 @@
 Run by tests/test_kernels.py, tests/test_fusing.py, tests/test_layers.py and tests/test_norms.py.
 """
 
+import math
 import re
 import subprocess
 import sys
@@ -160,9 +161,11 @@ def print_norms():
     Compiling.now = True
     for dtype in (torch.float32, torch.bfloat16):
         for shape in NORMS:
-            x, w = torch.zeros(shape, dtype=dtype), torch.zeros(shape[0], shape[2] * shape[3])
-            y, *statistics = row_norm.forward(x, w, w, x, 1e-5, True, dtype)
-            row_norm.backward(y, x, y, w, *statistics, True, True)
+            for by_row in (False, True):
+                sizes = (1, shape[2], shape[1], shape[4]) if by_row else shape[1:]
+                x, w = torch.zeros(shape[0], math.prod(sizes), dtype=dtype), torch.zeros(shape[0], shape[2] * shape[3])
+                y, *statistics = row_norm.forward(x, w, w, x, sizes, by_row, 1e-5, True, dtype)
+                row_norm.backward(y, x, y, w, *statistics, sizes, by_row, True, True)
     for kernel in compiled:
         registers, stack = usage(kernel)
         print(registers, *sorted({*re.findall(r"ld\.global[.\w]*", kernel.asm["ptx"])}), stack)

@@ -60,6 +60,10 @@ def read_before_relu(x, w, b, r):
     return F.relu(y) * y
 
 
+def batch_norm(x, w, b):
+    return F.batch_norm(x, None, None, w, b, training=True)
+
+
 IMAGE, CHANNELS = (3, 6, 4, 5), (6,)
 AFFINE = [IMAGE, CHANNELS, CHANNELS]
 CASES = {
@@ -77,6 +81,10 @@ CASES = {
     "features": (lambda x, w, b: F.group_norm(x, 3, w, b), [(4, 9), (9,), (9,)]),
     "permuted": (lambda x, w, b: F.group_norm(x.transpose(2, 3), 2, w, b), AFFINE),
     "many pixels": (lambda x, w, b: F.relu(F.group_norm(x, 1, w, b)), [(1, 3, 91, 92), (3,), (3,)]),
+    "batch norm": (batch_norm, AFFINE),
+    "batch norm, sum, relu": (lambda x, w, b, r: F.relu(batch_norm(x, w, b) + r), [*AFFINE, IMAGE]),
+    "batch norm, many pixels": (lambda x, w, b: batch_norm(x, w, b).relu(), [(2, 3, 91, 92), (3,), (3,)]),
+    "batch norm of features": (lambda x: F.relu(batch_norm(x, None, None)), [(9, 7)]),
     "layer norm": (lambda x, w, b: F.layer_norm(x, (7,), w, b), [(3, 5, 7), (7,), (7,)]),
     "layer norm over two axes": (lambda x, w, b: F.layer_norm(x, (5, 7), w, b), [(3, 5, 7), (5, 7), (5, 7)]),
     "layer norm of one vector": (lambda x: F.layer_norm(x, (7,)), [(7,)]),
@@ -130,6 +138,7 @@ def test_norms_that_do_not_fit_stay_pytorch_s():
     refused = {
         "double": lambda v: F.group_norm(v.double(), 2),
         "half": lambda v: F.group_norm(v.half(), 2, w.half()),
+        "constants": lambda v: F.batch_norm(v, torch.zeros(4), torch.ones(4)),
         "empty": lambda v: F.layer_norm(v[:0], (3,)),
     }
     for function in refused.values():
@@ -190,7 +199,7 @@ def test_the_kernels_compile_for_an_h200_without_spills(tmp_path):
     done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert len(rows) == 16 and all(row[-1] == "0" for row in rows), done.stdout
+    assert len(rows) == 32 and all(row[-1] == "0" for row in rows), done.stdout
     assert all("ld.global.v4.b32" in row for row in rows), done.stdout  # 16 bytes at a time
 
 

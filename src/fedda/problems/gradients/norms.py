@@ -1,4 +1,4 @@
-"""Group and layer norms of a stack of models by our Triton kernels, with a sum and a relu behind them.
+"""Group, layer and batch norms of a stack of models by our Triton kernels, with a sum and a relu behind them.
 
 A network adds and takes a relu in separate operations. When it takes the relu of a norm's output, one operation
 computes all of it from the norm's input. Then nothing needs the norm's own output, and a recording leaves it out.
@@ -20,12 +20,12 @@ from .recurrent import unflat, with_stack_first
 # Operators of PyTorch's dispatcher, so that recordings and graphs include them.
 library = torch.library.Library("fedda", "FRAGMENT")
 library.define(
-    "norm(Tensor x, Tensor? w, Tensor? bias, Tensor? residual, int[] sizes, int dims, float eps, bool relu, "
-    "ScalarType dtype) -> Tensor[]"
+    "norm(Tensor x, Tensor? w, Tensor? bias, Tensor? residual, int[] sizes, bool by_row, int dims, float eps, "
+    "bool relu, ScalarType dtype) -> Tensor[]"
 )
 library.define(
-    "norm_backward(Tensor d, Tensor x, Tensor? y, Tensor? w, Tensor mean, Tensor rstd, int[] sizes, int dims, "
-    "bool residual, bool weights) -> Tensor[]"
+    "norm_backward(Tensor d, Tensor x, Tensor? y, Tensor? w, Tensor mean, Tensor rstd, int[] sizes, "
+    "bool by_row, int dims, bool residual, bool weights) -> Tensor[]"
 )
 TYPES = (torch.float32, torch.bfloat16)
 SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
@@ -35,19 +35,20 @@ RELUS_IN_PLACE = (torch.relu_, torch.Tensor.relu_)
 
 
 class Made(NamedTuple):
-    """What a tensor was computed from: the norm of x, which is [B, G, K, S] in another shape, plus a residual."""
+    """What a tensor was computed from: the norm of x, by `sizes` (row_norm.py explains them), plus a residual."""
 
     x: Tensor
     w: Tensor | None
     bias: Tensor | None
     sizes: tuple[int, ...]
+    by_row: bool
     eps: float
     dtype: torch.dtype
     residual: Tensor | None = None
 
     def computed(self, relu: bool = False) -> Tensor:
-        x, w, bias, sizes, eps, dtype, residual = self
-        results = StackedNorm.apply(x, w, bias, residual, sizes, x.dim(), eps, relu, dtype)  # type: ignore[no-untyped-call]
+        x, w, bias, sizes, by_row, eps, dtype, residual = self
+        results = StackedNorm.apply(x, w, bias, residual, sizes, by_row, x.dim(), eps, relu, dtype)  # type: ignore[no-untyped-call]
         return results[0]  # type: ignore[no-any-return]
 
 
@@ -63,6 +64,8 @@ class Norms:
             return self.group_norm(*args, **kwargs)
         if function is F.layer_norm or function is torch.layer_norm:
             return self.layer_norm(*args, **kwargs)
+        if function is F.batch_norm or function is torch.batch_norm:
+            return self.batch_norm(*args, **kwargs)
         if function in SUMS or function in SUMS_IN_PLACE:
             return self.sum(function, *args, **kwargs)
         if function in RELUS or function in RELUS_IN_PLACE:
@@ -90,15 +93,25 @@ class Norms:
         dtype = torch.float32 if rounded else input.dtype
         return self.norm(input, (input.numel() // max(size, 1), 1, size, 1), weight, bias, eps, dtype)
 
+    def batch_norm(
+        self, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+        bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
+    ) -> Tensor | None:  # fmt: skip
+        """With the statistics of the batch, which no running ones follow."""
+        pixels = math.prod(input.shape[2:])
+        if not training or running_mean is not None or input.dim() < 2 or len(input) * pixels == 1:
+            return None
+        return self.norm(input, (1, input.shape[1], len(input), pixels), weight, bias, eps, input.dtype, by_row=True)
+
     def norm(
         self, input: Tensor, sizes: tuple[int, ...], w: Tensor | None, bias: Tensor | None, eps: float,
-        dtype: torch.dtype,
+        dtype: torch.dtype, by_row: bool = False,
     ) -> Tensor | None:  # fmt: skip
         given = all(v is None or v.dtype == torch.float32 for v in (w, bias))
         if not given or not is_batchedtensor(input) or input.dtype not in TYPES or not 0 < input.numel() < LARGEST:
             return None
         w, bias = (None if v is None else v.reshape(-1) for v in (w, bias))
-        made = Made(input, w, bias, sizes, eps, dtype)
+        made = Made(input, w, bias, sizes, by_row, eps, dtype)
         return self.remembered(made.computed(), made)
 
     def sum(self, function: Any, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -138,7 +151,7 @@ class StackedNorm(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
-        x, w, _, residual, ctx.sizes, ctx.dims, _, relu, _ = inputs
+        x, w, _, residual, *ctx.layout, _, relu, _ = inputs
         y, mean, rstd = output
         ctx.residual = None if residual is None else residual.dtype
         ctx.save_for_backward(x, y if relu else None, w, mean, rstd)
@@ -149,9 +162,7 @@ class StackedNorm(torch.autograd.Function):
         for_x, for_w, for_bias, for_residual, *others = ctx.needs_input_grad
         x, y, *saved = ctx.saved_tensors
         by_kernel = for_residual and y is not None  # else it is d itself
-        dx, *rest = torch.ops.fedda.norm_backward(
-            d, x, y, *saved, ctx.sizes, ctx.dims, by_kernel, for_w or for_bias
-        )  # fmt: skip
+        dx, *rest = torch.ops.fedda.norm_backward(d, x, y, *saved, *ctx.layout, by_kernel, for_w or for_bias)
         dr = rest.pop(0) if by_kernel else d
         dw, dbias = rest or (None, None)
         dr = dr.to(ctx.residual) if for_residual else None
@@ -164,36 +175,33 @@ class StackedNorm(torch.autograd.Function):
 
 @torch.library.impl(library, "norm", "CompositeExplicitAutograd")
 def _norm(
-    x: Tensor, w: Tensor | None, bias: Tensor | None, residual: Tensor | None, sizes: list[int], dims: int, eps: float,
-    relu: bool, dtype: torch.dtype,
+    x: Tensor, w: Tensor | None, bias: Tensor | None, residual: Tensor | None, sizes: list[int], by_row: bool,
+    dims: int, eps: float, relu: bool, dtype: torch.dtype,
 ) -> list[Tensor]:  # fmt: skip
     from .kernels import row_norm
 
     lead, shape = x.shape[:-dims], x.shape
-    x, w, bias, residual = (
-        dense(lead, v, size) for v, size in ((x, sizes), (w, [-1]), (bias, [-1]), (residual, sizes))
-    )
+    x, w, bias, residual = (dense(lead, v) for v in (x, w, bias, residual))
     with torch.cuda.device_of(x):  # Triton launches on the current device
-        y, *statistics = row_norm.forward(x, w, bias, residual, eps, relu, dtype)
+        y, *statistics = row_norm.forward(x, w, bias, residual, sizes, by_row, eps, relu, dtype)
     return [torch.ops.aten._unsafe_view(y, shape), *(unflat(lead, v) for v in statistics)]
 
 
 @torch.library.impl(library, "norm_backward", "CompositeExplicitAutograd")
 def _norm_backward(
-    d: Tensor, x: Tensor, y: Tensor | None, w: Tensor | None, mean: Tensor, rstd: Tensor, sizes: list[int], dims: int,
-    residual: bool, weights: bool,
+    d: Tensor, x: Tensor, y: Tensor | None, w: Tensor | None, mean: Tensor, rstd: Tensor, sizes: list[int],
+    by_row: bool, dims: int, residual: bool, weights: bool,
 ) -> list[Tensor]:  # fmt: skip
     from .kernels import row_norm
 
     lead, shape = x.shape[:-dims], x.shape
-    d, x, y = (dense(lead, v, sizes) for v in (d, x, y))
-    w, mean, rstd = (dense(lead, v, size) for v, size in ((w, [-1]), (mean, sizes[:2]), (rstd, sizes[:2])))
+    d, x, y, w, mean, rstd = (dense(lead, v) for v in (d, x, y, w, mean, rstd))
     with torch.cuda.device_of(x):
-        dx, dr, dw = row_norm.backward(d, x, y, w, mean, rstd, residual, weights)
-    results = [v for v in (dx, dr) if v is not None]
-    return [*(v.view(shape) for v in results), *(() if dw is None else (unflat(lead, v) for v in dw))]
+        dx, dr, dw = row_norm.backward(d, x, y, w, mean, rstd, sizes, by_row, residual, weights)
+    results = [v.view(shape) for v in (dx, dr) if v is not None]
+    return [*results, *(() if dw is None else (unflat(lead, v) for v in dw))]
 
 
-def dense(lead: torch.Size, v: Any, sizes: Sequence[int]) -> Any:
-    """A tensor as [n, *sizes] without gaps."""
-    return None if v is None else v.reshape(lead.numel(), *sizes).contiguous()
+def dense(lead: torch.Size, v: Any) -> Any:
+    """A tensor as [n, numbers of a model], without gaps."""
+    return None if v is None else v.reshape(lead.numel(), -1).contiguous()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from ..models import cross_entropy as of_classes
@@ -201,7 +202,7 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
 def has_kernels(model: nn.Module) -> bool:
     """Whether a network has layers with trainable weights that our Triton kernels may compute."""
-    kinds = (nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase, nn.GroupNorm, nn.LayerNorm)
+    kinds = (nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase, nn.GroupNorm, nn.LayerNorm, _NormBase)
     return any(isinstance(m, kinds) and any(p.requires_grad for p in m.parameters()) for m in model.modules())
 
 
