@@ -203,7 +203,17 @@ TRITON = [
     "fedda.problems.gradients.recurrent_kernels",
     *(
         f"fedda.problems.gradients.kernels.{name}"
-        for name in ("backward", "draws", "forward", "norm", "operators", "passes", "tiles")
+        for name in (
+            "attention",
+            "backward",
+            "draws",
+            "forward",
+            "implicit_gemm",
+            "norm",
+            "operators",
+            "passes",
+            "tiles",
+        )
     ),
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None

@@ -1,8 +1,8 @@
 """Layers for which vmap has no rule, or a slow one, in a form that it stacks well."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,12 +12,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from ..models import cross_entropy as of_classes
+from .attention import attention, requires_grad
 from .convolution import convolve
 from .cross_entropy import cross_entropy, of_last_axis
 from .norms import Norms
 from .recurrent import recurrence
-
-Dropout = Callable[[Tensor], Tensor]
 
 
 class Stackable(TorchFunctionMode):
@@ -27,8 +26,8 @@ class Stackable(TorchFunctionMode):
     sequence. Where the gradient is taken outside of vmap, two things would be lost that are given back here: which
     tensors require a gradient, and what the arguments of an embedding say about its gradient.
 
-    `kernels` is the precision of our Triton kernels, which then compute convolutions, norms and recurrent layers. If it
-    is empty, there are none.
+    `kernels` is the precision of our Triton kernels, which then compute attention, convolutions, losses, norms and
+    recurrent layers. If it is empty, there are none.
     """
 
     def __init__(self, kernels: str = ""):
@@ -52,7 +51,9 @@ class Stackable(TorchFunctionMode):
         if self.kernels and function in LOSSES and (out := LOSSES[function](*args, **kwargs)) is not None:
             return out
         if function is F.scaled_dot_product_attention:
-            return attention(*args, **kwargs)
+            return attention(*args, **kwargs, kernels=self.kernels)
+        if function is F.multi_head_attention_forward:
+            return self.multi_head(*args, **kwargs)
         if function in LAYERS and known(*args, **kwargs):
             return layers(LAYERS[function], *args, **kwargs, kernels=self.kernels)
         if function in CELLS:
@@ -67,6 +68,16 @@ class Stackable(TorchFunctionMode):
             return 0  # on a GPU, recurrent layers leave their weights where they are if these share memory
         return function(*args, **kwargs)
 
+    def multi_head(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """F.multi_head_attention_forward, whose calls we see. If it returns its weights, it has no fused attention;
+        ours computes the results then, and a recording drops weights that nobody uses."""
+        function = unguarded(F.multi_head_attention_forward)
+        with self:
+            out, weights = function(*args, **kwargs)
+            if self.kernels and weights is not None:
+                out, _ = function(*args, **kwargs | {"need_weights": False})
+        return out, weights
+
 
 def stackable(function: Callable[..., Any], kernels: str = "") -> Callable[..., Any]:
     """The same function with these layers replaced."""
@@ -78,28 +89,15 @@ def stackable(function: Callable[..., Any], kernels: str = "") -> Callable[..., 
     return replaced
 
 
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False, dropout: Dropout | None = None,
-) -> Tensor:  # fmt: skip
-    """Attention as two products and a softmax; `dropout` is applied to the weights."""
-    if enable_gqa:
-        key, value = (v.repeat_interleave(query.shape[-3] // v.shape[-3], -3) for v in (key, value))
-    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-    if attn_mask is not None:
-        hidden = attn_mask.dtype == torch.bool
-        scores = torch.where(attn_mask, scores, -math.inf) if hidden else scores + attn_mask
-    weights = scores.softmax(-1)
-    return (weights if dropout is None else dropout(weights)) @ value
-
-
-def requires_grad(v: Tensor) -> bool:
-    """Whether a gradient is taken by `v`, inside of vmap or outside."""
-    while not v.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(v):
-        v = torch._C._functorch.get_unwrapped(v)
-    return v.requires_grad
+@cache
+def unguarded(function: Any) -> Callable[..., Any]:
+    """A copy of a function of `torch.nn.functional` whose own call a mode does not see, only the calls inside."""
+    guards = {name: lambda *_: False for name in vars(F) if name.startswith("has_torch_function")}
+    copy = FunctionType(
+        function.__code__, vars(F) | guards, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def embedding(
@@ -202,7 +200,9 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
 def has_kernels(model: nn.Module) -> bool:
     """Whether a network has layers with trainable weights that our Triton kernels may compute."""
-    kinds = (nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase, nn.GroupNorm, nn.LayerNorm, _NormBase)
+    kinds = (
+        nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.GroupNorm, nn.LayerNorm, _NormBase,
+    )  # fmt: skip
     return any(isinstance(m, kinds) and any(p.requires_grad for p in m.parameters()) for m in model.modules())
 
 
