@@ -1,6 +1,7 @@
 """Models for sequences of tokens: each position predicts the next token."""
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..checks import count
 from ..registry import models
@@ -54,10 +55,9 @@ class Block(nn.Module):
     def attention(self, h: Tensor) -> Tensor:
         batch, length, width = h.shape
         q, k, v = self.qkv(h).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        scores = q @ k.transpose(-2, -1) / (width // self.heads) ** 0.5
-        past = h.new_ones(length, length).tril() > 0
-        weights = scores.masked_fill(~past, -float("inf")).softmax(dim=-1)
-        out: Tensor = self.project((self.dropout(weights) @ v).transpose(1, 2).reshape(batch, length, width))
+        dropout = self.dropout.p if self.training else 0.0
+        h = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        out: Tensor = self.project(h.transpose(1, 2).reshape(batch, length, width))
         return out
 
 

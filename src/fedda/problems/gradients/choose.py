@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from ...checks import one_of, warn
@@ -179,8 +180,8 @@ def by_channel(scale: Scale, channels: int) -> tuple[Tensor, Tensor] | None:
 @contextmanager
 def allow_tf32(allowed: bool) -> Iterator[None]:
     """Whether float32 products may be rounded to TF32. Its relative error of 1e-3 is larger than the differences that
-    variance reduction uses, so the reference gradients never do it. cuDNN may only take algorithms that repeat to the
-    bit: the others add up the gradient of a weight in any order."""
+    variance reduction uses, so the reference gradients never do it. Only algorithms of cuDNN and of attention are taken
+    that repeat to the bit: the others add up a gradient in any order."""
     if not torch.cuda.is_available():
         yield
         return
@@ -189,6 +190,7 @@ def allow_tf32(allowed: bool) -> Iterator[None]:
     cudnn.allow_tf32 = matmul.allow_tf32 = allowed
     cudnn.deterministic = True
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = before
