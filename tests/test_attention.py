@@ -288,7 +288,8 @@ def test_a_stack_of_networks_has_the_gradients_of_the_loop(how, taken):
     truth = stacked.loop((x + 0.1).double(), (2 * inputs).double(), targets)
     assert error(got, truth.cpu()) < 1e-5
     samples, heads, tokens = (5, 2, 2) if how == "weights" else (2, 2, 5)  # its first axis has the tokens
-    assert set(taken) == {(samples, heads, tokens, 4)} and operators(graph) == ["attention", "attention_backward"]
+    assert set(taken) == {(samples, heads, tokens, 4)}
+    assert [name for name in operators(graph) if "attention" in name] == ["attention", "attention_backward"]
     names = [str(node.target) for node in graph.graph.nodes]
     assert any("aten._softmax." in name for name in names) == (how == "both")
     square = [
