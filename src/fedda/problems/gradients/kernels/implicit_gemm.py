@@ -179,19 +179,21 @@ def sum_pixels(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, 
 
 @triton.jit
 def reorder(WEIGHT, w_n, w_o, OUT, O, C: tl.constexpr, TAPS: tl.constexpr, SUM_OUTPUTS: tl.constexpr,
-            BO: tl.constexpr, BR: tl.constexpr):  # fmt: skip
-    """Weights [n, O, C * taps] as [n, taps, O, C] or, if a product sums over the outputs, as [n, taps, C, O]."""
-    RB: tl.constexpr = (C * TAPS + BR - 1) // BR
+            BC: tl.constexpr, BO: tl.constexpr, BT: tl.constexpr):  # fmt: skip
+    """Weights [n, O, C * taps] as [n, taps, O, C] or, if a product sums over the outputs, as [n, taps, C, O]. A tile is
+    [BC, BO, BT] with an axis for the taps, so that the compiler sees which numbers are neighbours in memory. Threads
+    run along the first axes first where they have the choice: they read the taps of one channel after the other."""
+    CB: tl.constexpr = (C + BC - 1) // BC
     program = tl.program_id(0)
-    r = program % RB * BR + tl.arange(0, BR)[None, :]
-    program = program // RB
-    o = program % tl.cdiv(O, BO) * BO + tl.arange(0, BO)[:, None]
+    c = program % CB * BC + tl.arange(0, BC)[:, None, None]
+    program = program // CB
+    o = program % tl.cdiv(O, BO) * BO + tl.arange(0, BO)[None, :, None]
     n = (program // tl.cdiv(O, BO)).to(tl.int64)
-    ok = (r < C * TAPS) & (o < O)
-    value = tl.load(WEIGHT + n * w_n + o * w_o + r, mask=ok)
-    c = r // TAPS
-    to = c * O + o if SUM_OUTPUTS else o * C + c
-    tl.store(OUT + n * O * (C * TAPS) + r % TAPS * C * O + to, value.to(OUT.dtype.element_ty), mask=ok)
+    t = tl.arange(0, BT)[None, None, :]
+    ok = (o < O) & (c < C) & (t < TAPS)
+    value = tl.load(WEIGHT + n * w_n + o * w_o + c * TAPS + t, mask=ok)
+    to = t * C * O + (c * O + o if SUM_OUTPUTS else o * C + c)
+    tl.store(OUT + n * O * (C * TAPS) + to, value.to(OUT.dtype.element_ty), mask=ok)
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, size: Sequence[int], window: Window, precision: str) -> Tensor:
@@ -275,9 +277,16 @@ def by_taps(w: Tensor, sum_outputs: bool, summed: int, precision: str) -> tuple[
     if taps == 1 or summed < 16:
         return w, (*w.stride()[:3], 1)
     out = empty((n, taps, filters * channels), torch.bfloat16 if precision == "bf16" else torch.float32, w)
-    launcher(reorder, cdiv(channels * taps, 128) * cdiv(filters, 32) * n)(
-        w, *w.stride()[:2], out, filters, channels, taps, sum_outputs, 32, 128
-    )
+    block_t = power_of_two(taps, 1)
+    # A long run of what lies side by side in the copy, and small tiles if large ones would be few.
+    numbers = 4096 if out.numel() >= 1 << 21 else 1024
+    run = max(1, min(64, power_of_two(filters if sum_outputs else channels, 1), numbers // block_t))
+    others = max(1, numbers // (block_t * run))
+    block_o, block_c = (run, others) if sum_outputs else (others, run)
+    launcher(reorder, cdiv(channels, block_c) * cdiv(filters, block_o) * n)(
+        w, *w.stride()[:2], out, filters, channels, taps, sum_outputs, block_c, block_o, block_t,
+        num_warps=numbers // 1024,
+    )  # fmt: skip
     return out, (out.stride(0), *((1, filters) if sum_outputs else (channels, 1)), out.stride(1))
 
 
