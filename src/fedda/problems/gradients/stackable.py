@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .convolution import convolve
+from .embedding import embedding, plain_embedding
 from .recurrent import recurrence
 
 Dropout = Callable[[Tensor], Tensor]
@@ -23,7 +24,8 @@ class Stackable(TorchFunctionMode):
     sequence. Where the gradient is taken outside of vmap, two things would be lost that are given back here: which
     tensors require a gradient, and what the arguments of an embedding say about its gradient.
 
-    `kernels` is the precision of our Triton kernels, which then compute convolutions and recurrent layers; empty: none.
+    `kernels` is the precision of our Triton kernels, which then compute convolutions, recurrent layers and
+    gradients of embeddings; empty: none.
     """
 
     def __init__(self, kernels: str = ""):
@@ -48,9 +50,9 @@ class Stackable(TorchFunctionMode):
         if function in CELLS:
             return cell(CELLS[function], *args, **kwargs, kernels=self.kernels)
         if function is F.embedding:
-            return embedding(*args, **kwargs)
+            return embedding(*args, **kwargs, kernels=self.kernels)
         if function is torch.embedding:
-            return plain_embedding(*args, **kwargs)
+            return plain_embedding(*args, **kwargs, kernels=self.kernels)
         if function == torch.Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
             return requires_grad(args[0])
         if function is torch.Tensor.data_ptr and torch._C._functorch.is_functorch_wrapped_tensor(args[0]):
@@ -90,30 +92,6 @@ def requires_grad(v: Tensor) -> bool:
     while not v.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(v):
         v = torch._C._functorch.get_unwrapped(v)
     return v.requires_grad
-
-
-def embedding(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
-    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
-) -> Tensor:  # fmt: skip
-    """Rows of `weight`. The row of the padding gets no gradient, and if asked for, each other row its mean one instead
-    of the sum."""
-    out = F.embedding(input, weight, None, max_norm, norm_type)
-    if scale_grad_by_freq:
-        rows = input.flatten()
-        counts = out.new_zeros(len(weight)).scatter_add(0, rows, torch.ones_like(rows, dtype=out.dtype))
-        part = out / counts[input][..., None]
-        out = part + (out - part).detach()
-    if padding_idx is None:
-        return out
-    return torch.where((input == padding_idx % len(weight))[..., None], out.detach(), out)
-
-
-def plain_embedding(
-    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
-) -> Tensor:
-    """The operator under `F.embedding`, for which -1 is no padding."""
-    return embedding(indices, weight, None if padding_idx < 0 else padding_idx, scale_grad_by_freq=scale_grad_by_freq)
 
 
 def known(input: Tensor, hx: Any, weights: Any, *rest: Any) -> bool:
@@ -191,7 +169,7 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
 def has_kernels(model: nn.Module) -> bool:
     """Whether a network has layers with trainable weights that our Triton kernels may compute."""
-    kinds = (nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase)
+    kinds = (nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase, nn.Embedding)
     return any(isinstance(m, kinds) and any(p.requires_grad for p in m.parameters()) for m in model.modules())
 
 
