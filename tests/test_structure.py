@@ -203,7 +203,17 @@ TRITON = [
     "fedda.problems.gradients.recurrent_kernels",
     *(
         f"fedda.problems.gradients.kernels.{name}"
-        for name in ("backward", "draws", "embedding", "forward", "norm", "operators", "passes", "tiles")
+        for name in (
+            "backward",
+            "draws",
+            "embedding",
+            "forward",
+            "linear_weight",
+            "norm",
+            "operators",
+            "passes",
+            "tiles",
+        )
     ),
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None

@@ -41,8 +41,9 @@ class GradientPaths:
 
     `kernels`: our GPU kernels for convolutional networks; `native`: C code for known layers, on a CPU; `chain`: known
     layers as batched products; `traced`: any module through vmap, recorded as plain operations; `layers`: the same with
-    our GPU kernels for convolutions and recurrent layers; `loop`: one model after the other. `auto` takes the first
-    that fits for small stacks of linear layers, and otherwise the fastest of the paths that fit, by measurement.
+    our GPU kernels for convolutions, recurrent layers, embeddings and linear layers; `loop`: one model after the other.
+    `auto` takes the first that fits for small stacks of linear layers, and otherwise the fastest of the paths that fit,
+    by measurement.
     """
 
     def __init__(self, problem: Neural, path: str, precision: str):

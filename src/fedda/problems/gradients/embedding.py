@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from .convolution import applied
 from .recurrent import flat, with_stack_first
 
-# Of one model: tokens times numbers of the table, in columns of 64. Every program for 64 rows looks at all tokens, 64
-# at a time, in about half a microsecond, and an H200 runs a thousand programs at once. With 20 models, this many pairs
-# are 160,000 such steps: they take about 80 microseconds, and PyTorch's sort takes 100.
-MOST = 1 << 25
+# Of one model: tokens times numbers of the table, in columns of 64. Every program for 32 rows looks at all tokens, 64
+# at a time. We guess half a microsecond for that, and 800 programs at once on an H200. With 20 models, this many pairs
+# are 160,000 such looks, which take 100 microseconds, as PyTorch's sort does for 20 times 1024 tokens.
+MOST = 1 << 24
 library = torch.library.Library("fedda", "FRAGMENT")
 library.define("embedding_weight(Tensor d, Tensor rows, int number, str precision) -> Tensor")
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from .convolution import convolve
 from .embedding import embedding, plain_embedding
+from .linear import linear
 from .recurrent import recurrence
 
 Dropout = Callable[[Tensor], Tensor]
@@ -25,7 +27,7 @@ class Stackable(TorchFunctionMode):
     tensors require a gradient, and what the arguments of an embedding say about its gradient.
 
     `kernels` is the precision of our Triton kernels, which then compute convolutions, recurrent layers and
-    gradients of embeddings; empty: none.
+    gradients of embeddings and linear layers; empty: none.
     """
 
     def __init__(self, kernels: str = ""):
@@ -43,6 +45,12 @@ class Stackable(TorchFunctionMode):
         if self.kernels and function in CONVOLUTIONS:
             out = convolve(self.kernels, *args, **kwargs)
             return function(*args, **kwargs) if out is None else out
+        if self.kernels and function is F.linear:
+            out = linear(self.kernels, *args, **kwargs)
+            return function(*args, **kwargs) if out is None else out
+        if self.kernels and function is F.multi_head_attention_forward:
+            with self:  # it has linear layers
+                return inside_attention(*args, **kwargs)
         if function is F.scaled_dot_product_attention:
             return attention(*args, **kwargs)
         if function in LAYERS and known(*args, **kwargs):
@@ -68,6 +76,17 @@ def stackable(function: Callable[..., Any], kernels: str = "") -> Callable[..., 
             return function(*args)
 
     return replaced
+
+
+def uncovered(function: Any) -> Callable[..., Any]:
+    """A function of PyTorch that shows the calls inside of it, not itself, to a TorchFunctionMode."""
+    names = function.__globals__ | {"has_torch_function": lambda arguments: False}
+    inside = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    inside.__kwdefaults__ = function.__kwdefaults__
+    return inside
+
+
+inside_attention = uncovered(F.multi_head_attention_forward)
 
 
 def attention(

@@ -38,8 +38,8 @@ def sum_tokens(ROWS, r_n, r_t, D, d_n, d_t, d_e, OUT, T, V, E: tl.constexpr, SKI
 def weight_gradient(d: Tensor, rows: Tensor, number: int, precision: str) -> Tensor:
     """The gradient of tables [n, number, E], from d [n, tokens, E] and the rows [n, tokens] of the tokens."""
     n, tokens, size = d.shape
-    # Products in full precision need registers. A small table is split over programs as well.
-    block = 16 if precision == "float32" else min(64, power_of_two(cdiv(number, 8)))
+    # Products in full precision need registers, and those of 64 rows take transposed copies of the gradients.
+    block = 16 if precision == "float32" else min(32, power_of_two(cdiv(number, 8)))
     columns = min(64, power_of_two(size))
     dw = empty((n, number, size), torch.float32, d)
     # In a small table, nearly every block of tokens has one of the rows. Without a branch, the compiler loads ahead.

@@ -249,7 +249,7 @@ def weight_gradient(x: Tensor, d: Tensor, window: Window, precision: str) -> Ten
     flat = k < 16 or pixels <= 512
     rows, columns, warps = block(k * taps if flat else k, m, precision, (64, 128) if flat else BLOCKS[0])
     programs = cdiv(m, columns) * (cdiv(k * taps, rows) if flat else cdiv(k, rows) * taps) * groups * n
-    share = cdiv(cdiv(pixels, cdiv(WARPS, programs * warps)), 256) * 256
+    share = share_of(pixels, programs * warps)
     shares = cdiv(pixels, share)
     dw = empty((shares, n, filters, k, window.kh, window.kw), torch.float32, x)
     launcher(sum_pixels, programs * shares)(
@@ -265,6 +265,11 @@ def block(rows: int, columns: int, precision: str, most: tuple[int, int]) -> tup
     most = (64, 64) if precision == "float32" else most
     rows, columns = min(power_of_two(rows), most[0]), min(power_of_two(columns), most[1])
     return rows, columns, 8 if rows * columns > 8192 else max(1, min(4, rows * columns // 512))
+
+
+def share_of(number: int, warps: int) -> int:
+    """How many of these pixels or tokens a program sums up, if one share takes this many warps."""
+    return cdiv(cdiv(number, cdiv(WARPS, warps)), 256) * 256
 
 
 def by_taps(w: Tensor, sum_outputs: bool, summed: int, precision: str) -> tuple[Tensor, tuple[int, ...]]:
