@@ -7,8 +7,6 @@ and the position in the tensor. Under `vmap` the key is batched, so each client 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .. import rng
-from .gradients.stackable import attention
+from .gradients.stackable import attention, unguarded
 
 STEPS = 1 << 31  # a random integer has 31 bits
 
@@ -176,17 +174,6 @@ REFUSED = {
     Tensor.geometric_, Tensor.log_normal_, Tensor.cauchy_, F.gumbel_softmax, F.fractional_max_pool2d,
     F.fractional_max_pool3d,
 }  # fmt: skip
-
-
-@cache
-def unguarded(function: Any) -> Callable[..., Any]:
-    """A copy of a function of `torch.nn.functional` whose own call the mode does not see, only the calls inside."""
-    guards = {name: lambda *_: False for name in vars(F) if name.startswith("has_torch_function")}
-    copy = FunctionType(
-        function.__code__, vars(F) | guards, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
 
 
 def _channels(input: Tensor) -> tuple[int, ...]:

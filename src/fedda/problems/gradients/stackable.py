@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from types import FunctionType
 from typing import Any
 
@@ -50,7 +50,7 @@ class Stackable(TorchFunctionMode):
             return function(*args, **kwargs) if out is None else out
         if self.kernels and function is F.multi_head_attention_forward:
             with self:  # it has linear layers
-                return inside_attention(*args, **kwargs)
+                return unguarded(function)(*args, **kwargs)
         if function is F.scaled_dot_product_attention:
             return attention(*args, **kwargs)
         if function in LAYERS and known(*args, **kwargs):
@@ -78,15 +78,15 @@ def stackable(function: Callable[..., Any], kernels: str = "") -> Callable[..., 
     return replaced
 
 
-def uncovered(function: Any) -> Callable[..., Any]:
-    """A function of PyTorch that shows the calls inside of it, not itself, to a TorchFunctionMode."""
-    names = function.__globals__ | {"has_torch_function": lambda arguments: False}
-    inside = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    inside.__kwdefaults__ = function.__kwdefaults__
-    return inside
-
-
-inside_attention = uncovered(F.multi_head_attention_forward)
+@cache
+def unguarded(function: Any) -> Callable[..., Any]:
+    """A copy of a function of `torch.nn.functional` whose own call a mode does not see, only the calls inside."""
+    guards = {name: lambda *_: False for name in vars(F) if name.startswith("has_torch_function")}
+    copy = FunctionType(
+        function.__code__, vars(F) | guards, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def attention(
