@@ -5,8 +5,11 @@
     python tests/hopper.py layers [few]  convolutions of ResNet-8 and ResNet-18, or a few of them: prints registers,
                                          shared memory, warps and bytes of stack, which spills would need
     python tests/hopper.py norms         norms of usual shapes: prints registers, the kinds of loads, and bytes of stack
+    python tests/hopper.py stacked       embeddings and linear layers: prints registers, shared memory, warps and bytes
+                                         of stack
 
-Run by tests/test_kernels.py, tests/test_fusing.py, tests/test_layers.py and tests/test_norms.py.
+Run by tests/test_kernels.py, tests/test_fusing.py, tests/test_layers.py, tests/test_norms.py and
+tests/test_stacked_layers.py.
 """
 
 import math
@@ -25,7 +28,17 @@ from fedda.compiling import side_by_side
 from fedda.engines import fusing
 from fedda.problems.gradients.chain import Chain
 from fedda.problems.gradients.convolution import Window
-from fedda.problems.gradients.kernels import backward, forward, implicit_gemm, linear, norm, plan_of, row_norm
+from fedda.problems.gradients.kernels import (
+    backward,
+    embedding,
+    forward,
+    implicit_gemm,
+    linear,
+    linear_weight,
+    norm,
+    plan_of,
+    row_norm,
+)
 from fedda.problems.gradients.kernels.launch import Compiling
 from fedda.problems.gradients.kernels.passes import Pass
 from fedda.problems.models import cnn, mlp
@@ -171,6 +184,27 @@ def print_norms():
         print(registers, *sorted({*re.findall(r"ld\.global[.\w]*", kernel.asm["ptx"])}), stack)
 
 
+def print_stacked():
+    """Of a small and a large table, and of three linear layers."""
+    Compiling.now = True
+    for module in (embedding, linear_weight):
+        module.launcher = lambda function, *grid: (
+            lambda *args, **how: kernels.append(function.warmup(*args, grid=grid, **how))
+        )
+    for precision in ("float32", "tf32", "bf16"):
+        kernels = []
+        rows, d = torch.zeros(10, 200, dtype=torch.long), torch.zeros(10, 200, 64)
+        for number in (80, 3000):
+            embedding.weight_gradient(d, rows, number, precision)
+        for inputs, outputs in ((64, 256), (256, 64), (33, 3)):
+            dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+            x, d = torch.zeros(10, 200, inputs, dtype=dtype), torch.zeros(10, 200, outputs, dtype=dtype)
+            linear_weight.weight_gradient(x, d, True, precision)
+        for kernel in kernels:
+            registers, stack = usage(kernel)
+            print(precision, registers, kernel.metadata.shared, kernel.metadata.num_warps, stack)
+
+
 def main():
     driver.set_active(FakeDriver())
     if sys.argv[1:] == ["fused"]:
@@ -181,6 +215,9 @@ def main():
         return
     if sys.argv[1:2] == ["layers"]:
         print_layers(FEW if "few" in sys.argv else RESNETS[16] + RESNETS[64])
+        return
+    if sys.argv[1:] == ["stacked"]:
+        print_stacked()
         return
     shape = (3, 32, 32)
     inputs, targets = torch.zeros(10, 16, *shape), torch.zeros(10, 16, dtype=torch.long)

@@ -157,6 +157,20 @@ def test_the_shares_of_a_sum_are_added_in_a_fixed_order(monkeypatch):
     assert torch.equal(first, second) and shares == [3, 3]
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("sum_outputs", [False, True])
+@pytest.mark.parametrize("sizes", [(17, 70, 3, 3), (70, 17, 1, 5), (1, 3, 2, 1), (2, 1, 65, 65)], ids=str)
+def test_weights_are_copied_tap_by_tap(sizes, sum_outputs, precision):
+    numbers = math.prod(sizes)
+    w = torch.randn(2, numbers + 3, device=DEVICE)[:, 3:].view(2, *sizes)
+    copy, (n, o, c, t) = implicit_gemm.by_taps(w, sum_outputs, 16, precision)
+    assert copy.dtype == (torch.bfloat16 if precision == "bf16" else torch.float32) and copy.is_contiguous()
+    assert (o if sum_outputs else c) == 1
+    got = copy.as_strided((2, *sizes[:2], sizes[2] * sizes[3]), (n, o, c, t))
+    bound = 2**-7 if precision == "bf16" else 0  # the interpreter cuts digits off
+    torch.testing.assert_close(got.view(w.shape).float(), w, rtol=bound, atol=0)
+
+
 # -- whole networks ----------------------------------------------------------------------------------------------------
 class Residual(nn.Module):
     def __init__(self, inner, outer):

@@ -206,9 +206,13 @@ TRITON = [
         for name in (
             "attention",
             "backward",
+            "cross_entropy",
             "draws",
+            "embedding",
             "forward",
             "implicit_gemm",
+            "linear_weight",
+            "row_norm",
             "norm",
             "operators",
             "passes",

@@ -42,8 +42,9 @@ class GradientPaths:
 
     `kernels`: our GPU kernels for convolutional networks; `native`: C code for known layers, on a CPU; `chain`: known
     layers as batched products; `traced`: any module through vmap, recorded as plain operations; `layers`: the same with
-    our GPU kernels for convolutions, attention and recurrent layers; `loop`: one model after the other. `auto` takes
-    the first that fits for small stacks of linear layers, and otherwise the fastest of those that fit, by measurement.
+    our GPU kernels for attention, convolutions, embeddings, linear and recurrent layers, norms and losses; `loop`: one
+    model after the other. `auto` takes the first that fits for small stacks of linear layers, and otherwise the fastest
+    of the paths that fit, by measurement.
     """
 
     def __init__(self, problem: Neural, path: str, precision: str):

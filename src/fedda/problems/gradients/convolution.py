@@ -39,11 +39,7 @@ def convolve(
 ) -> Tensor | None:  # fmt: skip
     """torch.conv1d or torch.conv2d by our kernels; None if they do not fit. A frozen layer is left to PyTorch: it is
     one convolution for all models."""
-    if torch.is_autocast_enabled("cuda"):
-        fits = torch.get_autocast_dtype("cuda") == torch.bfloat16 and input.dtype in (torch.float32, torch.bfloat16)
-        precision = "bf16"
-    else:  # perhaps the model switched autocast off
-        fits, precision = input.dtype == torch.float32, "tf32" if precision == "bf16" else precision
+    fits, precision = precision_of(precision, input)
     dims = weight.dim() - 2
     fits = fits and is_batchedtensor(weight) and weight.dtype == torch.float32 and input.dim() == weight.dim()
     if not fits or input.shape[1] != weight.shape[1] * groups or not 0 < input.numel() < LARGEST:
@@ -65,6 +61,15 @@ def convolve(
     window = Window._make((*kernel, *stride, *left, *dilation, groups))
     result = applied(StackedConvolution, input, weight, bias, out, window, precision)
     return result[:, :, 0] if dims == 1 else result
+
+
+def precision_of(precision: str, input: Tensor) -> tuple[bool, str]:
+    """Whether the dtype of an input fits our kernels, and the precision of the products."""
+    if torch.is_autocast_enabled("cuda"):
+        fits = input.dtype in (torch.float32, torch.bfloat16)
+        return fits and torch.get_autocast_dtype("cuda") == torch.bfloat16, "bf16"
+    # Perhaps the model switched autocast off.
+    return input.dtype == torch.float32, "tf32" if precision == "bf16" else precision
 
 
 def repeated(value: Any, dims: int) -> tuple[int, ...]:

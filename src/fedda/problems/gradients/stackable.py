@@ -15,6 +15,8 @@ from ..models import cross_entropy as of_classes
 from .attention import attention, requires_grad
 from .convolution import convolve
 from .cross_entropy import cross_entropy, of_last_axis
+from .embedding import embedding, plain_embedding
+from .linear import linear
 from .norms import Norms
 from .recurrent import recurrence
 
@@ -26,8 +28,8 @@ class Stackable(TorchFunctionMode):
     sequence. Where the gradient is taken outside of vmap, two things would be lost that are given back here: which
     tensors require a gradient, and what the arguments of an embedding say about its gradient.
 
-    `kernels` is the precision of our Triton kernels, which then compute attention, convolutions, losses, norms and
-    recurrent layers. If it is empty, there are none.
+    `kernels` is the precision of our Triton kernels, which then compute attention, convolutions, embeddings, linear and
+    recurrent layers, norms and losses. If it is empty, there are none.
     """
 
     def __init__(self, kernels: str = ""):
@@ -50,6 +52,9 @@ class Stackable(TorchFunctionMode):
             return out
         if self.kernels and function in LOSSES and (out := LOSSES[function](*args, **kwargs)) is not None:
             return out
+        if self.kernels and function is F.linear:
+            out = linear(self.kernels, *args, **kwargs)
+            return function(*args, **kwargs) if out is None else out
         if function is F.scaled_dot_product_attention:
             return attention(*args, **kwargs, kernels=self.kernels)
         if function is F.multi_head_attention_forward:
@@ -59,9 +64,9 @@ class Stackable(TorchFunctionMode):
         if function in CELLS:
             return cell(CELLS[function], *args, **kwargs, kernels=self.kernels)
         if function is F.embedding:
-            return embedding(*args, **kwargs)
+            return embedding(*args, **kwargs, kernels=self.kernels)
         if function is torch.embedding:
-            return plain_embedding(*args, **kwargs)
+            return plain_embedding(*args, **kwargs, kernels=self.kernels)
         if function == torch.Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
             return requires_grad(args[0])
         if function is torch.Tensor.data_ptr and torch._C._functorch.is_functorch_wrapped_tensor(args[0]):
@@ -98,30 +103,6 @@ def unguarded(function: Any) -> Callable[..., Any]:
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
-
-
-def embedding(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
-    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
-) -> Tensor:  # fmt: skip
-    """Rows of `weight`. The row of the padding gets no gradient, and if asked for, each other row its mean one instead
-    of the sum."""
-    out = F.embedding(input, weight, None, max_norm, norm_type)
-    if scale_grad_by_freq:
-        rows = input.flatten()
-        counts = out.new_zeros(len(weight)).scatter_add(0, rows, torch.ones_like(rows, dtype=out.dtype))
-        part = out / counts[input][..., None]
-        out = part + (out - part).detach()
-    if padding_idx is None:
-        return out
-    return torch.where((input == padding_idx % len(weight))[..., None], out.detach(), out)
-
-
-def plain_embedding(
-    weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
-) -> Tensor:
-    """The operator under `F.embedding`, for which -1 is no padding."""
-    return embedding(indices, weight, None if padding_idx < 0 else padding_idx, scale_grad_by_freq=scale_grad_by_freq)
 
 
 def known(input: Tensor, hx: Any, weights: Any, *rest: Any) -> bool:
@@ -201,7 +182,8 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 def has_kernels(model: nn.Module) -> bool:
     """Whether a network has layers with trainable weights that our Triton kernels may compute."""
     kinds = (
-        nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.GroupNorm, nn.LayerNorm, _NormBase,
+        nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Embedding, nn.GroupNorm,
+        nn.LayerNorm, _NormBase,
     )  # fmt: skip
     return any(isinstance(m, kinds) and any(p.requires_grad for p in m.parameters()) for m in model.modules())
 

@@ -179,19 +179,21 @@ def sum_pixels(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, 
 
 @triton.jit
 def reorder(WEIGHT, w_n, w_o, OUT, O, C: tl.constexpr, TAPS: tl.constexpr, SUM_OUTPUTS: tl.constexpr,
-            BO: tl.constexpr, BR: tl.constexpr):  # fmt: skip
-    """Weights [n, O, C * taps] as [n, taps, O, C] or, if a product sums over the outputs, as [n, taps, C, O]."""
-    RB: tl.constexpr = (C * TAPS + BR - 1) // BR
+            BC: tl.constexpr, BO: tl.constexpr, BT: tl.constexpr):  # fmt: skip
+    """Weights [n, O, C * taps] as [n, taps, O, C] or, if a product sums over the outputs, as [n, taps, C, O]. A tile is
+    [BC, BO, BT] with an axis for the taps, so that the compiler sees which numbers are neighbours in memory. Threads
+    run along the first axes first where they have the choice: they read the taps of one channel after the other."""
+    CB: tl.constexpr = (C + BC - 1) // BC
     program = tl.program_id(0)
-    r = program % RB * BR + tl.arange(0, BR)[None, :]
-    program = program // RB
-    o = program % tl.cdiv(O, BO) * BO + tl.arange(0, BO)[:, None]
+    c = program % CB * BC + tl.arange(0, BC)[:, None, None]
+    program = program // CB
+    o = program % tl.cdiv(O, BO) * BO + tl.arange(0, BO)[None, :, None]
     n = (program // tl.cdiv(O, BO)).to(tl.int64)
-    ok = (r < C * TAPS) & (o < O)
-    value = tl.load(WEIGHT + n * w_n + o * w_o + r, mask=ok)
-    c = r // TAPS
-    to = c * O + o if SUM_OUTPUTS else o * C + c
-    tl.store(OUT + n * O * (C * TAPS) + r % TAPS * C * O + to, value.to(OUT.dtype.element_ty), mask=ok)
+    t = tl.arange(0, BT)[None, None, :]
+    ok = (o < O) & (c < C) & (t < TAPS)
+    value = tl.load(WEIGHT + n * w_n + o * w_o + c * TAPS + t, mask=ok)
+    to = t * C * O + (c * O + o if SUM_OUTPUTS else o * C + c)
+    tl.store(OUT + n * O * (C * TAPS) + to, value.to(OUT.dtype.element_ty), mask=ok)
 
 
 def forward(x: Tensor, w: Tensor, bias: Tensor | None, size: Sequence[int], window: Window, precision: str) -> Tensor:
@@ -247,7 +249,7 @@ def weight_gradient(x: Tensor, d: Tensor, window: Window, precision: str) -> Ten
     flat = k < 16 or pixels <= 512
     rows, columns, warps = block(k * taps if flat else k, m, precision, (64, 128) if flat else BLOCKS[0])
     programs = cdiv(m, columns) * (cdiv(k * taps, rows) if flat else cdiv(k, rows) * taps) * groups * n
-    share = cdiv(cdiv(pixels, cdiv(WARPS, programs * warps)), 256) * 256
+    share = share_of(pixels, programs * warps)
     shares = cdiv(pixels, share)
     dw = empty((shares, n, filters, k, window.kh, window.kw), torch.float32, x)
     launcher(sum_pixels, programs * shares)(
@@ -265,6 +267,11 @@ def block(rows: int, columns: int, precision: str, most: tuple[int, int]) -> tup
     return rows, columns, 8 if rows * columns > 8192 else max(1, min(4, rows * columns // 512))
 
 
+def share_of(number: int, warps: int) -> int:
+    """How many of these pixels or tokens a program sums up, if one share takes this many warps."""
+    return cdiv(cdiv(number, cdiv(WARPS, warps)), 256) * 256
+
+
 def by_taps(w: Tensor, sum_outputs: bool, summed: int, precision: str) -> tuple[Tensor, tuple[int, ...]]:
     """The weights, and their strides along the stack, outputs, inputs and taps. Every block of pixels reads them tap by
     tap, so they are copied once, with what a product sums over side by side."""
@@ -275,9 +282,16 @@ def by_taps(w: Tensor, sum_outputs: bool, summed: int, precision: str) -> tuple[
     if taps == 1 or summed < 16:
         return w, (*w.stride()[:3], 1)
     out = empty((n, taps, filters * channels), torch.bfloat16 if precision == "bf16" else torch.float32, w)
-    launcher(reorder, cdiv(channels * taps, 128) * cdiv(filters, 32) * n)(
-        w, *w.stride()[:2], out, filters, channels, taps, sum_outputs, 32, 128
-    )
+    block_t = power_of_two(taps, 1)
+    # A long run of what lies side by side in the copy, and small tiles if large ones would be few.
+    numbers = 4096 if out.numel() >= 1 << 21 else 1024
+    run = max(1, min(64, power_of_two(filters if sum_outputs else channels, 1), numbers // block_t))
+    others = max(1, numbers // (block_t * run))
+    block_o, block_c = (run, others) if sum_outputs else (others, run)
+    launcher(reorder, cdiv(channels, block_c) * cdiv(filters, block_o) * n)(
+        w, *w.stride()[:2], out, filters, channels, taps, sum_outputs, block_c, block_o, block_t,
+        num_warps=numbers // 1024,
+    )  # fmt: skip
     return out, (out.stride(0), *((1, filters) if sum_outputs else (channels, 1)), out.stride(1))
 
 

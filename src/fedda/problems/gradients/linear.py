@@ -1,0 +1,68 @@
+"""Linear layers of a stack of models. On a GPU, the gradients of weights and biases come from one Triton kernel of
+ours; the other products are PyTorch's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_batchedtensor
+
+from .convolution import LARGEST, applied, precision_of
+from .recurrent import flat, unflat, with_stack_first
+
+LEAST = 16  # tokens of a model: with fewer, the gradient of a weight is hardly more than the writing of it
+MOST = 1 << 18  # numbers of a weight: of larger ones the product takes the time, and PyTorch's is fast
+library = torch.library.Library("fedda", "FRAGMENT")
+library.define("linear_weight(Tensor x, Tensor d, bool bias, str precision) -> Tensor[]")
+
+
+def linear(precision: str, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """F.linear by our operator; None if it does not fit. A frozen layer is left to PyTorch."""
+    fits, precision = precision_of(precision, input)
+    fits = fits and is_batchedtensor(weight) and weight.dtype == torch.float32 and weight.dim() == 2
+    if not fits or not weight.numel() or input.shape[-1:] != weight.shape[1:]:
+        return None
+    outputs, inputs = weight.shape
+    tokens = input.numel() // inputs
+    if tokens < LEAST or weight.numel() > MOST or tokens * max(inputs, outputs) >= LARGEST:
+        return None
+    x = input.reshape(tokens, inputs).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    return applied(StackedLinear, x, weight, bias, precision).view(*input.shape[:-1], outputs)
+
+
+class StackedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, precision: str) -> Tensor:
+        y = x @ w.to(x.dtype).mT
+        return y if bias is None else y + bias[..., None, :].to(y.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+        x, w, _, ctx.precision = inputs
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Any, ...]:
+        x, w = ctx.saved_tensors
+        for_x, for_w, for_bias, _ = ctx.needs_input_grad
+        dx = d @ w.to(d.dtype) if for_x else None
+        if not for_w and not for_bias:
+            return dx, None, None, None
+        dw, *db = torch.ops.fedda.linear_weight(x, d, for_bias, ctx.precision)
+        return dx, dw, db[0] if db else None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, int]:
+        return applied(StackedLinear, *with_stack_first(info.batch_size, in_dims, args)), 0
+
+
+@torch.library.impl(library, "linear_weight", "CompositeExplicitAutograd")
+def _linear_weight(x: Tensor, d: Tensor, bias: bool, precision: str) -> list[Tensor]:
+    from .kernels import linear_weight
+
+    lead = d.shape[:-2]
+    x, d = flat(lead, (x, 2), (d, 2))
+    with torch.cuda.device_of(d):  # Triton launches on the current device
+        results = linear_weight.weight_gradient(x, d, bias, precision)
+    return [unflat(lead, v) for v in results]
