@@ -18,7 +18,7 @@ from fedda.problems import models  # noqa: E402
 from fedda.problems.gradients import cross_entropy  # noqa: E402
 from fedda.problems.gradients.stackable import stackable  # noqa: E402
 from fedda.problems.gradients.vmap import StackedGradient  # noqa: E402
-from test_layers import error, operators, scalar_bounds, stack_of  # noqa: E402, F401
+from test_layers import error, operators, stack_of  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
 

@@ -10,7 +10,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 
 from .convolution import applied
-from .recurrent import flat, with_stack_first
+from .recurrent import flat, unflat, with_stack_first
 
 # Of one model: tokens times numbers of the table, in columns of 64. Every program for 32 rows looks at all tokens, 64
 # at a time. We guess half a microsecond for that, and 800 programs at once on an H200. With 20 models, this many pairs
@@ -78,4 +78,4 @@ def _embedding_weight(d: Tensor, rows: Tensor, number: int, precision: str) -> T
     d, rows = flat(lead, (d, 2), (rows, 1))
     with torch.cuda.device_of(d):  # Triton launches on the current device
         dw = kernels.weight_gradient(d, rows, number, precision)
-    return dw.view(*lead, *dw.shape[1:])
+    return unflat(lead, dw)

@@ -27,15 +27,16 @@ def linear(precision: str, input: Tensor, weight: Tensor, bias: Tensor | None = 
     tokens = input.numel() // inputs
     if tokens < LEAST or weight.numel() > MOST or tokens * max(inputs, outputs) >= LARGEST:
         return None
-    x = input.reshape(tokens, inputs).to(torch.bfloat16 if precision == "bf16" else torch.float32)
-    return applied(StackedLinear, x, weight, bias, precision).view(*input.shape[:-1], outputs)
+    x = input.to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    return applied(StackedLinear, x, weight, bias, precision)
 
 
 class StackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor | None, precision: str) -> Tensor:
-        y = x @ w.to(x.dtype).mT
-        return y if bias is None else y + bias[..., None, :].to(y.dtype)
+        y = by_tokens(x, w) @ w.to(x.dtype).mT
+        y = y if bias is None else y + bias[..., None, :].to(y.dtype)
+        return torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[-1]])  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
@@ -46,7 +47,8 @@ class StackedLinear(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor) -> tuple[Any, ...]:
         x, w = ctx.saved_tensors
         for_x, for_w, for_bias, _ = ctx.needs_input_grad
-        dx = d @ w.to(d.dtype) if for_x else None
+        shape, x, d = x.shape, by_tokens(x, w), by_tokens(d, w)
+        dx = (d @ w.to(d.dtype)).view(shape) if for_x else None
         if not for_w and not for_bias:
             return dx, None, None, None
         dw, *db = torch.ops.fedda.linear_weight(x, d, for_bias, ctx.precision)
@@ -55,6 +57,11 @@ class StackedLinear(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, int]:
         return applied(StackedLinear, *with_stack_first(info.batch_size, in_dims, args)), 0
+
+
+def by_tokens(x: Tensor, w: Tensor) -> Tensor:
+    """Inputs or outputs of a stack of layers, as [..., tokens, numbers]."""
+    return x.reshape(*w.shape[:-2], -1, x.shape[-1])
 
 
 @torch.library.impl(library, "linear_weight", "CompositeExplicitAutograd")

@@ -12,8 +12,8 @@ TARGETS = 1024  # of a model that are read at a time
 
 
 @triton.jit
-def class_gradient(X, TARGET, t_n, D, d_n, OUT, ROWS, ignored, smoothing, C: tl.constexpr, BR: tl.constexpr,
-                   BC: tl.constexpr, BT: tl.constexpr):  # fmt: skip
+def class_gradient(X, TARGET, t_n, D, d_n, OUT, ignored, smoothing, ROWS: tl.constexpr, C: tl.constexpr,
+                   BR: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr):  # fmt: skip
     """D * (softmax(X) - smoothed one-hot(TARGET)) / number of targets that are not ignored, for X [n, ROWS, C]."""
     blocks = tl.cdiv(ROWS, BR)
     n = (tl.program_id(0) // blocks).to(tl.int64)
@@ -44,7 +44,7 @@ def gradient(d: Tensor, x: Tensor, target: Tensor, ignored: int, smoothing: floa
     out = empty((n, rows, classes), x.dtype, x)
     warps = max(1, min(8, together * columns // 512))
     launcher(class_gradient, cdiv(rows, together) * n)(
-        x, target, target.stride(0), d, d.stride(0), out, rows, ignored, smoothing, classes, together, columns,
+        x, target, target.stride(0), d, d.stride(0), out, ignored, smoothing, rows, classes, together, columns,
         min(TARGETS, power_of_two(rows, 1)), num_warps=warps,
     )  # fmt: skip
     return out
