@@ -40,7 +40,7 @@ def pages():
     yield filled(docs / "sweeps.md", rates=rates())
     yield filled(docs / "penalties.md", prox=markdown(*listing.rows("prox")))
     yield filled(docs / "theory.md", verdicts=verdicts(), methods=methods(), advice=advice())
-    on_gpu = {"precision": precision(), "h200": h200(), "bound": bound(), "others": others()}
+    on_gpu = {"precision": precision(), "h200": h200(), "bound": bound(), "others": others(), "networks": networks()}
     yield filled(docs / "performance.md", **on_gpu, cpu=cpu(), growth=growth())
 
 
@@ -105,6 +105,23 @@ def h200():
     ]
     title = f"**{found['machine']}, {found['date']}, torch {found['torch']}, triton {found['triton']}**"
     return f"{title}\n\n{markdown(heads, lines)}"
+
+
+def networks():
+    """Milliseconds of a step of other networks on a GPU."""
+    found = figures("h200-networks")
+    rows = {(row["model"], row["algorithm"], row["precision"]): row for row in found["rows"]}
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in found["rows"]):
+        own = [rows[model, name, precision] for precision in ("tf32", "bf16") for name in NAMES]
+        paths = ", ".join(f"`{path}`" for path in dict.fromkeys(row["path"] for row in own))
+        loop = rows[model, "fedda-mvr", "tf32"]["loop_ms_per_step"]
+        lines.append(
+            (model, f"{own[0]['parameters']:,}", *(f"{r['ms_per_step']:.3g}" for r in own), f"{loop:.3g}", paths)
+        )
+    steps = [f"{NAMES[name]}, `{precision}`" for precision in ("tf32", "bf16") for name in NAMES]
+    title = f"**{found['machine']}, {found['date']}, torch {found['torch']}, triton {found['triton']}; milliseconds a step**"
+    return f"{title}\n\n{markdown(('network', 'parameters', *steps, 'plain loop, FedDA-MVR, `tf32`', 'path'), lines)}"
 
 
 def bound():
