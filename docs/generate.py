@@ -103,8 +103,7 @@ def h200():
         )
         for row in found["rows"]
     ]
-    title = f"**{found['machine']}, {found['date']}, torch {found['torch']}, triton {found['triton']}**"
-    return f"{title}\n\n{markdown(heads, lines)}"
+    return f"{machine(found)}\n\n{markdown(heads, lines)}"
 
 
 def networks():
@@ -120,8 +119,12 @@ def networks():
             (model, f"{own[0]['parameters']:,}", *(f"{r['ms_per_step']:.3g}" for r in own), f"{loop:.3g}", paths)
         )
     steps = [f"{NAMES[name]}, `{precision}`" for precision in ("tf32", "bf16") for name in NAMES]
-    title = f"**{found['machine']}, {found['date']}, torch {found['torch']}, triton {found['triton']}; milliseconds a step**"
-    return f"{title}\n\n{markdown(('network', 'parameters', *steps, 'plain loop, FedDA-MVR, `tf32`', 'path'), lines)}"
+    heads = ("network", "parameters", *steps, "plain loop, FedDA-MVR, `tf32`", "path")
+    return f"{machine(found)}, milliseconds a step:\n\n{markdown(heads, lines)}"
+
+
+def machine(found):
+    return f"**{found['machine']}, {found['date']}, torch {found['torch']}, triton {found['triton']}**"
 
 
 def bound():
