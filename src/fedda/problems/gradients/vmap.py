@@ -210,6 +210,8 @@ def _find_equal(node: Node, seen: dict[object, Node]) -> Node:
             return source
         if node.target is aten.detach.default or (node.target is aten.mul.Scalar and node.args[1] == 1):
             return source
+        if node.target is aten.permute.default and list(node.args[1]) == list(range(len(node.args[1]))):  # type: ignore[arg-type]
+            return source
         transposes = node.target is aten.transpose.int and source.target is aten.transpose.int
         if transposes and node.args[1:] == source.args[1:] and isinstance(source.args[0], Node):
             return source.args[0]  # transposed twice
