@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: a thread that waits leaves the processor to others
 
@@ -14,6 +15,7 @@ import fedda
 import warm
 import watchdog
 from fedda import plugins, registry
+from memory_checked import memory_checked
 
 watchdog.watch()  # first: what tests start takes its environment from here
 
@@ -74,6 +76,16 @@ def pytest_collection_modifyitems(items):
 def seeded():
     """The same weights in every run: torch's initialisation draws from the global stream."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def no_access_outside():
+    """Kernels that run in Triton's interpreter stay inside of their arguments' memory."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
+        with memory_checked():
+            yield
+    else:
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
