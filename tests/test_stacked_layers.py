@@ -17,11 +17,13 @@ if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are defined: before they are imported
 pytest.importorskip("triton", reason="needs Triton")
 
+import fedda  # noqa: E402
 from fedda.problems.gradients import embedding, linear  # noqa: E402
 from fedda.problems.gradients.kernels import embedding as embedding_kernels  # noqa: E402
-from fedda.problems.gradients.kernels import linear_weight  # noqa: E402
+from fedda.problems.gradients.kernels import linear_weight, row_norm  # noqa: E402
 from fedda.problems.gradients.stackable import stackable  # noqa: E402
 from fedda.problems.gradients.vmap import StackedGradient  # noqa: E402
+from fedda.problems.sequences import transformer  # noqa: E402
 from test_kernels import bfloat16_products  # noqa: E402, F401
 from test_layers import error, operators, results, scalar_bounds  # noqa: E402, F401
 
@@ -318,3 +320,17 @@ def test_usual_sizes_on_a_gpu(precision):
         exact, other = (v.double().cpu() for v in pair)
         expected = other.mT @ exact, other.sum(1)
         assert all(error(a, b) < 3 * BOUND[precision] for a, b in zip(got, expected, strict=True))
+
+
+def test_replicas_are_evaluated_by_the_kernels_of_their_path(monkeypatch):
+    tokens = torch.randint(0, 9, (12, 6))
+    network, loss = transformer((6,), 9, width=8, layers=1, heads=2)
+    problem = fedda.problem(network, loss, x=tokens, y=tokens.roll(-1, 1), client=torch.arange(12) % 3, batch=2)
+    x = problem.full_point() * torch.tensor([[1.0], [1.1]])
+    inputs = problem.standardised(problem.pick(problem.data, slice(5))).x
+    expected = torch.stack([problem.inference(one, inputs) for one in x])
+    monkeypatch.setattr(problem.gradient_paths, "chosen", "layers")
+    used, forward = [], row_norm.forward
+    monkeypatch.setattr(row_norm, "forward", lambda *args: used.append(len(args[0])) or forward(*args))
+    got = problem._evaluation.outputs(x, inputs)
+    assert error(got, expected.double().cpu()) < 1e-6 and used == [2, 2, 2]
