@@ -140,7 +140,9 @@ def direction(
     """One layer in one direction, on x [T, B, features]: its outputs and its last state."""
     w_input, w, *biases = parameters
     h, *cells = state
-    a = F.linear(x, w_input)
+    inputs = x.flatten(0, 1)  # one product for all time steps, and for the gradient of the weights
+    a = linear(kernels, inputs, w_input) if kernels else None
+    a = (F.linear(inputs, w_input) if a is None else a).unflatten(0, x.shape[:2])
     if len(parameters) % 2:
         return projected(state, a, w, *biases)
     size = h.shape[-1]
