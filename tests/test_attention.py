@@ -375,3 +375,22 @@ def test_a_captured_pass_has_the_same_bits():
         captured = run()
     graph.replay()
     assert all(map(torch.equal, captured, eager))
+
+
+@pytest.mark.parametrize("kernels", ["", "float32"])
+def test_a_query_without_keys_gives_0_on_every_path(kernels):
+    """As PyTorch's attention does, for masks of truth values and of numbers, also together with a causal one."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 4, 8, device=DEVICE)
+    mask = torch.ones(4, 4, dtype=torch.bool, device=DEVICE)
+    mask[0] = mask[2] = False
+    for hidden in (mask, torch.zeros(4, 4, device=DEVICE).masked_fill(~mask, -torch.inf)):
+        stacked = vmap(stackable(lambda *t, hidden=hidden: F.scaled_dot_product_attention(*t, hidden), kernels))
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = stacked(*leaves)
+        gradients = torch.autograd.grad(out.square().sum(), leaves)
+        assert not out[..., [0, 2], :].any() and out[..., [1, 3], :].all()
+        assert not any(g.isnan().any() for g in gradients) and not gradients[0][..., [0, 2], :].any()
+    both = vmap(stackable(lambda *t: F.scaled_dot_product_attention(*t, mask, is_causal=True), kernels))(q, k, v)
+    expected = F.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), mask & mask.new_ones(4, 4).tril())
+    assert error(both, expected.cpu()) < 1e-6

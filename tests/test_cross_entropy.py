@@ -81,6 +81,14 @@ def test_logits_in_bfloat16():
     assert all(error(a, b) < 1e-2 for a, b in zip(got, expected, strict=True))
 
 
+def test_classes_that_are_impossible():
+    """Their logits are minus infinity."""
+    x, targets = torch.randn(1, 4, 3), torch.tensor([[0, 1, 1, 0]])
+    x[..., 2] = -torch.inf
+    got = vmap(stackable(F.cross_entropy, "float32"))(x.to(DEVICE), targets.to(DEVICE))
+    assert error(got, F.cross_entropy(x[0].double(), targets[0])[None]) < 1e-6
+
+
 def test_a_target_that_is_no_class_is_seen():
     x, targets = torch.randn(1, 4, 3, device=DEVICE), torch.tensor([[0, 3, -1, 2]], device=DEVICE)
     gradient = torch.ops.fedda.class_gradient(torch.ones(1, device=DEVICE), x, targets, -100, 0.0)

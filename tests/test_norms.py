@@ -60,6 +60,35 @@ def read_before_relu(x, w, b, r):
     return F.relu(y) * y
 
 
+def gate_between(x, w, b, r):
+    y = F.group_norm(x, 2, w, b)
+    y *= r.mean((1, 2), keepdim=True).sigmoid()
+    y += r
+    return F.relu(y, inplace=True)
+
+
+def changed_between(x, w, b, r):
+    y = F.group_norm(x, 2, w, b)
+    y[:, 0] += 1.0
+    z = F.group_norm(x, 2, w, b) + r
+    r = r * 1.0
+    u = F.group_norm(x, 3, w, b) + r
+    r.mul_(0.5)
+    return F.relu(y) + F.relu(z) + F.relu(u)
+
+
+def twice_in_place(x, w, b, r):
+    y = F.group_norm(x, 2, w, b)
+    F.relu(y, inplace=True)
+    return F.relu(y + r)
+
+
+def without_gradients(x, w, b, r):
+    with torch.no_grad():
+        y = F.group_norm(x, 2, w, b)
+    return F.relu(y) * r
+
+
 def batch_norm(x, w, b):
     return F.batch_norm(x, None, None, w, b, training=True)
 
@@ -75,6 +104,10 @@ CASES = {
     "relu of a sum from the left": (lambda x, w, b, r: (r + F.group_norm(x, 2, w, b)).relu(), [*AFFINE, IMAGE]),
     "in place": (add_in_place, [*AFFINE, IMAGE]),
     "read before the relu": (read_before_relu, [*AFFINE, IMAGE]),
+    "another product in place": (gate_between, [*AFFINE, IMAGE]),
+    "changed before the relu": (changed_between, [*AFFINE, IMAGE]),
+    "twice in place": (twice_in_place, [*AFFINE, IMAGE]),
+    "without gradients": (without_gradients, [*AFFINE, IMAGE]),
     "a sum that broadcasts": (lambda x, w, b: F.relu(F.group_norm(x, 2, w, b) + b[:, None, None]), AFFINE),
     "two norms": (lambda x, w, b: F.relu(F.group_norm(x, 2, w) + F.group_norm(x * x, 3, b)), AFFINE),
     "without weights": (lambda x: F.relu(F.group_norm(x, 3)), [IMAGE]),
@@ -129,6 +162,29 @@ def test_layer_norms_under_autocast_are_in_single_precision(monkeypatch):
 def test_a_run_repeats_to_the_bit():
     first, second = (both(*CASES["sum and relu"])[0] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("function", [F.batch_norm, torch.batch_norm])
+def test_batch_norms_are_ours_in_both_forms_of_the_call(function):
+    x, w = torch.randn(2, 4, 3, 5, device=DEVICE), torch.randn(2, 3, device=DEVICE)
+    others = (None, None, "w", None) if function is F.batch_norm else ("w", None, None, None)
+
+    def ours(x, w):
+        norms = Norms()
+        tensors = [w if v else None for v in others]
+        more = (True, 0.1, 1e-5) if function is F.batch_norm else (True, 0.1, 1e-5, True)
+        assert norms(function, (x, *tensors, *more), {}) is not None
+        constants = (
+            norms(F.batch_norm, (x, w, w, w), {}),
+            norms(torch.batch_norm, (x, w, w, w, w, False, 0.1, 1e-5, True), {}),
+        )
+        assert constants == (None, None)
+        return norms(function, (x, *tensors, *more), {})
+
+    expected = torch.stack(
+        [F.batch_norm(a, None, None, b, None, True) for a, b in zip(x.double(), w.double(), strict=True)]
+    )
+    assert error(vmap(ours)(x, w), expected.cpu()) < 1e-6
 
 
 def test_norms_that_do_not_fit_stay_pytorch_s():

@@ -37,11 +37,15 @@ def attention(
         return by_kernels(how, query, key, value, attn_mask, is_causal, scale)
     scores = query @ key.transpose(-2, -1) * scale
     if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        past = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = torch.where(past, scores, -math.inf)
     if attn_mask is not None:
-        hidden = attn_mask.dtype == torch.bool
-        scores = torch.where(attn_mask, scores, -math.inf) if hidden else scores + attn_mask
-    weights = scores.softmax(-1)
+        seen = attn_mask.dtype == torch.bool
+        scores = torch.where(attn_mask, scores, -math.inf) if seen else scores + attn_mask
+        hidden = (scores == -math.inf).all(-1, keepdim=True)  # a query without keys has the result 0, as in PyTorch
+        weights = scores.masked_fill(hidden, 0.0).softmax(-1).masked_fill(hidden, 0.0)
+    else:
+        weights = scores.softmax(-1)
     return (weights if dropout is None else dropout(weights)) @ value
 
 

@@ -46,7 +46,7 @@ class StackedCrossEntropy(torch.autograd.Function):
         log = x.float().log_softmax(-1)
         used = target != ignored
         of_target = log.gather(-1, target.where(used, 0)[..., None])[..., 0]
-        losses = -(1 - smoothing) * of_target - smoothing * log.mean(-1)
+        losses = -of_target if not smoothing else (smoothing - 1) * of_target - smoothing * log.mean(-1)
         return losses.where(used, 0.0).sum(-1) / used.sum(-1)
 
     @staticmethod

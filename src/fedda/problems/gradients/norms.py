@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -64,8 +64,10 @@ class Norms:
             return self.group_norm(*args, **kwargs)
         if function is F.layer_norm or function is torch.layer_norm:
             return self.layer_norm(*args, **kwargs)
-        if function is F.batch_norm or function is torch.batch_norm:
+        if function is F.batch_norm:
             return self.batch_norm(*args, **kwargs)
+        if function is torch.batch_norm:
+            return self.plain_batch_norm(*args, **kwargs)
         if function in SUMS or function in SUMS_IN_PLACE:
             return self.sum(function, *args, **kwargs)
         if function in RELUS or function in RELUS_IN_PLACE:
@@ -103,6 +105,12 @@ class Norms:
             return None
         return self.norm(input, (1, input.shape[1], len(input), pixels), weight, bias, eps, input.dtype, by_row=True)
 
+    def plain_batch_norm(
+        self, input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, *rest: Any
+    ) -> Tensor | None:
+        """The operator under F.batch_norm."""
+        return self.batch_norm(input, running_mean, None, weight, bias, *rest[1:])
+
     def norm(
         self, input: Tensor, sizes: tuple[int, ...], w: Tensor | None, bias: Tensor | None, eps: float,
         dtype: torch.dtype, by_row: bool = False,
@@ -137,11 +145,26 @@ class Norms:
         return result
 
     def known(self, v: Any) -> Made | None:
-        return self.made.get(v) if isinstance(v, Tensor) else None
+        """What a tensor was computed from, unless something has changed since."""
+        made, then = self.made.get(v, (None, None)) if isinstance(v, Tensor) else (None, None)
+        return made if made is not None and then == state(v, *made) else None
 
     def remembered(self, v: Tensor, made: Made) -> Tensor:
-        self.made[v] = made
+        self.made[v] = made, state(v, *made)
         return v
+
+
+def state(*values: Any) -> tuple[Any, ...]:
+    """How often each tensor was changed in place, and whether gradients are taken."""
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    return torch.is_grad_enabled(), *(innermost(v)._version for v in tensors)
+
+
+def innermost(v: Tensor) -> Tensor:
+    """The tensor with the numbers of a whole stack."""
+    while is_functorch_wrapped_tensor(v):
+        v = get_unwrapped(v)
+    return v
 
 
 class StackedNorm(torch.autograd.Function):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from ..models import cross_entropy as of_classes
@@ -185,7 +185,7 @@ def has_kernels(model: nn.Module) -> bool:
     """Whether a network has layers with trainable weights that our Triton kernels may compute."""
     kinds = (
         nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Embedding, nn.GroupNorm,
-        nn.LayerNorm, _NormBase,
+        nn.LayerNorm, _BatchNorm,
     )  # fmt: skip
     return any(isinstance(m, kinds) and any(p.requires_grad for p in m.parameters()) for m in model.modules())
 

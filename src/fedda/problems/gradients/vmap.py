@@ -1,7 +1,6 @@
 """The gradients of a stack of clients in one call, by vmap over the loss of one client."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import getitem
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from ...checks import one_line, warn
 from ...recording import record
@@ -116,14 +116,19 @@ FILLS = {
 
 def simplify(graph: GraphModule) -> GraphModule:
     """Remove operations that change nothing, that are done twice, or that have a constant result: on small models each
-    of them costs as much as the arithmetic. A graph that mutates tensors or draws random numbers stays as it is."""
+    of them costs as much as the arithmetic. What reads or shows memory that is changed in place stays as it is, and so
+    does a graph that draws random numbers."""
     replace_changes_in_place(graph)
     calls = [node for node in graph.graph.nodes if node.op == "call_function" and hasattr(node.target, "_schema")]
-    if any(n.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in n.target.tags for n in calls):
+    if any(torch.Tag.nondeterministic_seeded in node.target.tags for node in calls):
+        graph.recompile()
         return graph
+    changed = {v for node in calls for source in changed_by(node) for v in sharing_memory(source)}
     seen: dict[object, Node] = {}
     constants: dict[Node, Tensor] = {}
     for node in calls:
+        if node in changed or not changed.isdisjoint(node.all_input_nodes):
+            continue
         same = _find_equal(node, seen)
         if same is not node:
             node.replace_all_uses_with(same)
@@ -138,14 +143,24 @@ def simplify(graph: GraphModule) -> GraphModule:
             graph.register_buffer(f"constant{i}", value)
             with graph.graph.inserting_before(node):
                 node.replace_all_uses_with(graph.graph.get_attr(f"constant{i}"))
-    graph.graph.eliminate_dead_code()
+    graph.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or bool(changed_by(node)))
     graph.recompile()
     return graph
 
 
+def changed_by(node: Node) -> list[Node]:
+    """The nodes whose memory an operation changes."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+    written = [values.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [v for v in tree_leaves(written) if isinstance(v, Node)]
+
+
 def replace_changes_in_place(graph: GraphModule) -> None:
     """`x.add_(y)` becomes `x + y` where later operations read the new numbers alone, as in most modules that save
-    memory: with `nn.ReLU(inplace=True)`, or `out += x`."""
+    memory: with `nn.ReLU(inplace=True)`, or `out += x`. The new tensor must have the same type and memory layout."""
     place = {node: i for i, node in enumerate(graph.graph.nodes)}
     for node in list(place):
         op, x = plain_operation(node), node.args[0] if node.args else None
@@ -157,7 +172,7 @@ def replace_changes_in_place(graph: GraphModule) -> None:
             continue
         with graph.graph.inserting_before(node):
             new = graph.graph.call_function(op, node.args, node.kwargs)
-        new.meta, place[new] = x.meta, now
+        new.meta, place[new] = node.meta, now
         later = [user for user in x.users if place[user] > now]
         for user in later:
             user.replace_input_with(x, new)
@@ -166,21 +181,24 @@ def replace_changes_in_place(graph: GraphModule) -> None:
 
 
 def plain_operation(node: Node) -> Any:
-    """The operation that makes a new tensor of the same memory layout instead of changing its first argument."""
+    """The operation that makes a new tensor instead of changing its first argument, if this tensor is alike."""
     schema, like = getattr(node.target, "_schema", None), node.meta.get("tensor")
-    if schema is None or like is None or not schema.name.endswith("_") or schema.name.endswith("__"):
-        return None
-    inputs = [source.meta.get("tensor") for source in node.all_input_nodes]
-    ordered = [v for v in inputs if v is not None and v.strides == in_order(v.shape)]
-    if len(ordered) < len(inputs) or any(v.dtype != like.dtype for v in ordered):
+    if schema is None or like is None or like.offset or not schema.name.endswith("_") or schema.name.endswith("__"):
         return None
     name, overload = schema.name.removeprefix("aten::")[:-1], node.target._overloadname  # type: ignore[union-attr]
-    return getattr(getattr(aten, name, None), overload, None)
+    op: Any = getattr(getattr(aten, name, None), overload, None)
+    try:
+        new = op(*torch.fx.map_arg(node.args, on_meta), **torch.fx.map_arg(node.kwargs, on_meta))
+        same = (new.shape, new.stride(), new.dtype) == (like.shape, like.strides, like.dtype)
+    except Exception:  # there is no such operation, or it takes other arguments
+        return None
+    return op if same else None
 
 
-def in_order(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a dense tensor in row-major order."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+def on_meta(node: Node) -> Tensor:
+    """A tensor like the result of a node, without numbers."""
+    like = node.meta["tensor"]
+    return torch.empty_strided(like.shape, like.strides, dtype=like.dtype, device="meta")
 
 
 def sharing_memory(node: Node) -> set[Node]:
