@@ -29,12 +29,13 @@ class Stackable(TorchFunctionMode):
     tensors require a gradient, and what the arguments of an embedding say about its gradient.
 
     `kernels` is the precision of our Triton kernels, which then compute attention, convolutions, embeddings, linear and
-    recurrent layers, norms and losses. If it is empty, there are none.
+    recurrent layers, norms and losses. If it is empty, there are none. If `last`, the channels of a pixel lie side by
+    side in the results of convolutions. What `view` refuses because of this order is copied.
     """
 
-    def __init__(self, kernels: str = ""):
+    def __init__(self, kernels: str = "", last: bool = False):
         super().__init__()
-        self.kernels = kernels
+        self.kernels, self.last = kernels, last
         self.norms = Norms()
 
     def __torch_function__(
@@ -46,7 +47,7 @@ class Stackable(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self.kernels and function in CONVOLUTIONS:
-            out = convolve(self.kernels, *args, **kwargs)
+            out = convolve(self.kernels, *args, **kwargs, last=self.last)
             return function(*args, **kwargs) if out is None else out
         if self.kernels and (out := self.norms(function, args, kwargs)) is not None:
             return out
@@ -69,6 +70,11 @@ class Stackable(TorchFunctionMode):
             return plain_embedding(*args, **kwargs, kernels=self.kernels)
         if function == torch.Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
             return requires_grad(args[0])
+        if self.last and function is torch.Tensor.view:
+            try:
+                return function(*args, **kwargs)
+            except RuntimeError:
+                return torch.Tensor.reshape(*args, **kwargs)
         if function is torch.Tensor.data_ptr and torch._C._functorch.is_functorch_wrapped_tensor(args[0]):
             return 0  # on a GPU, recurrent layers leave their weights where they are if these share memory
         return function(*args, **kwargs)
@@ -84,11 +90,11 @@ class Stackable(TorchFunctionMode):
         return out, weights
 
 
-def stackable(function: Callable[..., Any], kernels: str = "") -> Callable[..., Any]:
+def stackable(function: Callable[..., Any], kernels: str = "", last: bool = False) -> Callable[..., Any]:
     """The same function with these layers replaced."""
 
     def replaced(*args: Any) -> Any:
-        with Stackable(kernels):
+        with Stackable(kernels, last):
             return function(*args)
 
     return replaced
