@@ -70,6 +70,8 @@ class Stackable(TorchFunctionMode):
             return plain_embedding(*args, **kwargs, kernels=self.kernels)
         if function == torch.Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
             return requires_grad(args[0])
+        if self.last and function in AVERAGES and (out := average(AVERAGES[function], *args, **kwargs)) is not None:
+            return out
         if self.last and function is torch.Tensor.view:
             try:
                 return function(*args, **kwargs)
@@ -181,6 +183,13 @@ def cell(kind: str, input: Tensor, hx: Any, *parameters: Tensor | None, kernels:
     return tuple(after) if kind == "lstm" else after[0]
 
 
+def average(axes: tuple[int, ...], input: Tensor, output_size: Any) -> Tensor | None:
+    """The means over all pixels, if this is asked for. PyTorch would change the strides of the result in place, which
+    vmap does for one client at a time."""
+    return input.mean(axes, keepdim=True) if output_size in (1, (1,), (1, 1), [1], [1, 1]) else None
+
+
+AVERAGES: dict[Any, tuple[int, ...]] = {F.adaptive_avg_pool1d: (-1,), F.adaptive_avg_pool2d: (-2, -1)}
 LOSSES: dict[Any, Callable[..., Tensor | None]] = {F.cross_entropy: cross_entropy, of_classes: of_last_axis}
 CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 

@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 from torch.fx import GraphModule, Node
 
 from ...checks import one_line, warn
-from ...recording import record
+from ...recording import TensorMeta, record
 from .kernels.launch import compile_and_run
 from .stackable import stackable
 
@@ -171,9 +171,11 @@ def plain_operation(node: Node) -> Any:
     schema, like = getattr(node.target, "_schema", None), node.meta.get("tensor")
     if schema is None or like is None or not schema.name.endswith("_") or schema.name.endswith("__"):
         return None
-    inputs = [source.meta.get("tensor") for source in node.all_input_nodes]
-    ordered = [v for v in inputs if v is not None and v.strides == in_order(v.shape)]
-    if len(ordered) < len(inputs) or any(v.dtype != like.dtype for v in ordered):
+    inputs: list[Any] = [source.meta.get("tensor") for source in node.all_input_nodes]
+    if any(v is None or v.dtype != like.dtype for v in inputs):
+        return None
+    alike = is_dense(like) and all((v.shape, v.strides) == (like.shape, like.strides) for v in inputs)
+    if not alike and any(v.strides != in_order(v.shape) for v in inputs):
         return None
     name, overload = schema.name.removeprefix("aten::")[:-1], node.target._overloadname  # type: ignore[union-attr]
     return getattr(getattr(aten, name, None), overload, None)
@@ -182,6 +184,12 @@ def plain_operation(node: Node) -> Any:
 def in_order(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a dense tensor in row-major order."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def is_dense(v: TensorMeta) -> bool:
+    """Whether a tensor has no gaps, in any order of its axes."""
+    axes = sorted((stride, size) for stride, size in zip(v.strides, v.shape, strict=True) if size != 1)
+    return all(stride == math.prod(size for _, size in axes[:i]) for i, (stride, _) in enumerate(axes))
 
 
 def sharing_memory(node: Node) -> set[Node]:

@@ -79,8 +79,8 @@ def convolve(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_
     if LINES:
         top = (h + PH - first_h) // CH if TRANSPOSED else h * SH - PH  # where the first tap reads
         left = (w + PW - first_w) // CW if TRANSPOSED else w * SW - PW
-        top = tl.where(inside, top, -(1 << 30))
         corner = b * x_b + (top * x_h + left * x_w)
+        top = tl.where(inside, top, -(1 << 30))
     acc = tl.zeros((BP, BM), tl.float32)
     for i in range(tl.cdiv(K * taps, BK) if FLAT else tl.cdiv(K, BK) * taps):
         if FLAT:
@@ -127,7 +127,7 @@ def convolve(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_
         at = weight + first * w_k
         at += tl.trans((kh * KW + kw) * w_t) if FLAT else (kh * KW + kw) * w_t
         f = tl.load(at + (k * w_k)[:, None] + m * w_m, mask=here, other=0.0)
-        if PRECISION == "tf32" and x_c != 1:
+        if PRECISION == "tf32" and (FLAT or x_c != 1):
             # The tensor cores would drop these bits themselves. Done here, it takes the pixels through registers, and
             # they need not be transposed in shared memory.
             a = (a.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
