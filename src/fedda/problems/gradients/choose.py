@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from ...checks import one_of, warn
 from ..evaluation import convolutional
 from .kernels import kernels_for
-from .stackable import has_kernels
+from .stackable import CONVOLUTIONAL, has_kernels
 from .tuning import STACK, autotune, replayed, threads
 from .vmap import StackedGradient
 
@@ -77,7 +77,7 @@ class GradientPaths:
         if cuda and find_spec("triton") is not None and has_kernels(problem.model):
             layers = StackedGradient(self.objective, frozen, self.precision)
             self.paths["layers"] = partial(self.by_vmap, layers)
-            if convolutional(problem.model):
+            if has_kernels(problem.model, CONVOLUTIONAL):
                 last = StackedGradient(self.objective, frozen, self.precision, last=True)
                 self.paths["layers-last"] = partial(self.by_vmap, last)
         self.paths["loop"] = self.by_loop

@@ -194,12 +194,15 @@ LOSSES: dict[Any, Callable[..., Tensor | None]] = {F.cross_entropy: cross_entrop
 CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
 
-def has_kernels(model: nn.Module) -> bool:
-    """Whether a network has layers with trainable weights that our Triton kernels may compute."""
-    kinds = (
-        nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Embedding, nn.GroupNorm,
-        nn.LayerNorm, _NormBase,
-    )  # fmt: skip
+CONVOLUTIONAL = (nn.Conv1d, nn.Conv2d)
+KINDS = (
+    *CONVOLUTIONAL, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Embedding, nn.GroupNorm, nn.LayerNorm,
+    _NormBase,
+)  # fmt: skip
+
+
+def has_kernels(model: nn.Module, kinds: tuple[type[nn.Module], ...] = KINDS) -> bool:
+    """Whether a network has layers of these kinds with trainable weights, which our Triton kernels may compute."""
     return any(isinstance(m, kinds) and any(p.requires_grad for p in m.parameters()) for m in model.modules())
 
 
