@@ -2,8 +2,9 @@
 
     python tests/hopper.py               the paper's CNN and a perceptron: prints how many kernels there are
     python tests/hopper.py fused         those that engines/fusing.py makes: prints how many there are
-    python tests/hopper.py layers [few]  convolutions of ResNet-8 and ResNet-18, or a few of them: prints registers,
-                                         shared memory, warps and bytes of stack, which spills would need
+    python tests/hopper.py layers [few]  convolutions of ResNet-8 and ResNet-18, or a few of them, in both orders of memory:
+                                         prints the bytes of copies to shared memory, registers, shared memory, warps
+                                         and bytes of stack, which spills would need
     python tests/hopper.py norms         norms of usual shapes: prints registers, the kinds of loads, and bytes of stack
     python tests/hopper.py stacked       embeddings and linear layers: prints registers, shared memory, warps and bytes
                                          of stack
@@ -12,6 +13,7 @@ Run by tests/test_kernels.py, tests/test_fusing.py, tests/test_layers.py, tests/
 tests/test_stacked_layers.py.
 """
 
+import itertools
 import math
 import re
 import subprocess
@@ -115,15 +117,18 @@ RESNETS = {
 FEW = [RESNETS[16][0], RESNETS[16][2], RESNETS[64][9]]
 
 
-def compile_layer(channels, filters, size, kernel, stride, precision):
-    """The three kernels of a convolution, by what they compute."""
+def compile_layer(channels, filters, size, kernel, stride, precision, last=False):
+    """The three kernels of a convolution, by what they compute. If `last`, the channels of a pixel lie side by side."""
     pad = kernel // 2
     out = (size + 2 * pad - kernel) // stride + 1
     window = Window(kernel, kernel, stride, stride, pad, pad, 1, 1, 1)
     weights = filters * channels * kernel**2
-    x = torch.zeros(10, 16, channels, size, size)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    like = torch.zeros(())
+    x = implicit_gemm.activations((10, 16, channels, size, size), dtype, like, last)
+    x = x if channels > 3 else torch.zeros(x.shape)  # images
     w = torch.zeros(10, weights + 3)[:, :weights].view(10, filters, channels, kernel, kernel)
-    d = torch.zeros(10, 16, filters, out, out, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    d = implicit_gemm.activations((10, 16, filters, out, out), dtype, like, last)
     compiled = {}
 
     def launcher(function, *grid):
@@ -134,9 +139,9 @@ def compile_layer(channels, filters, size, kernel, stride, precision):
         return warmup
 
     implicit_gemm.launcher = launcher
-    implicit_gemm.forward(x, w, None, (out, out), window, precision)
+    implicit_gemm.forward(x, w, None, (out, out), window, precision, last)
     if channels > 3:
-        implicit_gemm.input_gradient(d, w, (size, size), window, precision, x.dtype)
+        implicit_gemm.input_gradient(d, w, (size, size), window, precision, x.dtype, last)
     implicit_gemm.weight_gradient(x, d, window, precision)
     return compiled
 
@@ -156,32 +161,39 @@ def usage(kernel):
 
 def print_layers(layers):
     Compiling.now = True
-    for precision in ("tf32", "bf16"):
+    for precision, last in itertools.product(("tf32", "bf16"), (False, True)):
         for layer in layers:
-            for name, kernel in compile_layer(*layer, precision).items():
+            for name, kernel in compile_layer(*layer, precision, last).items():
                 registers, stack = usage(kernel)
-                print(precision, *layer, name, registers, kernel.metadata.shared, kernel.metadata.num_warps, stack)
+                copies = {int(v, 16) for v in re.findall(r"cp\.async.*?\[.*?\], \[.*?\], 0x(\w+)", kernel.asm["ptx"])}
+                sizes = ",".join(map(str, sorted(copies))) or "-"
+                order = "last" if last else "usual"
+                print(
+                    precision, order, *layer, name, sizes, registers, kernel.metadata.shared, kernel.metadata.num_warps,
+                    stack,
+                )  # fmt: skip
 
 
 NORMS = [(10, 16, 8, 2, 1024), (10, 16, 8, 8, 1024), (10, 16, 8, 64, 16), (10, 1024, 1, 64, 1)]  # [n, B, G, K, S]
 
 
 def print_norms():
-    compiled = []
+    compiled, kinds = [], []
     row_norm.launcher = lambda function, *grid: (
         lambda *arguments, **options: compiled.append(function.warmup(*arguments, grid=grid, **options))
     )
     Compiling.now = True
     for dtype in (torch.float32, torch.bfloat16):
         for shape in NORMS:
-            for by_row in (False, True):
+            for by_row, last in ((False, False), (True, False), *[(False, True)] * (shape[4] > 1)):
                 sizes = (1, shape[2], shape[1], shape[4]) if by_row else shape[1:]
                 x, w = torch.zeros(shape[0], math.prod(sizes), dtype=dtype), torch.zeros(shape[0], shape[2] * shape[3])
-                y, *statistics = row_norm.forward(x, w, w, x, sizes, by_row, 1e-5, True, dtype)
-                row_norm.backward(y, x, y, w, *statistics, sizes, by_row, True, True)
-    for kernel in compiled:
+                y, *statistics = row_norm.forward(x, w, w, x, sizes, by_row, last, 1e-5, True, dtype)
+                row_norm.backward(y, x, y, w, *statistics, sizes, by_row, last, True, True)
+                kinds += 2 * ["pairs" if last and shape[3] == 2 else "rows"]
+    for kind, kernel in zip(kinds, compiled, strict=True):
         registers, stack = usage(kernel)
-        print(registers, *sorted({*re.findall(r"ld\.global[.\w]*", kernel.asm["ptx"])}), stack)
+        print(kind, registers, *sorted({*re.findall(r"ld\.global[.\w]*", kernel.asm["ptx"])}), stack)
 
 
 def print_stacked():

@@ -260,13 +260,14 @@ def residual():
     return fedda.problem(model, loss, x=x, y=y, client=torch.arange(240) % 6, batch=8)
 
 
+@pytest.mark.parametrize("path", ["layers", "layers-last"])
 @pytest.mark.parametrize("make", [images, residual])
 @pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-3), ("tf32", 0.1), ("bf16", 0.5)])
-def test_layers_take_the_steps_of_the_loop_and_repeat_to_the_bit(make, precision, bound):
+def test_layers_take_the_steps_of_the_loop_and_repeat_to_the_bit(make, precision, bound, path):
     problem = make().to("cuda")
     truth = last(stable("fedavg"), problem, 1, cohort=4, engine="sequential").x
     runs = [
-        fedda.Run(stable("fedavg"), problem, cohort=4, engine=Vectorised(path="layers", precision=precision, graph=g))
+        fedda.Run(stable("fedavg"), problem, cohort=4, engine=Vectorised(path=path, precision=precision, graph=g))
         for g in (True, False)
     ]
     first, second = (run.step().x for run in runs)
@@ -311,7 +312,7 @@ def test_layers_take_part_in_the_measurement(precision):
         warnings.simplefilter("error")
         run = fedda.Run(stable("fedavg"), residual().to("cuda"), cohort=4, engine=Vectorised(precision=precision))
         run.step()
-    assert "layers" in run.problem.gradient_paths.candidates(4)
+    assert {"layers", "layers-last"} <= set(run.problem.gradient_paths.candidates(4))
 
 
 def test_chunks_and_replicas_of_the_kernels_agree():

@@ -62,8 +62,14 @@ def results(function, x, w, bias, d):
     return out, *torch.autograd.grad(out, inputs, d)
 
 
-def both(precision, n, batch, x, w, bias=True, shared=False, **how):
-    """Ours for a stack, and PyTorch's in float64 for one model after the other."""
+def in_lines(v, axis=-3):
+    """The same numbers, with the channels of a pixel side by side in memory."""
+    return v.movedim(axis, -1).contiguous().movedim(-1, axis)
+
+
+def both(precision, n, batch, x, w, bias=True, shared=False, last="", **how):
+    """Ours for a stack, and PyTorch's in float64 for one model after the other. The channels of a pixel lie side by
+    side in what `last` names."""
     torch.manual_seed(0)
     groups, fan = how.get("groups", 1), math.prod(w[1:])
     x = torch.randn(*(() if shared else (n,)), batch, *x)
@@ -75,7 +81,7 @@ def both(precision, n, batch, x, w, bias=True, shared=False, **how):
         return operator(x, w, bias, **how)
 
     def ours(x, w, bias):
-        return convolution.convolve(precision, x, w, bias, **how)
+        return convolution.convolve(precision, x, w, bias, **how, last="y" in last)
 
     one = x if shared else x[0]
     d = torch.randn(n, *reference(one, w[0], None).shape)
@@ -88,6 +94,8 @@ def both(precision, n, batch, x, w, bias=True, shared=False, **how):
     x, w, b, d = (None if v is None else v.to(DEVICE) for v in (x, w, b, d))
     if precision == "bf16":
         d = d.bfloat16()
+    axis = 2 - w.dim()
+    x, d = (in_lines(v, axis) if name in last else v for name, v in (("x", x), ("d", d)))
     got = results(vmap(ours, dims[:3]), x, w, b, d)
     expected = [torch.stack(v) for v in zip(*expected, strict=True)]
     if shared:
@@ -126,6 +134,48 @@ def test_equals_autograd_in_float64(case):
     assert len(got) == 4 - (not how.get("bias", True))
     for a, b in zip(got, expected, strict=True):
         assert a.shape == b.shape and a.dtype == torch.float32 and error(a, b) < (1e-6 if CUDA else 5e-7)
+
+
+LAST = {
+    "3 channels": ("yd", 2, 2, (3, 5, 6), (5, 3, 3, 3), {"padding": 1}),
+    "whole lines": ("xyd", 1, 3, (16, 8, 8), (18, 16, 3, 3), {"padding": 1}),
+    "whole lines, stride 2": ("xyd", 2, 1, (17, 16, 16), (16, 17, 3, 3), {"padding": 1, "stride": 2}),
+    "whole lines, 64 channels": ("xyd", 1, 1, (64, 8, 8), (8, 64, 1, 1), {}),
+    "a gradient in the usual order": ("xy", 2, 1, (16, 4, 8), (8, 16, 3, 3), {"padding": 1}),
+    "to the usual order": ("x", 1, 2, (16, 4, 8), (8, 16, 3, 3), {"padding": 1}),
+} | {
+    case: ("xyd", *CASES[case]) for case in (
+        "stride 2, 17 channels", "5x5, stride 3", "1x1, stride 2", "dilated", "dilated with a stride", "depthwise",
+        "groups", "groups of many channels", "64 channels", "513 channels", "one dimension",
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LAST)
+def test_channels_may_lie_side_by_side(case):
+    last, n, batch, x, w, how = LAST[case]
+    got, expected = both("float32", n, batch, x, w, **how, last=last)
+    for a, b in zip(got, expected, strict=True):
+        assert a.shape == b.shape and a.dtype == torch.float32 and error(a, b) < (1e-6 if CUDA else 5e-7)
+    axis = 1 - len(w)
+    for v, name in zip(got, "yx", strict=False):
+        assert v[0, 0].numel() == v.shape[axis] or convolution.channels_last(v, axis) == (name in last)
+
+
+def test_results_with_channels_side_by_side_repeat_to_the_bit():
+    last, n, batch, x, w, how = LAST["whole lines"]
+    first, second = (both("tf32", n, batch, x, w, **how, last=last)[0] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("case", ["whole lines, stride 2", "64 channels", "groups"])
+def test_channels_side_by_side_in_bfloat16(case, monkeypatch):
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device=None: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    last, n, batch, x, w, how = LAST[case]
+    got, expected = both("bf16", n, batch, x, w, **how, last=last)
+    assert got[0].dtype == torch.bfloat16
+    assert all(1e-5 < error(a, b) < 1e-2 for a, b in zip(got, expected, strict=True))
 
 
 @pytest.mark.parametrize("case", ["stride 2, 17 channels", "64 channels"])
@@ -211,6 +261,20 @@ def stack_of(make, shape, n=2, batch=2, frozen=()):
     return objective, *(v.to(DEVICE) for v in (x, torch.randn(n, batch, *shape), torch.randint(0, 3, (n, batch))))
 
 
+class Views(nn.Module):
+    """Layers of PyTorch between ours, and a view that another order of memory does not allow."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm, self.third, self.last = nn.GroupNorm(2, 8), nn.Conv2d(8, 6, 1, 2), nn.Linear(30, 3)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.first(x)), 2)
+        x = self.third(F.relu(self.norm(self.second(x)) + x))
+        return self.last(torch.cat([x.view(len(x), -1), F.adaptive_avg_pool2d(x, 1).flatten(1)], 1))
+
+
 def operators(graph):
     return [node.target.__name__.split(".")[0] for node in graph.graph.nodes if "fedda" in str(node.target)]
 
@@ -234,6 +298,27 @@ def test_a_stack_of_networks_has_the_gradients_of_the_loop(make, shape, layers):
         layers,
     ]
     assert not any("aten.convolution" in str(node.target) for node in graph.graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "flat"), [(residual, (3, 5, 6), 0), (one_dimension, (3, 11), 1), (Views, (3, 8, 8), 1)]
+)
+def test_a_network_whose_channels_lie_side_by_side_has_the_gradients_of_the_loop(make, shape, flat):
+    """Activations are copied to the usual order where the network flattens them, and nowhere else."""
+    objective, *arguments = stack_of(make, shape)
+    stacked = StackedGradient(objective, kernels="float32", last=True)
+    graph = stacked.record(*arguments)
+    x, inputs, targets = arguments
+    got = graph(x + 0.1, 2 * inputs, targets)
+    truth = stacked.loop((x + 0.1).double(), (2 * inputs).double(), targets)
+    assert error(got, truth.cpu()) < 1e-5 and torch.equal(got, graph(x + 0.1, 2 * inputs, targets))
+    assert not any("as_strided" in str(node.target) for node in graph.graph.nodes)
+    made = {node: node.meta["tensor"] for node in graph.graph.nodes if "tensor" in node.meta}
+    images = [v for node, v in made.items() if "fedda.convolution.default" in str(node.target)]
+    assert all(v.strides[2] == 1 for v in images)
+    copies = [v for node, v in made.items() if any(k in str(node.target) for k in ("clone", "_to_copy", "contiguous"))]
+    sizes = {v.shape.numel() for v in images if v.shape[2:].numel() > v.shape[2]}
+    assert sum(v.shape.numel() in sizes for v in copies) == flat
 
 
 def test_a_frozen_layer_is_left_to_pytorch_and_passes_gradients_on():
@@ -274,9 +359,9 @@ def test_wrong_gradients_do_not_win(wrong):
 
     if wrong:
         with pytest.warns(UserWarning, match="'layers' is not used: .* error of 0.01"), pytest.raises(ArithmeticError):
-            paths.checked(path, x, batch)
+            paths.checked("layers", path, x, batch)
     else:
-        assert torch.equal(paths.checked(path, x, batch), paths.by_loop(x, batch))
+        assert torch.equal(paths.checked("layers", path, x, batch), paths.by_loop(x, batch))
     assert (path in paths.accepted) == (not wrong)
 
 
@@ -287,4 +372,7 @@ def test_the_kernels_compile_for_an_h200_without_spills(tmp_path):
     found = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     rows = [line.split() for line in found.stdout.splitlines()]
-    assert len(rows) > 10 and all(row[-1] == "0" for row in rows), found.stdout
+    assert len(rows) > 20 and all(row[-1] == "0" for row in rows), found.stdout
+    # With channels side by side, copies have 16 bytes, but for images and for the weights.
+    lines = [row for row in rows if row[1] == "last" and row[2] != "3" and row[7] == "weight"]
+    assert len(lines) == 4 and all(row[8] == "16" for row in lines), found.stdout

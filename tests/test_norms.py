@@ -17,11 +17,12 @@ if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # read where the kernels are defined: before they are imported
 pytest.importorskip("triton", reason="needs Triton")
 
+from fedda.problems.gradients.convolution import channels_last  # noqa: E402
 from fedda.problems.gradients.kernels import row_norm  # noqa: E402
 from fedda.problems.gradients.norms import Norms  # noqa: E402
 from fedda.problems.gradients.stackable import stackable  # noqa: E402
 from fedda.problems.gradients.vmap import StackedGradient  # noqa: E402
-from test_layers import error, operators, scalar_bounds, stack_of  # noqa: E402, F401
+from test_layers import error, in_lines, operators, scalar_bounds, stack_of  # noqa: E402, F401
 
 DEVICE = "cuda" if CUDA else "cpu"
 
@@ -32,9 +33,9 @@ def gradients(function, inputs, d):
     return out, *torch.autograd.grad(out, inputs, d, materialize_grads=True)
 
 
-def both(function, shapes, n=2, dtype=torch.float32, shared=()):
+def both(function, shapes, n=2, dtype=torch.float32, shared=(), last=()):
     """Ours for a stack, and PyTorch's in float64 for one model after the other: the output, and the gradients of its
-    product with random numbers."""
+    product with random numbers. The channels of a pixel lie side by side in the inputs `last`."""
     torch.manual_seed(0)
     inputs = [torch.randn(*(() if i in shared else (n,)), *shape) + 0.3 for i, shape in enumerate(shapes)]
     inputs[0] = inputs[0].to(dtype)
@@ -44,7 +45,7 @@ def both(function, shapes, n=2, dtype=torch.float32, shared=()):
     expected = [torch.stack(v) for v in zip(*truth, strict=True)]
     expected = [v.sum(0) if i - 1 in shared else v for i, v in enumerate(expected)]
     stacked = vmap(stackable(function, "float32"), tuple(None if i in shared else 0 for i in range(len(inputs))))
-    inputs = [v.to(DEVICE) for v in inputs]
+    inputs = [in_lines(v.to(DEVICE), 2 - v.dim()) if i in last else v.to(DEVICE) for i, v in enumerate(inputs)]
     got = gradients(stacked, inputs, d.to(DEVICE, stacked(*inputs).dtype))
     return got, expected
 
@@ -133,6 +134,34 @@ def test_equals_autograd_in_float64(case):
         assert a.shape == b.shape and a.dtype == torch.float32 and error(a, b) < 1e-6
 
 
+PIXELS = {
+    "many pixels": (CASES["groups"][0], [(2, 6, 45, 46), *AFFINE[1:]]),
+    "many groups": (lambda x, w, b: F.relu(F.group_norm(x, 9, w, b)), [(2, 27, 2, 3), (27,), (27,)]),
+    "one dimension": (lambda x, w, b: F.group_norm(x, 3, w, b), [(3, 9, 5), (9,), (9,)]),
+}
+ALIKE = ("groups", "a group for each channel", "relu in place", "read before the relu", "without weights", "batch norm")
+
+
+@pytest.mark.parametrize(
+    ("case", "last"),
+    [*((case, (0,)) for case in (*ALIKE, *PIXELS)), *(("sum and relu", last) for last in ((0,), (3,), (0, 3)))],
+    ids=str,
+)
+def test_channels_may_lie_side_by_side(case, last):
+    """The gradient of the output does not."""
+    function, shapes = (CASES | PIXELS)[case]
+    got, expected = both(function, shapes, last=last)
+    assert all(a.shape == b.shape and error(a, b) < 1e-6 for a, b in zip(got, expected, strict=True))
+    if case != "batch norm":
+        assert channels_last(got[1], 2 - got[1].dim()) == (0 in last)
+
+
+def test_channels_side_by_side_in_bfloat16():
+    got, expected = both(*CASES["groups"], dtype=torch.bfloat16, last=(0,))
+    assert got[0].dtype == got[1].dtype == torch.bfloat16
+    assert all(error(a, b) < 1e-2 for a, b in zip(got, expected, strict=True))
+
+
 @pytest.mark.parametrize("n", [1, 5])
 def test_any_number_of_models_and_samples(n):
     got, expected = both(*CASES["sum and relu"], n=n)
@@ -159,8 +188,9 @@ def test_layer_norms_under_autocast_are_in_single_precision(monkeypatch):
     assert got[0].dtype == torch.float32 and got[1].dtype == torch.bfloat16
 
 
-def test_a_run_repeats_to_the_bit():
-    first, second = (both(*CASES["sum and relu"])[0] for _ in range(2))
+@pytest.mark.parametrize("last", [(), (0, 3)])
+def test_a_run_repeats_to_the_bit(last):
+    first, second = (both(*CASES["sum and relu"], last=last)[0] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -230,10 +260,11 @@ def residual():
     )  # fmt: skip
 
 
-def test_a_network_with_changes_in_place_has_the_gradients_of_the_loop():
+@pytest.mark.parametrize("last", [False, True])
+def test_a_network_with_changes_in_place_has_the_gradients_of_the_loop(last):
     """In the recording, sums and relus are part of the norms, and nothing is changed in place."""
     objective, *arguments = stack_of(residual, (3, 5, 6))
-    stacked = StackedGradient(objective, kernels="float32")
+    stacked = StackedGradient(objective, kernels="float32", last=last)
     graph = stacked.record(*arguments)
     x, inputs, targets = arguments
     got = graph(x + 0.1, 2 * inputs, targets)
@@ -255,13 +286,17 @@ def test_the_kernels_compile_for_an_h200_without_spills(tmp_path):
     done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert len(rows) == 32 and all(row[-1] == "0" for row in rows), done.stdout
-    assert all("ld.global.v4.b32" in row for row in rows), done.stdout  # 16 bytes at a time
+    assert len(rows) == 44 and all(row[-1] == "0" for row in rows), done.stdout
+    # 16 bytes at a time, unless a group has two channels, which lie side by side.
+    assert all("ld.global.v4.b32" in row or row[0] == "pairs" for row in rows), done.stdout
 
 
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("shape", [(2, 16, 8, 2, 1024), (10, 1024, 1, 64, 1), (1, 1, 1, 20000, 1), (3, 5, 7, 3, 49)])
-def test_a_program_holds_a_bounded_part_of_a_row(shape):
-    grid, options = row_norm.launch(*shape)
+def test_a_program_holds_a_bounded_part_of_a_row(shape, last):
+    grid, options = row_norm.launch(shape[0], shape[1:], last, 2)
     size = options["BB"] * options["BK"] * options["BS"]
     assert size <= row_norm.LARGEST and size >= min(row_norm.USUAL, shape[3] * shape[4])
     assert grid * options["BB"] >= shape[0] * shape[1] * shape[2]
+    if last:
+        assert 2 * options["BB"] * options["BK"] >= min(32, 2 * shape[2] * shape[3])

@@ -309,8 +309,9 @@ class Evaluation:
         if paths.kernels is not None and paths.chosen == "kernels":
             return paths.kernels.outputs(x, inputs)
         if self.stacks_replicas and len(x) > 1:
-            kernels = paths.precision if paths.chosen == "layers" else ""
-            return vmap(stackable(self.problem.inference, kernels), (0, None))(x, inputs)
+            kernels = paths.precision if paths.chosen.startswith("layers") else ""
+            last = paths.chosen == "layers-last"
+            return vmap(stackable(self.problem.inference, kernels, last), (0, None))(x, inputs)
         return join(torch.stack, [self.problem.inference(one, inputs) for one in x])
 
     def as_one_batch(self, x: Tensor, data: Batch, index: slice) -> tuple[dict[str, Tensor], Outputs | None]:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from ...checks import one_of, warn
 from ..evaluation import convolutional
 from .kernels import kernels_for
-from .stackable import has_kernels
+from .stackable import CONVOLUTIONAL, has_kernels
 from .tuning import STACK, autotune, replayed, threads
 from .vmap import StackedGradient
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .kernels.operators import Kernels
 
 PRECISIONS = ("float32", "tf32", "bf16")
-PATHS = ("kernels", "native", "chain", "traced", "layers", "loop")
+PATHS = ("kernels", "native", "chain", "traced", "layers", "layers-last", "loop")
 Path = Callable[[Tensor, "Batch"], Tensor]  # x [points * c, d] and raw batches [c, ...] -> gradients [points * c, d]
 SMALL = 1_000_000  # numbers in a stack of linear layers whose path needs no measurement
 # The relative error of a gradient by `layers` that lets it take part in a measurement: more must be a mistake.
@@ -42,9 +42,10 @@ class GradientPaths:
 
     `kernels`: our GPU kernels for convolutional networks; `native`: C code for known layers, on a CPU; `chain`: known
     layers as batched products; `traced`: any module through vmap, recorded as plain operations; `layers`: the same with
-    our GPU kernels for attention, convolutions, embeddings, linear and recurrent layers, norms and losses; `loop`: one
-    model after the other. `auto` takes the first that fits for small stacks of linear layers, and otherwise the fastest
-    of the paths that fit, by measurement.
+    our GPU kernels for attention, convolutions, embeddings, linear and recurrent layers, norms and losses;
+    `layers-last`: `layers`, but the channels of a pixel lie side by side; `loop`: one model after the other. `auto`
+    takes the first that fits for small stacks of linear layers, and otherwise the fastest of the paths that fit, by
+    measurement.
     """
 
     def __init__(self, problem: Neural, path: str, precision: str):
@@ -76,6 +77,9 @@ class GradientPaths:
         if cuda and find_spec("triton") is not None and has_kernels(problem.model):
             layers = StackedGradient(self.objective, frozen, self.precision)
             self.paths["layers"] = partial(self.by_vmap, layers)
+            if has_kernels(problem.model, CONVOLUTIONAL):
+                last = StackedGradient(self.objective, frozen, self.precision, last=True)
+                self.paths["layers-last"] = partial(self.by_vmap, last)
         self.paths["loop"] = self.by_loop
         if path != "auto" and path not in self.paths:
             raise ValueError(f"Vectorised: path {path!r} does not fit this problem; these do: {', '.join(self.paths)}")
@@ -93,10 +97,10 @@ class GradientPaths:
             many = 0 if convolutional(problem.model) else STACK // problem.d
             n = min(clients, max(MEASURED_CLIENTS, many))
             x, batch = problem.example(n)
-            ways = {
-                name: replayed(partial(self.checked if name == "layers" else self.run, path, x, batch), problem.device)
-                for name, path in candidates.items()
-            }
+            ways = {}
+            for name, path in candidates.items():
+                run = partial(self.checked, name) if name.startswith("layers") else self.run
+                ways[name] = replayed(partial(run, path, x, batch), problem.device)
             shape = tree_map(lambda v: v.shape[1:], problem.data.x)
             about = (problem.model, n, shape, problem.batch_size, problem.dtype, self.precision)
             # On a busy machine threads wait for each other, and the times would say nothing about the paths.
@@ -117,13 +121,13 @@ class GradientPaths:
             return {self.chosen: self.paths[self.chosen]}
         slower: tuple[str, ...] = ()
         if "kernels" in self.paths:
-            slower = ("traced", "layers", "loop")
+            slower = ("traced", "layers", "layers-last", "loop")
         elif "chain" in self.paths and cpu:
             slower = ("traced", "chain") if "native" in self.paths else ("traced",)
         names = sorted((name for name in self.paths if name not in slower), key=lambda name: cpu and name != "loop")
         return {name: self.paths[name] for name in names}
 
-    def checked(self, path: Path, x: Tensor, batch: Batch) -> Tensor:
+    def checked(self, name: str, path: Path, x: Tensor, batch: Batch) -> Tensor:
         """The gradients by a path, which fails if they are wrong, so that it is not chosen: its first call compares
         them with those of a loop in full precision. In a deep network, `traced` may be as far from these."""
         gradients = self.run(path, x, batch)
@@ -134,7 +138,7 @@ class GradientPaths:
             traced = self.run(self.paths["traced"], x, batch)
             error, usual = (float((g - truth).norm() / truth.norm()) for g in (gradients, traced))
             if not error <= max(TOLERANCES[self.precision], 2 * usual):
-                message = f"the path 'layers' is not used: its gradients have an error of {error:.1g}"
+                message = f"the path {name!r} is not used: its gradients have an error of {error:.1g}"
                 warn(message)
                 raise ArithmeticError(message)
             self.accepted.add(path)

@@ -12,9 +12,12 @@ from .recurrent import flat, unflat, with_stack_first
 LARGEST = 2**31  # numbers of one model in one tensor: the kernels count in 32 bits
 # Operators of PyTorch's dispatcher, so that recordings and graphs include them.
 library = torch.library.Library("fedda", "FRAGMENT")
-library.define("convolution(Tensor x, Tensor w, Tensor? bias, int[] size, int[] window, str precision) -> Tensor")
 library.define(
-    "convolution_input(Tensor d, Tensor w, int[] size, int[] window, str precision, ScalarType dtype) -> Tensor"
+    "convolution(Tensor x, Tensor w, Tensor? bias, int[] size, int[] window, str precision, bool last) -> Tensor"
+)
+library.define(
+    "convolution_input(Tensor d, Tensor w, int[] size, int[] window, str precision, ScalarType dtype, bool last) "
+    "-> Tensor"
 )
 library.define("convolution_weight(Tensor x, Tensor d, int[] window, str precision) -> Tensor")
 
@@ -35,10 +38,10 @@ class Window(NamedTuple):
 
 def convolve(
     precision: str, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-    dilation: Any = 1, groups: int = 1,
+    dilation: Any = 1, groups: int = 1, *, last: bool = False,
 ) -> Tensor | None:  # fmt: skip
     """torch.conv1d or torch.conv2d by our kernels; None if they do not fit. A frozen layer is left to PyTorch: it is
-    one convolution for all models."""
+    one convolution for all models. If `last`, the channels of a pixel lie side by side in the result."""
     fits, precision = precision_of(precision, input)
     dims = weight.dim() - 2
     fits = fits and is_batchedtensor(weight) and weight.dtype == torch.float32 and input.dim() == weight.dim()
@@ -59,7 +62,7 @@ def convolve(
         input, weight = input[:, :, None], weight[:, :, None]
         kernel, stride, left, dilation, out = (1, *kernel), (1, *stride), (0, *left), (1, *dilation), [1, *out]
     window = Window._make((*kernel, *stride, *left, *dilation, groups))
-    result = applied(StackedConvolution, input, weight, bias, out, window, precision)
+    result = applied(StackedConvolution, input, weight, bias, out, window, precision, last)
     return result[:, :, 0] if dims == 1 else result
 
 
@@ -77,6 +80,11 @@ def repeated(value: Any, dims: int) -> tuple[int, ...]:
     return values * dims if len(values) == 1 else values
 
 
+def channels_last(x: Tensor, axis: int = -3) -> bool:
+    """Whether the channels of a pixel lie side by side in memory; `axis` counts the channels."""
+    return x.movedim(axis, -1).is_contiguous() and not x.is_contiguous()
+
+
 def applied(function: type[torch.autograd.Function], *args: Any) -> Tensor:
     result: Tensor = function.apply(*args)
     return result
@@ -89,7 +97,7 @@ class StackedConvolution(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-        x, w, _, _, ctx.window, ctx.precision = inputs
+        x, w, _, _, ctx.window, ctx.precision, _ = inputs
         ctx.save_for_backward(x, w)
 
     @staticmethod
@@ -97,9 +105,9 @@ class StackedConvolution(torch.autograd.Function):
         x, w = ctx.saved_tensors
         for_x, for_w, for_bias, *_ = ctx.needs_input_grad
         how, operators = (ctx.window, ctx.precision), torch.ops.fedda
-        dx = operators.convolution_input(d, w, x.shape[-2:], *how, x.dtype) if for_x else None
+        dx = operators.convolution_input(d, w, x.shape[-2:], *how, x.dtype, channels_last(x)) if for_x else None
         dw = operators.convolution_weight(x, d, *how) if for_w else None
-        return dx, dw, d.sum((-4, -2, -1), dtype=w.dtype) if for_bias else None, None, None, None
+        return dx, dw, d.sum((-4, -2, -1), dtype=w.dtype) if for_bias else None, *4 * [None]
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, int]:
@@ -108,7 +116,7 @@ class StackedConvolution(torch.autograd.Function):
 
 @torch.library.impl(library, "convolution", "CompositeExplicitAutograd")
 def _convolution(
-    x: Tensor, w: Tensor, bias: Tensor | None, size: list[int], window: list[int], precision: str
+    x: Tensor, w: Tensor, bias: Tensor | None, size: list[int], window: list[int], precision: str, last: bool
 ) -> Tensor:
     from .kernels import implicit_gemm
 
@@ -116,20 +124,20 @@ def _convolution(
     x, w = flat(lead, (x, 4), (w, 4))
     b = None if bias is None else flat(lead, (bias, 1))[0]
     with torch.cuda.device_of(x):  # Triton launches on the current device
-        y = implicit_gemm.forward(x, w, b, size, Window(*window), precision)
+        y = implicit_gemm.forward(x, w, b, size, Window(*window), precision, last)
     return unflat(lead, y)
 
 
 @torch.library.impl(library, "convolution_input", "CompositeExplicitAutograd")
 def _convolution_input(
-    d: Tensor, w: Tensor, size: list[int], window: list[int], precision: str, dtype: torch.dtype
+    d: Tensor, w: Tensor, size: list[int], window: list[int], precision: str, dtype: torch.dtype, last: bool
 ) -> Tensor:
     from .kernels import implicit_gemm
 
     lead = w.shape[:-4]
     d, w = flat(lead, (d, 4), (w, 4))
     with torch.cuda.device_of(d):
-        dx = implicit_gemm.input_gradient(d, w, size, Window(*window), precision, dtype)
+        dx = implicit_gemm.input_gradient(d, w, size, Window(*window), precision, dtype, last)
     return unflat(lead, dx)
 
 

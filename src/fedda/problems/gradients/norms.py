@@ -14,7 +14,7 @@ from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wr
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .convolution import LARGEST
+from .convolution import LARGEST, channels_last
 from .recurrent import unflat, with_stack_first
 
 # Operators of PyTorch's dispatcher, so that recordings and graphs include them.
@@ -203,10 +203,14 @@ def _norm(
 ) -> list[Tensor]:  # fmt: skip
     from .kernels import row_norm
 
-    lead, shape = x.shape[:-dims], x.shape
+    lead, last, shape = x.shape[:-dims], in_lines(x, sizes, by_row, dims), x.shape
+    if last:
+        x, residual = x.movedim(1 - dims, -1), None if residual is None else residual.movedim(1 - dims, -1)
+    inner = x.shape
     x, w, bias, residual = (dense(lead, v) for v in (x, w, bias, residual))
     with torch.cuda.device_of(x):  # Triton launches on the current device
-        y, *statistics = row_norm.forward(x, w, bias, residual, sizes, by_row, eps, relu, dtype)
+        y, *statistics = row_norm.forward(x, w, bias, residual, sizes, by_row, last, eps, relu, dtype)
+    y = y.view(inner).movedim(-1, 1 - dims) if last else y
     return [torch.ops.aten._unsafe_view(y, shape), *(unflat(lead, v) for v in statistics)]
 
 
@@ -217,12 +221,21 @@ def _norm_backward(
 ) -> list[Tensor]:  # fmt: skip
     from .kernels import row_norm
 
-    lead, shape = x.shape[:-dims], x.shape
+    lead, last = x.shape[:-dims], in_lines(x, sizes, by_row, dims)
+    if last:
+        d, x, y = (*(v.movedim(1 - dims, -1) for v in (d, x)), None if y is None else y.movedim(1 - dims, -1))
+    shape = x.shape
     d, x, y, w, mean, rstd = (dense(lead, v) for v in (d, x, y, w, mean, rstd))
     with torch.cuda.device_of(x):
-        dx, dr, dw = row_norm.backward(d, x, y, w, mean, rstd, sizes, by_row, residual, weights)
+        dx, dr, dw = row_norm.backward(d, x, y, w, mean, rstd, sizes, by_row, last, residual, weights)
     results = [v.view(shape) for v in (dx, dr) if v is not None]
+    results = [v.movedim(-1, 1 - dims) for v in results] if last else results
     return [*results, *(() if dw is None else (unflat(lead, v) for v in dw))]
+
+
+def in_lines(x: Tensor, sizes: list[int], by_row: bool, dims: int) -> bool:
+    """Whether this is a group norm of a tensor in which the channels of a pixel lie side by side."""
+    return not by_row and sizes[3] > 1 and channels_last(x, 1 - dims)
 
 
 def dense(lead: torch.Size, v: Any) -> Any:

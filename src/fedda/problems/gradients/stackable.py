@@ -29,12 +29,13 @@ class Stackable(TorchFunctionMode):
     tensors require a gradient, and what the arguments of an embedding say about its gradient.
 
     `kernels` is the precision of our Triton kernels, which then compute attention, convolutions, embeddings, linear and
-    recurrent layers, norms and losses. If it is empty, there are none.
+    recurrent layers, norms and losses. If it is empty, there are none. If `last`, the channels of a pixel lie side by
+    side in the results of convolutions. What `view` refuses because of this order is copied.
     """
 
-    def __init__(self, kernels: str = ""):
+    def __init__(self, kernels: str = "", last: bool = False):
         super().__init__()
-        self.kernels = kernels
+        self.kernels, self.last = kernels, last
         self.norms = Norms()
 
     def __torch_function__(
@@ -46,7 +47,7 @@ class Stackable(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self.kernels and function in CONVOLUTIONS:
-            out = convolve(self.kernels, *args, **kwargs)
+            out = convolve(self.kernels, *args, **kwargs, last=self.last)
             return function(*args, **kwargs) if out is None else out
         if self.kernels and (out := self.norms(function, args, kwargs)) is not None:
             return out
@@ -69,6 +70,13 @@ class Stackable(TorchFunctionMode):
             return plain_embedding(*args, **kwargs, kernels=self.kernels)
         if function == torch.Tensor.requires_grad.__get__:  # type: ignore[attr-defined]
             return requires_grad(args[0])
+        if self.last and function in AVERAGES and (out := average(AVERAGES[function], *args, **kwargs)) is not None:
+            return out
+        if self.last and function is torch.Tensor.view:
+            try:
+                return function(*args, **kwargs)
+            except RuntimeError:
+                return torch.Tensor.reshape(*args, **kwargs)
         if function is torch.Tensor.data_ptr and torch._C._functorch.is_functorch_wrapped_tensor(args[0]):
             return 0  # on a GPU, recurrent layers leave their weights where they are if these share memory
         return function(*args, **kwargs)
@@ -84,11 +92,11 @@ class Stackable(TorchFunctionMode):
         return out, weights
 
 
-def stackable(function: Callable[..., Any], kernels: str = "") -> Callable[..., Any]:
+def stackable(function: Callable[..., Any], kernels: str = "", last: bool = False) -> Callable[..., Any]:
     """The same function with these layers replaced."""
 
     def replaced(*args: Any) -> Any:
-        with Stackable(kernels):
+        with Stackable(kernels, last):
             return function(*args)
 
     return replaced
@@ -177,16 +185,26 @@ def cell(kind: str, input: Tensor, hx: Any, *parameters: Tensor | None, kernels:
     return tuple(after) if kind == "lstm" else after[0]
 
 
+def average(axes: tuple[int, ...], input: Tensor, output_size: Any) -> Tensor | None:
+    """The means over all pixels, if this is asked for. PyTorch would change the strides of the result in place, which
+    vmap does for one client at a time."""
+    return input.mean(axes, keepdim=True) if output_size in (1, (1,), (1, 1), [1], [1, 1]) else None
+
+
+AVERAGES: dict[Any, tuple[int, ...]] = {F.adaptive_avg_pool1d: (-1,), F.adaptive_avg_pool2d: (-2, -1)}
 LOSSES: dict[Any, Callable[..., Tensor | None]] = {F.cross_entropy: cross_entropy, of_classes: of_last_axis}
 CONVOLUTIONS = (torch.conv1d, torch.conv2d)
 
 
-def has_kernels(model: nn.Module) -> bool:
-    """Whether a network has layers with trainable weights that our Triton kernels may compute."""
-    kinds = (
-        nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Embedding, nn.GroupNorm,
-        nn.LayerNorm, _BatchNorm,
-    )  # fmt: skip
+CONVOLUTIONAL = (nn.Conv1d, nn.Conv2d)
+KINDS = (
+    *CONVOLUTIONAL, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Embedding, nn.GroupNorm, nn.LayerNorm,
+    _BatchNorm,
+)  # fmt: skip
+
+
+def has_kernels(model: nn.Module, kinds: tuple[type[nn.Module], ...] = KINDS) -> bool:
+    """Whether a network has layers of these kinds with trainable weights, which our Triton kernels may compute."""
     return any(isinstance(m, kinds) and any(p.requires_grad for p in m.parameters()) for m in model.modules())
 
 

@@ -37,11 +37,12 @@ class StackedGradient:
     points, and a constant layer is one operation for all clients.
 
     With `kernels`, a precision, our Triton layers take the place of PyTorch's where they fit. Errors are then raised.
+    If `last`, the channels of a pixel lie side by side.
     """
 
-    def __init__(self, objective: Objective, frozen: bool = False, kernels: str = ""):
+    def __init__(self, objective: Objective, frozen: bool = False, kernels: str = "", last: bool = False):
         self.objective, self.frozen, self.kernels = objective, frozen, kernels
-        self.losses: Callable[..., Tensor] = vmap(stackable(objective, kernels))
+        self.losses: Callable[..., Tensor] = vmap(stackable(objective, kernels, last))
         self.gradients: Callable[..., Tensor] = vmap(grad(stackable(objective)))
         self.by_shape: dict[object, Callable[..., Tensor]] = {}
         self.warned = False

@@ -1,8 +1,9 @@
 """Convolutions of a stack of models with different weights as matrix products, without a copy of the patches.
 
 Tensors are [n, B, C, H, W] with any strides (0 where the stack shares a tensor), weights [n, O, C / groups, taps]. The
-rows that are loaded are pixels, because these are what lies side by side in memory. Sizes and strides inside a model
-are constants of the compiler, so that divisions and addresses cost little; the number of models and of samples are not.
+rows that are loaded are pixels, because these are what lies side by side in memory. If the channels of a pixel do, a
+thread loads several of them at a time. Sizes and strides inside a model are constants of the compiler, so that
+divisions and addresses cost little; the number of models and of samples are not.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ def convolve(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_
              GROUPS: tl.constexpr, K: tl.constexpr, H: tl.constexpr, W: tl.constexpr, M: tl.constexpr,
              OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
              SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-             TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr, FLAT: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr,
-             BK: tl.constexpr):  # fmt: skip
+             TRANSPOSED: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr, FLAT: tl.constexpr,
+             BP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """From K channels [H, W] of each group to M channels [OH, OW]: a convolution or, if TRANSPOSED, the gradient of its
-    input. The sum is over blocks of channels and, inside, over taps, which read the same lines of the cache; if FLAT,
-    over both together, because there are few channels."""
+    input. If LAST, the channels of a pixel of OUT lie side by side. The sum is over blocks of channels and, inside,
+    over taps, which read the same lines of the cache; if FLAT, over both together, because there are few channels."""
     # With a stride, a pixel of an input's gradient is reached by some taps only. A program has pixels of one kind,
     # which have the same taps.
     CH: tl.constexpr = SH if TRANSPOSED and DH == 1 else 1
@@ -66,12 +67,20 @@ def convolve(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_
     h = p % (NH * NW) // NW * CH + rh
     w = p % NW * CW + rw
     inside = (b < B) & (h < OH) & (w < OW)
-    source = X + n * x_n + group * K * x_c + b * x_b
+    source = X + n * x_n + group * K * x_c
     weight = WEIGHT + n * w_n + group * w_g
+    # With channels side by side, a thread has some channels of many pixels. What it needs of a pixel, it computes once
+    # before the loop: the other taps lie at fixed distances, unless a stride leaves out some of them.
+    LINES: tl.constexpr = x_c == 1 and not (TRANSPOSED and (CH != SH or CW != SW))
     first_h = (rh + PH) % CH  # the taps are first_h, first_h + CH, ...
     first_w = (rw + PW) % CW
     taps_w = (KW - first_w + CW - 1) // CW
     taps = (KH - first_h + CH - 1) // CH * taps_w
+    if LINES:
+        top = (h + PH - first_h) // CH if TRANSPOSED else h * SH - PH  # where the first tap reads
+        left = (w + PW - first_w) // CW if TRANSPOSED else w * SW - PW
+        corner = b * x_b + (top * x_h + left * x_w)
+        top = tl.where(inside, top, -(1 << 30))
     acc = tl.zeros((BP, BM), tl.float32)
     for i in range(tl.cdiv(K * taps, BK) if FLAT else tl.cdiv(K, BK) * taps):
         if FLAT:
@@ -85,39 +94,52 @@ def convolve(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, x_
             first = i // taps * BK
         kh = first_h + tap // taps_w * CH
         kw = first_w + tap % taps_w * CW
-        if TRANSPOSED:
-            y = h + PH - kh * DH
-            x = w + PW - kw * DW
-            ok = inside & (y >= 0) & (x >= 0)
-            if CH != SH:
-                ok = ok & (y % SH == 0)
-            if CW != SW:
-                ok = ok & (x % SW == 0)
-            y = y // SH
-            x = x // SW
+        if LINES:
+            dy = tap // taps_w * (-DH if TRANSPOSED else DH)
+            dx = tap % taps_w * (-DW if TRANSPOSED else DW)
+            y = (top + dy).to(tl.uint32, bitcast=True)  # what lies before the first pixel is a large number
+            x = (left + dx).to(tl.uint32, bitcast=True)
+            ok = (y < H) & (x < W)
+            at = source + (dy * x_h + dx * x_w + first + k[None, :]) + corner
         else:
-            y = h * SH - PH + kh * DH
-            x = w * SW - PW + kw * DW
-            ok = inside & (y >= 0) & (x >= 0)
-        ok = ok & (y < H) & (x < W)
+            if TRANSPOSED:
+                y = h + PH - kh * DH
+                x = w + PW - kw * DW
+                ok = inside & (y >= 0) & (x >= 0)
+                if CH != SH:
+                    ok = ok & (y % SH == 0)
+                if CW != SW:
+                    ok = ok & (x % SW == 0)
+                y = y // SH
+                x = x // SW
+            else:
+                y = h * SH - PH + kh * DH
+                x = w * SW - PW + kw * DW
+                ok = inside & (y >= 0) & (x >= 0)
+            ok = ok & (y < H) & (x < W)
+            # The position of a pixel comes first: a thread has one pixel and many channels, and computes it once.
+            at = source + b * x_b + (y * x_h + x * x_w) + first * x_c + (k * x_c)[None, :]
         here = m < M
         if FLAT or K % BK != 0:
             ok = ok & (first + k < K)[None, :]
             here = here & (first + k < K)[:, None]
-        # The position of a pixel comes first: a thread has one pixel and many channels, and computes it once.
-        a = tl.load(source + (y * x_h + x * x_w) + first * x_c + (k * x_c)[None, :], mask=ok, other=0.0)
+        a = tl.load(at, mask=ok, other=0.0)
         at = weight + first * w_k
         at += tl.trans((kh * KW + kw) * w_t) if FLAT else (kh * KW + kw) * w_t
         f = tl.load(at + (k * w_k)[:, None] + m * w_m, mask=here, other=0.0)
-        if PRECISION == "tf32":
+        if PRECISION == "tf32" and (FLAT or x_c != 1):
             # The tensor cores would drop these bits themselves. Done here, it takes the pixels through registers, and
             # they need not be transposed in shared memory.
             a = (a.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
         acc = product(a, f, acc, PRECISION)
     if BIAS is not None:
         acc += tl.load(BIAS + n * bias_n + (group * M + m) * bias_m, mask=m < M, other=0.0)
-    to = OUT + n * B * (GROUPS * M * OH * OW) + ((b * GROUPS + group) * M + m) * (OH * OW)
-    tl.store(to + (h * OW + w), acc, mask=inside & (m < M))
+    to = OUT + n * B * (GROUPS * M * OH * OW)
+    if LAST:
+        to += ((b * OH + h) * OW + w) * (GROUPS * M) + (group * M + m)
+    else:
+        to += ((b * GROUPS + group) * M + m) * (OH * OW) + (h * OW + w)
+    tl.store(to, acc, mask=inside & (m < M))
 
 
 @triton.jit
@@ -149,31 +171,53 @@ def sum_pixels(X, x_n, x_b: tl.constexpr, x_c: tl.constexpr, x_h: tl.constexpr, 
     n = (program // GROUPS).to(tl.int64)
     k = r
     if FLAT:
-        k = r // TAPS
-        tap = (r % TAPS)[None, :]
+        # What lies side by side comes last: channels in the input or, else, taps in the result.
+        k = r % K if x_c == 1 else r // TAPS
+        tap = (r // K if x_c == 1 else r % TAPS)[None, :]
     dy = tap // KW * DH - PH
     dx = tap % KW * DW - PW
     source = X + n * x_n + group * K * x_c
     other = D + n * d_n + group * M * d_c
+    # If a block of pixels is some lines of a sample, all blocks have the same form, which is computed before the loop.
+    LINES: tl.constexpr = x_c == 1 and OH * OW % BP == 0 and BP % OW == 0
+    q = tl.arange(0, BP)[:, None]
+    if LINES:
+        y = q // OW * SH + dy
+        x = q % OW * SW + dx
+        corner = (y * x_h + x * x_w) + k[None, :]
+        y = tl.where((x >= 0) & (x < W) & (r < ROWS)[None, :], y, -(1 << 30))
+        block = (q // OW * d_h + q % OW * d_w) + (m * d_c)[None, :]
     acc = tl.zeros((BR, BM), tl.float32)
     for i in range(s * share, min((s + 1) * share, B * OH * OW), BP):
-        p = i + tl.arange(0, BP)[:, None]
-        b = p // (OH * OW)
-        h = p % (OH * OW) // OW
-        w = p % OW
-        y = h * SH + dy
-        x = w * SW + dx
-        ok = (b < B) & (y >= 0) & (y < H) & (x >= 0) & (x < W)
-        here = b < B
-        if ROWS % BR != 0:
-            ok = ok & (r < ROWS)[None, :]
-        if M % BM != 0:
-            here = here & (m < M)[None, :]
-        a = tl.load(source + b * x_b + (y * x_h + x * x_w) + (k * x_c)[None, :], mask=ok, other=0.0)
-        d = tl.load(other + b * d_b + (h * d_h + w * d_w) + (m * d_c)[None, :], mask=here, other=0.0)
-        acc = product(tl.trans(a), d, acc, PRECISION)
+        if LINES:
+            b = i // (OH * OW)
+            line = i % (OH * OW) // OW
+            ok = (y + line * SH).to(tl.uint32, bitcast=True) < H  # what lies before the first line is a large number
+            at = source + (b * x_b + line * (SH * x_h)) + corner
+            here = (m < M)[None, :]
+            d = tl.load(other + (b * d_b + line * d_h) + block, mask=here, other=0.0)
+        else:
+            p = i + q
+            b = p // (OH * OW)
+            h = p % (OH * OW) // OW
+            w = p % OW
+            y = h * SH + dy
+            x = w * SW + dx
+            ok = (b < B) & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+            here = b < B
+            if ROWS % BR != 0:
+                ok = ok & (r < ROWS)[None, :]
+            if M % BM != 0:
+                here = here & (m < M)[None, :]
+            at = source + b * x_b + (y * x_h + x * x_w) + (k * x_c)[None, :]
+            d = tl.load(other + b * d_b + (h * d_h + w * d_w) + (m * d_c)[None, :], mask=here, other=0.0)
+        if x_c == 1:  # transposed before it is loaded, so that the copies are long
+            a = tl.load(tl.trans(at), mask=tl.trans(ok), other=0.0)
+        else:
+            a = tl.trans(tl.load(at, mask=ok, other=0.0))
+        acc = product(a, d, acc, PRECISION)
     to = OUT + ((s * N + n) * GROUPS + group) * (M * K * TAPS) + (m * (K * TAPS))[None, :]
-    to += r[:, None] if FLAT else (r * TAPS + tap)[:, None]
+    to += (k * TAPS)[:, None] + tl.trans(tap) if FLAT else (k * TAPS + tap)[:, None]
     tl.store(to, acc, mask=(r < ROWS)[:, None] & (m < M)[None, :])
 
 
@@ -196,9 +240,12 @@ def reorder(WEIGHT, w_n, w_o, OUT, O, C: tl.constexpr, TAPS: tl.constexpr, SUM_O
     tl.store(OUT + n * O * (C * TAPS) + to, value.to(OUT.dtype.element_ty), mask=ok)
 
 
-def forward(x: Tensor, w: Tensor, bias: Tensor | None, size: Sequence[int], window: Window, precision: str) -> Tensor:
-    """The convolution of x [n, B, C, H, W], with outputs of this size."""
-    y = empty((len(w), x.shape[1], w.shape[1], *size), torch.bfloat16 if precision == "bf16" else torch.float32, x)
+def forward(
+    x: Tensor, w: Tensor, bias: Tensor | None, size: Sequence[int], window: Window, precision: str, last: bool = False
+) -> Tensor:
+    """The convolution of x [n, B, C, H, W], with outputs of this size; `last` as in `activations`."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    y = activations((len(w), x.shape[1], w.shape[1], *size), dtype, x, last)
     w, (w_n, w_o, w_c, w_t) = by_taps(w, False, w.shape[2], precision)
     weight = w, w_n, y.shape[2] // window.groups * w_o, w_o, w_c, w_t
     launch_convolve(x, weight, bias, y, window, False, precision)
@@ -206,10 +253,10 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, size: Sequence[int], wind
 
 
 def input_gradient(
-    d: Tensor, w: Tensor, size: Sequence[int], window: Window, precision: str, dtype: torch.dtype
+    d: Tensor, w: Tensor, size: Sequence[int], window: Window, precision: str, dtype: torch.dtype, last: bool = False
 ) -> Tensor:
-    """The gradient of an input of this size, from d [n, B, O, OH, OW]."""
-    out = empty((len(w), d.shape[1], w.shape[2] * window.groups, *size), dtype, d)
+    """The gradient of an input of this size, from d [n, B, O, OH, OW]; `last` as in `activations`."""
+    out = activations((len(w), d.shape[1], w.shape[2] * window.groups, *size), dtype, d, last)
     outputs = d.shape[2] // window.groups
     w, (w_n, w_o, w_c, w_t) = by_taps(w, True, outputs, precision)
     launch_convolve(d, (w, w_n, outputs * w_o, w_c, w_o, w_t), None, out, window, True, precision)
@@ -233,10 +280,12 @@ def launch_convolve(
     fits = (b for b in BLOCKS if cdiv(pixels, b[0]) * cdiv(m, b[1]) * kinds >= 24)
     rows, columns, warps = block(pixels, m, precision, next(fits, BLOCKS[-1]))
     flat = k < 16
-    depth = min(32, power_of_two(k * taps if flat else k))
+    most = 64 if precision == "bf16" and x.stride(2) == 1 else 32
+    depth = min(most, power_of_two(k * taps if flat else k))
     launcher(convolve, cdiv(m, columns) * cdiv(pixels, rows) * kinds * n)(
         x, *x.stride(), *weight, bias, *((0, 0) if bias is None else bias.stride()), out, samples, groups, k, *size, m,
-        height, width, *window[:8], transposed, precision, flat, rows, columns, depth, num_warps=warps, num_stages=3,
+        height, width, *window[:8], transposed, out.stride(2) == 1, precision, flat, rows, columns, depth,
+        num_warps=warps, num_stages=3,
     )  # fmt: skip
 
 
@@ -245,17 +294,22 @@ def weight_gradient(x: Tensor, d: Tensor, window: Window, precision: str) -> Ten
     (n, samples, channels, *size), (*_, filters, height, width), groups = x.shape, d.shape, window.groups
     k, m, taps = channels // groups, filters // groups, window.kh * window.kw
     pixels = samples * height * width
-    # With few pixels, writing the result takes the time: rows then lie side by side in it.
-    flat = k < 16 or pixels <= 512
-    rows, columns, warps = block(k * taps if flat else k, m, precision, (64, 128) if flat else BLOCKS[0])
+    last = x.stride(2) == 1
+    # With few pixels, writing the result takes the time: rows then lie side by side in it. With channels side by side,
+    # several taps of few channels share the gradient that they read.
+    flat = k < (64 if last else 16) or (pixels <= 512 and not last)
+    most = (64, 64 if last else 128) if flat else (64, 64) if last and precision == "tf32" else BLOCKS[0]
+    rows, columns, warps = block(k * taps if flat else k, m, precision, most)
+    if last and precision == "tf32":
+        warps = max(1, rows * columns // 2048)  # four would copy every number alone to transpose it
+    depth = 64 if rows * columns <= (4096 if last and precision == "bf16" else 1024) else 32
     programs = cdiv(m, columns) * (cdiv(k * taps, rows) if flat else cdiv(k, rows) * taps) * groups * n
     share = share_of(pixels, programs * warps)
     shares = cdiv(pixels, share)
     dw = empty((shares, n, filters, k, window.kh, window.kw), torch.float32, x)
     launcher(sum_pixels, programs * shares)(
         x, *x.stride(), d, *d.stride(), dw, n, samples, shares, share, groups, k, *size, m, height, width,
-        *window[:8], precision, flat, rows, columns, 64 if rows * columns <= 1024 else 32, num_warps=warps,
-        num_stages=3,
+        *window[:8], precision, flat, rows, columns, depth, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return dw[0] if shares == 1 else dw.sum(0)
 
@@ -293,6 +347,12 @@ def by_taps(w: Tensor, sum_outputs: bool, summed: int, precision: str) -> tuple[
         num_warps=numbers // 1024,
     )  # fmt: skip
     return out, (out.stride(0), *((1, filters) if sum_outputs else (channels, 1)), out.stride(1))
+
+
+def activations(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor, last: bool) -> Tensor:
+    """Memory for activations [n, B, C, H, W]. If `last`, the channels of a pixel lie side by side."""
+    n, samples, channels, *size = shape
+    return empty((n, samples, *size, channels), dtype, like).movedim(-1, 2) if last else empty(shape, dtype, like)
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:
