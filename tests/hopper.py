@@ -6,7 +6,7 @@
                                          prints the bytes of copies to shared memory, registers, shared memory, warps
                                          and bytes of stack, which spills would need
     python tests/hopper.py norms         norms of usual shapes: prints registers, the kinds of loads, and bytes of stack
-    python tests/hopper.py stacked       embeddings and linear layers: prints registers, shared memory, warps and bytes
+    python tests/hopper.py stacked       embeddings, linear layers and losses: prints registers, shared memory, warps and bytes
                                          of stack
 
 Run by tests/test_kernels.py, tests/test_fusing.py, tests/test_layers.py, tests/test_norms.py and
@@ -32,6 +32,7 @@ from fedda.problems.gradients.chain import Chain
 from fedda.problems.gradients.convolution import Window
 from fedda.problems.gradients.kernels import (
     backward,
+    cross_entropy,
     embedding,
     forward,
     implicit_gemm,
@@ -197,9 +198,9 @@ def print_norms():
 
 
 def print_stacked():
-    """Of a small and a large table, and of three linear layers."""
+    """The kernels of a small and a large table, of three linear layers and of three losses."""
     Compiling.now = True
-    for module in (embedding, linear_weight):
+    for module in (embedding, linear_weight, cross_entropy):
         module.launcher = lambda function, *grid: (
             lambda *args, **how: kernels.append(function.warmup(*args, grid=grid, **how))
         )
@@ -212,6 +213,9 @@ def print_stacked():
             dtype = torch.bfloat16 if precision == "bf16" else torch.float32
             x, d = torch.zeros(10, 200, inputs, dtype=dtype), torch.zeros(10, 200, outputs, dtype=dtype)
             linear_weight.weight_gradient(x, d, True, precision)
+        for rows, classes in ((16, 10), (1024, 80), (64, 8192)):
+            x = torch.zeros(10, rows, classes, dtype=dtype)
+            cross_entropy.gradient(torch.zeros(10), x, torch.zeros(10, rows, dtype=torch.long), -100, 0.1)
         for kernel in kernels:
             registers, stack = usage(kernel)
             print(precision, registers, kernel.metadata.shared, kernel.metadata.num_warps, stack)

@@ -296,7 +296,7 @@ def test_the_kernels_compile_for_an_h200_without_spills(tmp_path):
 def test_a_program_holds_a_bounded_part_of_a_row(shape, last):
     grid, options = row_norm.launch(shape[0], shape[1:], last, 2)
     size = options["BB"] * options["BK"] * options["BS"]
-    assert size <= row_norm.LARGEST and size >= min(row_norm.USUAL, shape[3] * shape[4])
+    assert size <= row_norm.MAX_TILE and size >= min(row_norm.USUAL_TILE, shape[3] * shape[4])
     assert grid * options["BB"] >= shape[0] * shape[1] * shape[2]
     if last:
         assert 2 * options["BB"] * options["BK"] >= min(32, 2 * shape[2] * shape[3])

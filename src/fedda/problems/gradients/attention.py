@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 
-from .recurrent import applied, with_stack_first
+from .stack import applied, precision_of, with_stack_first
 
 Dropout = Callable[[Tensor], Tensor]
 LARGEST_HEAD = 128  # numbers of a head: a program keeps blocks of whole heads in registers
@@ -49,17 +49,6 @@ def attention(
     return (weights if dropout is None else dropout(weights)) @ value
 
 
-def precision_of(precision: str, *tensors: Tensor) -> str:
-    """The precision of the kernels for these tensors; empty if they have none."""
-    dtypes = {v.dtype for v in tensors}
-    autocast = torch.is_autocast_enabled("cuda")  # perhaps the model switched it off
-    if autocast and torch.get_autocast_dtype("cuda") != torch.bfloat16:
-        return ""
-    if dtypes == {torch.bfloat16} or (autocast and dtypes <= {torch.float32, torch.bfloat16}):
-        return "bf16"
-    return ("tf32" if precision == "bf16" else precision) if dtypes == {torch.float32} else ""
-
-
 def fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> bool:
     """Whether the kernels take these tensors. What the stack shares altogether is left to PyTorch."""
     if mask is not None:
@@ -84,7 +73,8 @@ def by_kernels(how: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, c
     if mask is not None:
         mask = mask.expand(*lead, q.shape[-2], k.shape[-2])
     q, k, v = (x.expand(*lead, *x.shape[-2:]) for x in (q, k, v))
-    return applied(Attention, q, k, v, mask, causal, scale, how)[0]
+    out: Tensor = applied(Attention, q, k, v, mask, causal, scale, how)[0]
+    return out
 
 
 class Attention(torch.autograd.Function):

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
-from .recurrent import flat, unflat, with_stack_first
+from .stack import LARGEST, applied, flat, precision_of, unflat, with_stack_first
 
-LARGEST = 2**31  # numbers of one model in one tensor: the kernels count in 32 bits
 # Operators of PyTorch's dispatcher, so that recordings and graphs include them.
 library = torch.library.Library("fedda", "FRAGMENT")
 library.define(
@@ -42,9 +41,8 @@ def convolve(
 ) -> Tensor | None:  # fmt: skip
     """torch.conv1d or torch.conv2d by our kernels; None if they do not fit. A frozen layer is left to PyTorch: it is
     one convolution for all models. If `last`, the channels of a pixel lie side by side in the result."""
-    fits, precision = precision_of(precision, input)
-    dims = weight.dim() - 2
-    fits = fits and is_batchedtensor(weight) and weight.dtype == torch.float32 and input.dim() == weight.dim()
+    precision, dims = precision_of(precision, input, weight), weight.dim() - 2
+    fits = precision and is_batchedtensor(weight) and weight.dtype == torch.float32 and input.dim() == weight.dim()
     if not fits or input.shape[1] != weight.shape[1] * groups or not 0 < input.numel() < LARGEST:
         return None
     kernel, size = tuple(weight.shape[2:]), tuple(input.shape[2:])
@@ -62,17 +60,8 @@ def convolve(
         input, weight = input[:, :, None], weight[:, :, None]
         kernel, stride, left, dilation, out = (1, *kernel), (1, *stride), (0, *left), (1, *dilation), [1, *out]
     window = Window._make((*kernel, *stride, *left, *dilation, groups))
-    result = applied(StackedConvolution, input, weight, bias, out, window, precision, last)
+    result: Tensor = applied(StackedConvolution, input, weight, bias, out, window, precision, last)
     return result[:, :, 0] if dims == 1 else result
-
-
-def precision_of(precision: str, input: Tensor) -> tuple[bool, str]:
-    """Whether the dtype of an input fits our kernels, and the precision of the products."""
-    if torch.is_autocast_enabled("cuda"):
-        fits = input.dtype in (torch.float32, torch.bfloat16)
-        return fits and torch.get_autocast_dtype("cuda") == torch.bfloat16, "bf16"
-    # Perhaps the model switched autocast off.
-    return input.dtype == torch.float32, "tf32" if precision == "bf16" else precision
 
 
 def repeated(value: Any, dims: int) -> tuple[int, ...]:
@@ -83,11 +72,6 @@ def repeated(value: Any, dims: int) -> tuple[int, ...]:
 def channels_last(x: Tensor, axis: int = -3) -> bool:
     """Whether the channels of a pixel lie side by side in memory; `axis` counts the channels."""
     return x.movedim(axis, -1).is_contiguous() and not x.is_contiguous()
-
-
-def applied(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    result: Tensor = function.apply(*args)
-    return result
 
 
 class StackedConvolution(torch.autograd.Function):

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
-from .convolution import LARGEST, applied
-from .recurrent import flat, unflat, with_stack_first
+from .stack import LARGEST, applied, flat, unflat, with_stack_first
 
 CLASSES = 8192  # at most: a program holds all numbers of a row
 TYPES = (torch.float32, torch.bfloat16)
@@ -36,7 +35,8 @@ def of_last_axis(
     if not 0 < logits.numel() < LARGEST:
         return None
     x = logits.reshape(-1, logits.shape[-1])
-    return applied(StackedCrossEntropy, x, target.reshape(-1), ignore_index, float(label_smoothing))
+    mean: Tensor = applied(StackedCrossEntropy, x, target.reshape(-1), ignore_index, float(label_smoothing))
+    return mean
 
 
 class StackedCrossEntropy(torch.autograd.Function):

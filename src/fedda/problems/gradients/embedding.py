@@ -9,13 +9,12 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 
-from .convolution import applied
-from .recurrent import flat, unflat, with_stack_first
+from .stack import applied, flat, unflat, with_stack_first
 
-# Of one model: tokens times numbers of the table, in columns of 64. Every program for 32 rows looks at all tokens, 64
-# at a time. We guess half a microsecond for that, and 800 programs at once on an H200. With 20 models, this many pairs
-# are 160,000 such looks, which take 100 microseconds, as PyTorch's sort does for 20 times 1024 tokens.
-MOST = 1 << 24
+# Of one model: tokens times rows of the table, times columns in blocks of 64. Every program has 32 rows and looks at
+# all tokens, 64 at a time. We guess that a look takes half a microsecond, and that an H200 runs 800 programs at once;
+# neither is measured. With 20 models, this limit is 160,000 looks, which would take 100 microseconds, as PyTorch's sort.
+MAX_LOOKS = 1 << 24
 library = torch.library.Library("fedda", "FRAGMENT")
 library.define("embedding_weight(Tensor d, Tensor rows, int number, str precision) -> Tensor")
 
@@ -27,8 +26,8 @@ def embedding(
     """Rows of `weight`. The row of the padding gets no gradient, and if asked for, each other row its mean one instead
     of the sum. `kernels` is the precision of our Triton kernels; empty: none."""
     fits = kernels and is_batchedtensor(weight) and weight.dtype == torch.float32 and max_norm is None and not sparse
-    if fits and 0 < input.numel() * len(weight) * -(-weight.shape[1] // 64) <= MOST:
-        out = applied(StackedEmbedding, weight, input.flatten().long(), kernels).view(*input.shape, -1)
+    if fits and 0 < input.numel() * len(weight) * -(-weight.shape[1] // 64) <= MAX_LOOKS:
+        out: Tensor = applied(StackedEmbedding, weight, input.flatten().long(), kernels).view(*input.shape, -1)
     else:
         out = F.embedding(input, weight, None, max_norm, norm_type)
     if scale_grad_by_freq:

@@ -8,27 +8,27 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
-from .convolution import LARGEST, applied, precision_of
-from .recurrent import flat, unflat, with_stack_first
+from .stack import LARGEST, applied, flat, precision_of, unflat, with_stack_first
 
-LEAST = 16  # tokens of a model: with fewer, the gradient of a weight is hardly more than the writing of it
-MOST = 1 << 18  # numbers of a weight: of larger ones the product takes the time, and PyTorch's is fast
+MIN_TOKENS = 16  # tokens of a model: with fewer, the gradient of a weight is hardly more than the writing of it
+MAX_WEIGHTS = 1 << 18  # numbers of a weight: of larger ones the product takes the time, and PyTorch's is fast
 library = torch.library.Library("fedda", "FRAGMENT")
 library.define("linear_weight(Tensor x, Tensor d, bool bias, str precision) -> Tensor[]")
 
 
 def linear(precision: str, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """F.linear by our operator; None if it does not fit. A frozen layer is left to PyTorch."""
-    fits, precision = precision_of(precision, input)
-    fits = fits and is_batchedtensor(weight) and weight.dtype == torch.float32 and weight.dim() == 2
+    precision = precision_of(precision, input, weight)
+    fits = precision and is_batchedtensor(weight) and weight.dtype == torch.float32 and weight.dim() == 2
     if not fits or not weight.numel() or input.shape[-1:] != weight.shape[1:]:
         return None
     outputs, inputs = weight.shape
     tokens = input.numel() // inputs
-    if tokens < LEAST or weight.numel() > MOST or tokens * max(inputs, outputs) >= LARGEST:
+    if tokens < MIN_TOKENS or weight.numel() > MAX_WEIGHTS or tokens * max(inputs, outputs) >= LARGEST:
         return None
     x = input.to(torch.bfloat16 if precision == "bf16" else torch.float32)
-    return applied(StackedLinear, x, weight, bias, precision)
+    out: Tensor = applied(StackedLinear, x, weight, bias, precision)
+    return out
 
 
 class StackedLinear(torch.autograd.Function):

@@ -14,8 +14,8 @@ from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wr
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .convolution import LARGEST, channels_last
-from .recurrent import unflat, with_stack_first
+from .convolution import channels_last
+from .stack import LARGEST, applied, unflat, with_stack_first
 
 # Operators of PyTorch's dispatcher, so that recordings and graphs include them.
 library = torch.library.Library("fedda", "FRAGMENT")
@@ -34,7 +34,7 @@ RELUS = (F.relu, torch.relu, torch.Tensor.relu)
 RELUS_IN_PLACE = (torch.relu_, torch.Tensor.relu_)
 
 
-class Made(NamedTuple):
+class NormCall(NamedTuple):
     """What a tensor was computed from: the norm of x, by `sizes` (row_norm.py explains them), plus a residual."""
 
     x: Tensor
@@ -56,7 +56,7 @@ class Norms:
     """Calls of functions that our kernels take: norms, and relus of their outputs."""
 
     def __init__(self) -> None:
-        self.made: Any = WeakTensorKeyDictionary()
+        self.norm_of: Any = WeakTensorKeyDictionary()
 
     def __call__(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         """The result of a call, or None if the function itself must compute it."""
@@ -119,38 +119,38 @@ class Norms:
         if not given or not is_batchedtensor(input) or input.dtype not in TYPES or not 0 < input.numel() < LARGEST:
             return None
         w, bias = (None if v is None else v.reshape(-1) for v in (w, bias))
-        made = Made(input, w, bias, sizes, by_row, eps, dtype)
-        return self.remembered(made.computed(), made)
+        call = NormCall(input, w, bias, sizes, by_row, eps, dtype)
+        return self.remembered(call.computed(), call)
 
     def sum(self, function: Any, *args: Any, **kwargs: Any) -> Tensor | None:
         """A sum with a norm's output is computed as it is: its relu may not be asked for."""
         a, b = args if len(args) == 2 and not kwargs else (None, None)
         norm, residual = (b, a) if function in SUMS and self.known(b) else (a, b)
-        made = self.known(norm)
-        if made is None or made.residual is not None or not isinstance(residual, Tensor):
+        call = self.known(norm)
+        if call is None or call.residual is not None or not isinstance(residual, Tensor):
             return None
-        if residual.shape != made.x.shape or residual.dtype not in TYPES:
+        if residual.shape != call.x.shape or residual.dtype not in TYPES:
             return None
-        dtype = torch.promote_types(made.dtype, residual.dtype)
-        made = made._replace(residual=residual, dtype=dtype)
-        return self.remembered(function(*args), made)
+        dtype = torch.promote_types(call.dtype, residual.dtype)
+        call = call._replace(residual=residual, dtype=dtype)
+        return self.remembered(function(*args), call)
 
     def relu(self, function: Any, input: Tensor, inplace: bool = False) -> Tensor | None:
-        made = self.known(input)
-        if made is None:
+        call = self.known(input)
+        if call is None:
             return None
-        result = made.computed(relu=True)
+        result = call.computed(relu=True)
         if inplace or function in RELUS_IN_PLACE:
             torch.relu_(input)
         return result
 
-    def known(self, v: Any) -> Made | None:
+    def known(self, v: Any) -> NormCall | None:
         """What a tensor was computed from, unless something has changed since."""
-        made, then = self.made.get(v, (None, None)) if isinstance(v, Tensor) else (None, None)
-        return made if made is not None and then == state(v, *made) else None
+        call, then = self.norm_of.get(v, (None, None)) if isinstance(v, Tensor) else (None, None)
+        return call if call is not None and then == state(v, *call) else None
 
-    def remembered(self, v: Tensor, made: Made) -> Tensor:
-        self.made[v] = made, state(v, *made)
+    def remembered(self, v: Tensor, call: NormCall) -> Tensor:
+        self.norm_of[v] = call, state(v, *call)
         return v
 
 
@@ -193,7 +193,7 @@ class StackedNorm(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
-        return StackedNorm.apply(*with_stack_first(info.batch_size, in_dims, args)), (0, 0, 0)  # type: ignore[no-untyped-call]
+        return applied(StackedNorm, *with_stack_first(info.batch_size, in_dims, args)), (0, 0, 0)
 
 
 @torch.library.impl(library, "norm", "CompositeExplicitAutograd")

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .stack import applied, flat, unflat, with_stack_first
+
 CACHE = 1 << 22  # bytes of recurrent weights that a CPU works on at a time: more would leave its cache at every step
 # Operators of PyTorch's dispatcher: in a recorded gradient all time steps together are one operation.
 library = torch.library.Library("fedda", "FRAGMENT")
@@ -58,22 +60,6 @@ class Recurrence(torch.autograd.Function):
         return applied(Recurrence, *with_stack_first(info.batch_size, in_dims, args)), 0
 
 
-def applied(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, ...]:
-    results: tuple[Tensor, ...] = function.apply(*args)
-    return results
-
-
-def with_stack_first(n: int, in_dims: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """The arguments with the axis of the stack in front; a tensor without one is shared by the stack."""
-
-    def one(v: Any, dim: int | None) -> Any:
-        if not isinstance(v, Tensor):
-            return v
-        return v.expand(n, *v.shape) if dim is None else v.movedim(dim, 0)
-
-    return [one(v, dim) for v, dim in zip(args, in_dims, strict=True)]
-
-
 @torch.library.impl(library, "recurrence", "CompositeExplicitAutograd")
 def _recurrence(a: Tensor, h: Tensor, e: Tensor, w: Tensor, kind: str, kernels: str) -> list[Tensor]:
     """Hidden states, cells (for a GRU the recurrent products of the new state) and gates: all that gradients need."""
@@ -117,16 +103,6 @@ def _recurrence_backward(
 
 def takes_kernels(a: Tensor, kernels: str) -> bool:
     return bool(kernels) and a.dtype != torch.float64
-
-
-def flat(lead: torch.Size, *tensors: tuple[Tensor, int]) -> list[Tensor]:
-    """The tensors with one leading axis; each comes with its number of other axes."""
-    return [v.reshape(lead.numel(), *v.shape[-dims:]) for v, dims in tensors]
-
-
-def unflat(lead: torch.Size, v: Tensor) -> Tensor:
-    """The opposite of `flat`. Autograd does not take it for a view: the output of a layer may be changed in place."""
-    return torch.ops.aten._unsafe_view(v, [*lead, *v.shape[1:]])  # type: ignore[no-any-return]
 
 
 def chunks(w: Tensor) -> list[slice]:

@@ -22,7 +22,7 @@ from .recurrent import recurrence
 
 
 class Stackable(TorchFunctionMode):
-    """Replaces PyTorch's recurrent layers and its fused attention while a stack of models is computed under vmap.
+    """Replaces functions that vmap stacks badly, such as recurrent layers and attention, while it computes a stack.
 
     The results are the same, up to rounding. Layers in a form that is not known here stay as they are, such as a packed
     sequence. Where the gradient is taken outside of vmap, two things would be lost that are given back here: which
@@ -46,16 +46,11 @@ class Stackable(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self.kernels and function in CONVOLUTIONS:
-            out = convolve(self.kernels, *args, **kwargs, last=self.last)
-            return function(*args, **kwargs) if out is None else out
-        if self.kernels and (out := self.norms(function, args, kwargs)) is not None:
-            return out
-        if self.kernels and function in LOSSES and (out := LOSSES[function](*args, **kwargs)) is not None:
-            return out
-        if self.kernels and function is F.linear:
-            out = linear(self.kernels, *args, **kwargs)
-            return function(*args, **kwargs) if out is None else out
+        if self.kernels:
+            ours = KERNELS.get(function)
+            out = ours(self, *args, **kwargs) if ours else self.norms(function, args, kwargs)
+            if out is not None:
+                return out
         if function is F.scaled_dot_product_attention:
             return attention(*args, **kwargs, kernels=self.kernels)
         if function is F.multi_head_attention_forward:
@@ -192,8 +187,14 @@ def average(axes: tuple[int, ...], input: Tensor, output_size: Any) -> Tensor | 
 
 
 AVERAGES: dict[Any, tuple[int, ...]] = {F.adaptive_avg_pool1d: (-1,), F.adaptive_avg_pool2d: (-2, -1)}
-LOSSES: dict[Any, Callable[..., Tensor | None]] = {F.cross_entropy: cross_entropy, of_classes: of_last_axis}
-CONVOLUTIONS = (torch.conv1d, torch.conv2d)
+# Functions that our kernels may take. They give None where they do not fit; norms are in `Norms`.
+KERNELS: dict[Any, Callable[..., Tensor | None]] = {
+    torch.conv1d: lambda mode, *args, **kwargs: convolve(mode.kernels, *args, **kwargs, last=mode.last),
+    torch.conv2d: lambda mode, *args, **kwargs: convolve(mode.kernels, *args, **kwargs, last=mode.last),
+    F.linear: lambda mode, *args, **kwargs: linear(mode.kernels, *args, **kwargs),
+    F.cross_entropy: lambda mode, *args, **kwargs: cross_entropy(*args, **kwargs),
+    of_classes: lambda mode, *args, **kwargs: of_last_axis(*args, **kwargs),
+}
 
 
 CONVOLUTIONAL = (nn.Conv1d, nn.Conv2d)

@@ -160,8 +160,8 @@ def changed_by(node: Node) -> list[Node]:
 
 
 def replace_changes_in_place(graph: GraphModule) -> None:
-    """`x.add_(y)` becomes `x + y` where later operations read the new numbers alone, as in most modules that save
-    memory: with `nn.ReLU(inplace=True)`, or `out += x`. The new tensor must have the same type and memory layout."""
+    """`x.add_(y)` becomes `x + y`, as in most modules that save memory: with `nn.ReLU(inplace=True)`, or `out += x`.
+    No later operation may read the old numbers, and the new tensor must have the same type and memory layout."""
     place = {node: i for i, node in enumerate(graph.graph.nodes)}
     for node in list(place):
         op, x = plain_operation(node), node.args[0] if node.args else None

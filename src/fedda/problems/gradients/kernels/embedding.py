@@ -12,7 +12,7 @@ TOKENS = 64  # that a program looks at together
 
 
 @triton.jit
-def sum_tokens(ROWS, r_n, r_t, D, d_n, d_t, d_e, OUT, T, V, E: tl.constexpr, SKIP: tl.constexpr,
+def sum_by_row(ROWS, r_n, r_t, D, d_n, d_t, d_e, OUT, T, V, E: tl.constexpr, SKIP: tl.constexpr,
                PRECISION: tl.constexpr, BV: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr):  # fmt: skip
     """OUT [n, V, E]: for each of V rows, the sum of the gradients D [n, T, E] of the tokens that have this row. It is a
     product with a matrix of zeros and ones. If SKIP, a program leaves out the tokens without any of its rows."""
@@ -44,7 +44,7 @@ def weight_gradient(d: Tensor, rows: Tensor, number: int, precision: str) -> Ten
     dw = empty((n, number, size), torch.float32, d)
     # In a small table, nearly every block of tokens has one of the rows. Without a branch, the compiler loads ahead.
     skip = number > TOKENS * block
-    launcher(sum_tokens, cdiv(size, columns) * cdiv(number, block) * n)(
+    launcher(sum_by_row, cdiv(size, columns) * cdiv(number, block) * n)(
         rows, *rows.stride(), d, *d.stride(), dw, tokens, number, size, skip, precision, block, columns, TOKENS,
         num_warps=4, num_stages=3,
     )  # fmt: skip

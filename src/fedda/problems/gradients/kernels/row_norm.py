@@ -19,8 +19,8 @@ from torch import Tensor
 from .implicit_gemm import empty
 from .launch import cdiv, launcher, power_of_two
 
-LARGEST = 8192  # numbers that a program holds at a time
-USUAL = 2048  # numbers of a program, if several samples fit in it
+MAX_TILE = 8192  # numbers that a program holds at a time
+USUAL_TILE = 2048  # numbers of a program, if several samples fit in it
 
 
 @triton.jit
@@ -223,13 +223,13 @@ def launch(n: int, sizes: Sequence[int], last: bool, size: int) -> tuple[int, di
     samples, groups, channels, pixels = sizes
     across, down, rows = power_of_two(pixels, 1), power_of_two(channels, 1), samples
     if last:  # groups that have 32 bytes of a pixel together, and more if these are few numbers
-        down, rows = min(down, LARGEST), groups
-        many = min(power_of_two(rows, 1), max(cdiv(32, size * down), USUAL // (across * down), 1))
-        across = min(across, LARGEST // (many * down))
+        down, rows = min(down, MAX_TILE), groups
+        many = min(power_of_two(rows, 1), max(cdiv(32, size * down), USUAL_TILE // (across * down), 1))
+        across = min(across, MAX_TILE // (many * down))
     else:
-        across = min(across, LARGEST)
-        down = min(down, LARGEST // across)
-        many = min(power_of_two(rows, 1), max(1, USUAL // (across * down)))
+        across = min(across, MAX_TILE)
+        down = min(down, MAX_TILE // across)
+        many = min(power_of_two(rows, 1), max(1, USUAL_TILE // (across * down)))
     warps = max(1, min(8, many * down * across // 512))
     return n * cdiv(rows, many) * (samples if last else groups), {
         "BB": many, "BK": down, "BS": across, "num_warps": warps
