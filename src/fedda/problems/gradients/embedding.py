@@ -13,7 +13,7 @@ from .stack import applied, flat, unflat, with_stack_first
 
 # Of one model: tokens times rows of the table, times columns in blocks of 64. Every program has 32 rows and looks at
 # all tokens, 64 at a time. We guess that a look takes half a microsecond, and that an H200 runs 800 programs at once;
-# neither is measured. With 20 models, this limit is 160,000 looks, which would take 100 microseconds, as PyTorch's sort.
+# neither is measured. With 20 models, this limit is 160,000 looks, or 100 microseconds, like PyTorch's sort.
 MAX_LOOKS = 1 << 24
 library = torch.library.Library("fedda", "FRAGMENT")
 library.define("embedding_weight(Tensor d, Tensor rows, int number, str precision) -> Tensor")
