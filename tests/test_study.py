@@ -495,7 +495,9 @@ def test_the_first_sentence_names_a_method_only_if_it_is_the_choice_on_most_task
     assert "`fedcm`" in choosing.first_try({"cifar10": a, "digits-many": a, "femnist-all": b})
     assert "2 of the 3 tasks" in choosing.first_try({"cifar10": a, "digits-many": a, "femnist-all": b})
     assert "every task that is decided" in choosing.first_try({"cifar10": a})
-    assert choosing.first_try({"cifar10": a, "digits-many": b}).startswith("Find your task")
+    divided = choosing.first_try({"cifar10": a, "digits-many": b})
+    assert divided.startswith("**In short: no method") and "on 1 of the 2 tasks that are decided" in divided
+    assert f"{choosing.link(a.take)} and {choosing.link(b.take)}" in divided
     limited = method_with("feddualavg", [0.7] * 5)
     limited.records[0]["limit"] = 0.1
     sparse = studied.Recommendation(limited, [], BEST, (0.0, 0.0))

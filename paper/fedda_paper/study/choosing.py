@@ -56,7 +56,7 @@ Where many are as good, any of them will do.
 
 ± is half of a 95 % t interval over the seeds, five unless a note below says otherwise. *Not told apart*: the interval
 of the difference contains 0. Only the methods of the SGD type were offered the cosine schedule, which the leaders on
-images and on text use. Local steps and rounds of each task are in [the tables below](#all-methods).
+images and with the GRU use. Local steps and rounds of each task are in [the tables below](#all-methods).
 
 For other tasks the study is not finished. Until then:
 
@@ -118,16 +118,26 @@ def page(tasks: Tasks, results: Results) -> str:
 
 
 def first_try(advice: dict[str, Recommendation]) -> str:
-    """The answer in one sentence, if one method is the one to take on most finished tasks without a penalty.
+    """The answer in short: the method to take on most finished tasks without a penalty, or those that are most often as
+    good as the best.
 
     Sparse models are left out: few methods can train them, so the others would be counted as if they had lost.
     """
     plain = [own for own in advice.values() if not own.take.sparse]
     taken = Counter(own.take.name for own in plain)
     name, times = taken.most_common(1)[0] if taken else ("", 0)
-    if 2 * times <= len(plain):
-        return "Find your task, and take the values that stand there."
     penalty = " without a penalty" if len(plain) < len(advice) else ""
+    sparse = " Sparse models have rows of their own." if penalty else ""
+    values = "Find your task in the table, and take the values that stand there."
+    if 2 * times <= len(plain):
+        good = Counter(link(method) for own in plain for method in (own.take, *own.equal))
+        most = max(good.values(), default=0)
+        *others, last = [name for name, count in good.items() if count == most] or [""]
+        names = f"{', '.join(others)} and {last}" if others else last
+        return (
+            "**In short: no method is the one to take on most tasks.** As good as the best on the most tasks: "
+            f"{names}, on {most} of the {len(plain)} tasks{penalty} that are decided so far.{sparse} {values}"
+        )
     every = (
         f"every task{penalty} that is"
         if times == len(plain)
@@ -136,10 +146,9 @@ def first_try(advice: dict[str, Recommendation]) -> str:
     own = [recommendation for recommendation in plain if recommendation.take.name == name]
     close = sum(bool(recommendation.equal) for recommendation in own)
     also = f"; on {close} of them others are as good" if close else ""
-    sparse = " Sparse models have rows of their own." if penalty else ""
     return (
         f"**In short: start with {link(own[0].take)}.** It is the choice on {every} decided so far{also}."
-        f"{sparse} Find your task in the table, and take the values that stand there."
+        f"{sparse} {values}"
     )
 
 
