@@ -23,6 +23,7 @@ from fedda_paper.study import (
     picture,
     program,
     protocol,
+    records,
     rules,
     studied,
     study_page,
@@ -556,6 +557,24 @@ def test_the_pages_of_the_study_are_up_to_date():
             assert image.text[picture.DIGEST] == picture.digest(tasks)
 
 
+def test_records_of_a_complete_piece_can_be_packed(tmp_path):
+    """They are read as before, also if more are added later; the same records give the same bytes."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for name, text in (("fedavg-stage1", "1\n2\n"), ("fedavg-finals", "0\n"), ("fedavgm-stage1", "9\n")):
+            (tmp_path / folder / f"{name}.jsonl").write_text(text)
+        records.pack(tmp_path / folder)
+    a, b = ([(p.name, p.read_bytes()) for p in sorted((tmp_path / folder).iterdir())] for folder in ("a", "b"))
+    assert a == b and [name for name, _ in a] == [
+        "fedavg-finals.jsonl.gz", "fedavg-stage1.jsonl.gz", "fedavgm-stage1.jsonl.gz",
+    ]  # fmt: skip
+    (tmp_path / "a" / "fedavg-stage1.jsonl").write_text("3\n")
+    for _ in range(2):
+        assert list(records.lines(tmp_path / "a", "fedavg")) == ["0", "1", "2", "3"]
+        records.pack(tmp_path / "a")
+    assert len(list((tmp_path / "a").iterdir())) == 3 and len(list(records.lines(tmp_path / "a"))) == 5
+
+
 @pytest.mark.parametrize("task", [path.parent for path in (ROOT / "paper" / "results" / "study").glob("*/summary.json")],
                          ids=lambda path: path.name)  # fmt: skip
 def test_the_kept_summaries_follow_from_the_records(task):
@@ -565,7 +584,7 @@ def test_the_kept_summaries_follow_from_the_records(task):
     for name, found in own.items():
         if found["chosen"] is None:
             continue
-        lines = [json.loads(line) for file in task.glob(f"{name}-*.jsonl") for line in file.read_text().splitlines()]
+        lines = [json.loads(line) for line in records.lines(task, name)]
         top = collections.defaultdict(list)
         for record in lines:
             if record["stage"] == "stage2" and not record["diverged"]:

@@ -22,6 +22,7 @@ from fedda.experiments import find
 
 from .methods import Point, StudyMethod, key, rounded
 from .program import How, StudyProgram, run
+from .records import lines, pack
 from .rules import edges, extended, mean, ranked, winner
 from .summary import best, out, summary
 
@@ -115,13 +116,12 @@ def stage_rounds(method: StudyMethod, stage: str, rounds: int) -> int:
 def read(out: Path) -> Records:
     """All records of a folder. A line that was cut off when it was written is not one."""
     kept: Records = {}
-    for path in sorted(out.glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            kept[record["method"], record["stage"], key(record["point"]), record["seed"]] = record
+    for line in lines(out):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        kept[record["method"], record["stage"], key(record["point"]), record["seed"]] = record
     return kept
 
 
@@ -222,12 +222,19 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--workers", type=int, default=0, help="processes; 0 runs all in this one")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin nothing after so many")
     parser.add_argument("--commit", default="", help="of the source, for the records")
+    parser.add_argument("--pack", action="store_true", help="compress the records of the pieces that are complete")
     given = parser.parse_args(words)
     if given.missing:
         return print_missing(given.results, given.workers or 7)
+    from .missing import PIECES, Piece, left, methods_of
+
+    if given.pack:
+        for piece in PIECES:
+            if not left(piece, given.results).programs:
+                pack(given.results / piece.folder)
+        return None
     if given.task is None:
-        parser.error("give a task, or --missing")
-    from .missing import PIECES, Piece, methods_of
+        parser.error("give a task, --missing or --pack")
 
     piece = next((piece for piece in PIECES if piece.folder == given.task), None) or Piece("", given.task, "")
     experiment = find(piece.source)
@@ -245,6 +252,7 @@ def main(words: Sequence[str]) -> None:
     )
     study.drive(given.workers, 60 * given.minutes)
     print((study.out / "summary.md").read_text(encoding="utf-8"))
+    return None
 
 
 def print_missing(results: Path, workers: int) -> None:

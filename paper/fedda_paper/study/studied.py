@@ -15,6 +15,7 @@ from fedda.runs.formats import size
 from fedda.runs.student import quantile
 
 from .methods import ADAMW, ADAPTIVE, first_rate
+from .records import lines
 from .summary import best, out
 
 NEAR = 0.05  # of accuracy, or of the loss: rates that lose less are good
@@ -254,9 +255,7 @@ def read_task(folder: Path) -> list[StudiedMethod]:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     methods = []
     for name, own in summary.items():
-        files = sorted(folder.glob(f"{name}-*.jsonl"))
-        lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-        records = [record for record in map(json.loads, lines) if record["method"] == name]
+        records = [record for record in map(json.loads, lines(folder, name)) if record["method"] == name]
         methods.append(StudiedMethod(name, own, records))
     return sorted(methods, key=lambda m: -m.test if m.finals else math.inf)
 
