@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 
@@ -125,3 +125,41 @@ class Recorder(Mode):
     def module(self, results: Any) -> GraphModule:
         self.graph.output(tree_map_only(Tensor, self.node, results))
         return GraphModule(self.held, self.graph)
+
+
+# -- what recorded operations do to memory -----------------------------------------------------------------------------
+aten = torch.ops.aten
+VIEWS = (
+    aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
+    aten.unsafe_chunk.default,
+)  # fmt: skip
+
+
+def mutates(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def changed_by(node: Node) -> list[Node]:
+    """The arrays that an operation changes in place, or to which it writes its results, in their order."""
+    if not mutates(node):
+        return []
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {a.name: value for a, value in zip(arguments, node.args, strict=False)} | dict(node.kwargs)
+    changed: Any = [given.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [array for array in tree_leaves(changed) if isinstance(array, Node)]
+
+
+def is_view(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or schema.is_mutable:
+        return False
+    return node.target in VIEWS or any(result.alias_info is not None for result in schema.returns)
+
+
+def out_of_place(op: Any) -> Any:
+    """The operation that computes what `op` writes to its first argument; None if there is none."""
+    name = op._schema.name.removeprefix("aten::")
+    if op.namespace != "aten" or not name.endswith("_") or name.endswith("__"):
+        return None
+    return getattr(getattr(aten, name[:-1], None), op._overloadname, None)

@@ -25,9 +25,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from ..compiling import side_by_side
-from ..recording import TensorMeta, record
+from ..recording import TensorMeta, is_view, mutates, record
 from .loops import merged
-from .programs import is_view, mutates
 from .triton_code import CHECKED, COPIES, NAMES, expression, held
 
 SMALL = 4096  # operations on fewer numbers, which depend on no earlier step, are not fused (see graphs.SideStream)

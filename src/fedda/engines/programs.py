@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from ..c_code import WRITERS, in_background, library, pool
 from ..checks import one_line
-from ..recording import TensorMeta, is_recording, record
+from ..recording import TensorMeta, changed_by, is_recording, is_view, mutates, out_of_place, record
 from . import loops
 from .loops import Array, CSource, Loop, Operation
 
@@ -39,10 +38,6 @@ FILLS = (
     aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
 )  # fmt: skip
 # Views, though their schemas do not say so.
-VIEWS = (
-    aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
-    aten.unsafe_chunk.default,
-)  # fmt: skip
 MOST_OPERATIONS = 4000  # of a round: more would take too long to record and to compile
 MOST_BYTES = 1 << 30  # that a program may hold, and that a trial may copy
 TRIAL_STATES = 2  # from which a program is compared with the round itself, at least
@@ -512,28 +507,6 @@ def bound(function: Any, *args: Any) -> Callable[[], Any]:
     return lambda: function(*args)
 
 
-def mutates(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
-
-
-def changed_by(node: Node) -> list[Node]:
-    """The arrays that an operation changes in place, or to which it writes its results, in their order."""
-    if not mutates(node):
-        return []
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    given = {a.name: value for a, value in zip(arguments, node.args, strict=False)} | dict(node.kwargs)
-    changed: Any = [given.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [array for array in tree_leaves(changed) if isinstance(array, Node)]
-
-
-def is_view(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or schema.is_mutable:
-        return False
-    return node.target in VIEWS or any(result.alias_info is not None for result in schema.returns)
-
-
 def results_of(node: Node) -> list[Node]:
     """The nodes of an operation's new tensors: itself, or the items of its list."""
     if mutates(node):
@@ -549,14 +522,6 @@ def refuse_unknown_shapes(node: Node) -> None:
     masks = any(n.meta["tensor"].dtype in (torch.bool, torch.uint8) for n in node.all_input_nodes if "tensor" in n.meta)
     if torch.Tag.dynamic_output_shape in target.tags and (target is not aten.index.Tensor or masks):
         raise NoProgram(f"the shape of the result of {target} depends on numbers")
-
-
-def out_of_place(op: Any) -> Any:
-    """The operation that computes what `op` writes to its first argument; None if there is none."""
-    name = op._schema.name.removeprefix("aten::")
-    if op.namespace != "aten" or not name.endswith("_") or name.endswith("__"):
-        return None
-    return getattr(getattr(aten, name[:-1], None), op._overloadname, None)
 
 
 def allowed(op: Any, node: Node) -> bool:

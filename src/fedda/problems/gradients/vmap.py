@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
 from ...checks import one_line, warn
-from ...recording import record
+from ...recording import changed_by, is_view, mutates, out_of_place, record
 from .kernels.launch import compile_and_run
 from .stackable import stackable
 
@@ -149,16 +148,6 @@ def simplify(graph: GraphModule) -> GraphModule:
     return graph
 
 
-def changed_by(node: Node) -> list[Node]:
-    """The nodes whose memory an operation changes."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
-    written = [values.get(a.name) for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [v for v in tree_leaves(written) if isinstance(v, Node)]
-
-
 def replace_changes_in_place(graph: GraphModule) -> None:
     """`x.add_(y)` becomes `x + y`, as in most modules that save memory: with `nn.ReLU(inplace=True)`, or `out += x`.
     No later operation may read the old numbers, and the new tensor must have the same type and memory layout."""
@@ -183,15 +172,13 @@ def replace_changes_in_place(graph: GraphModule) -> None:
 
 def plain_operation(node: Node) -> Any:
     """The operation that makes a new tensor instead of changing its first argument, if this tensor is alike."""
-    schema, like = getattr(node.target, "_schema", None), node.meta.get("tensor")
-    if schema is None or like is None or like.offset or not schema.name.endswith("_") or schema.name.endswith("__"):
+    op, like = out_of_place(node.target) if mutates(node) else None, node.meta.get("tensor")
+    if op is None or like is None or like.offset:
         return None
-    name, overload = schema.name.removeprefix("aten::")[:-1], node.target._overloadname  # type: ignore[union-attr]
-    op: Any = getattr(getattr(aten, name, None), overload, None)
     try:
         new = op(*torch.fx.map_arg(node.args, on_meta), **torch.fx.map_arg(node.kwargs, on_meta))
         same = (new.shape, new.stride(), new.dtype) == (like.shape, like.strides, like.dtype)
-    except Exception:  # there is no such operation, or it takes other arguments
+    except Exception:  # it takes other arguments
         return None
     return op if same else None
 
@@ -204,21 +191,23 @@ def on_meta(node: Node) -> Tensor:
 
 def sharing_memory(node: Node) -> set[Node]:
     """All nodes that may show the memory of a node: what it is a view of, and all views of that."""
-    while shows_memory(node):
-        node = node.all_input_nodes[0]
+    while (source := shown_by(node)) is not None:
+        node = source
     shared, new = {node}, [node]
     while new:
-        new = [user for v in new for user in v.users if shows_memory(user) and user not in shared]
+        new = [user for v in new for user in v.users if shown_by(user) is v and user not in shared]
         shared.update(new)
     return shared
 
 
-def shows_memory(node: Node) -> bool:
-    """Whether a node is a view of its input."""
-    if node.target is getitem:
-        return shows_memory(node.all_input_nodes[0])
-    schema = getattr(node.target, "_schema", None)
-    return node.target in RESHAPES or (schema is not None and any(r.alias_info is not None for r in schema.returns))
+def shown_by(node: Node) -> Node | None:
+    """The node whose memory a node shows: of a view its input, of a change what was changed; None for a new tensor."""
+    if mutates(node):
+        return next(iter(changed_by(node)), None)
+    source = node.all_input_nodes[0] if node.all_input_nodes else None
+    if node.target is getitem and source is not None:
+        return source if shown_by(source) is not None else None
+    return source if is_view(node) else None
 
 
 def _find_equal(node: Node, seen: dict[object, Node]) -> Node:
