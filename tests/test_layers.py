@@ -365,14 +365,18 @@ def test_wrong_gradients_do_not_win(wrong):
     assert (path in paths.accepted) == (not wrong)
 
 
+def compiled(tmp_path, *words):
+    """What hopper.py prints of compiled kernels, line by line."""
+    own = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    command = [sys.executable, Path(__file__).parent / "hopper.py", *words]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
 def test_the_kernels_compile_for_an_h200_without_spills(tmp_path):
-    words = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    script = Path(__file__).parent / "hopper.py"
-    command = [sys.executable, script, "layers", "few"]
-    found = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    rows = [line.split() for line in found.stdout.splitlines()]
-    assert len(rows) > 20 and all(row[-1] == "0" for row in rows), found.stdout
+    rows = compiled(tmp_path, "layers", "few")
+    assert len(rows) > 20 and all(row[-1] == "0" for row in rows), rows
     # With channels side by side, copies have 16 bytes, but for images and for the weights.
     lines = [row for row in rows if row[1] == "last" and row[2] != "3" and row[7] == "weight"]
-    assert len(lines) == 4 and all(row[8] == "16" for row in lines), found.stdout
+    assert len(lines) == 4 and all(row[8] == "16" for row in lines), rows

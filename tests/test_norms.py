@@ -2,9 +2,6 @@
 interpreter."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +19,7 @@ from fedda.problems.gradients.kernels import row_norm  # noqa: E402
 from fedda.problems.gradients.norms import Norms  # noqa: E402
 from fedda.problems.gradients.stackable import stackable  # noqa: E402
 from fedda.problems.gradients.vmap import StackedGradient  # noqa: E402
-from test_layers import error, in_lines, operators, scalar_bounds, stack_of  # noqa: E402, F401
+from test_layers import compiled, error, in_lines, operators, scalar_bounds, stack_of  # noqa: E402, F401
 
 DEVICE = "cuda" if CUDA else "cpu"
 
@@ -281,14 +278,10 @@ def test_a_network_with_changes_in_place_has_the_gradients_of_the_loop(last):
 
 
 def test_the_kernels_compile_for_an_h200_without_spills(tmp_path):
-    words = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    command = [sys.executable, Path(__file__).parent / "hopper.py", "norms"]
-    done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert len(rows) == 44 and all(row[-1] == "0" for row in rows), done.stdout
+    rows = compiled(tmp_path, "norms")
+    assert len(rows) == 44 and all(row[-1] == "0" for row in rows), rows
     # 16 bytes at a time, unless a group has two channels, which lie side by side.
-    assert all("ld.global.v4.b32" in row or row[0] == "pairs" for row in rows), done.stdout
+    assert all("ld.global.v4.b32" in row or row[0] == "pairs" for row in rows), rows
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -2,9 +2,6 @@
 Triton's interpreter, which computes in float32 whatever the precision, but for bfloat16."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +22,7 @@ from fedda.problems.gradients.stackable import stackable  # noqa: E402
 from fedda.problems.gradients.vmap import StackedGradient  # noqa: E402
 from fedda.problems.sequences import transformer  # noqa: E402
 from test_kernels import bfloat16_products  # noqa: E402, F401
-from test_layers import error, operators, results, scalar_bounds  # noqa: E402, F401
+from test_layers import compiled, error, operators, results, scalar_bounds  # noqa: E402, F401
 
 DEVICE = "cuda" if CUDA else "cpu"
 BOUND = {"float32": 1e-6, "tf32": 1e-3, "bf16": 1e-2}
@@ -297,12 +294,8 @@ def test_points_that_share_a_batch(calls):
 
 
 def test_the_kernels_compile_for_an_h200_without_spills(tmp_path):
-    words = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
-    command = [sys.executable, Path(__file__).parent / "hopper.py", "stacked"]
-    found = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    rows = [line.split() for line in found.stdout.splitlines()]
-    assert len(rows) == 24 and all(row[-1] == "0" for row in rows), found.stdout
+    rows = compiled(tmp_path, "stacked")
+    assert len(rows) == 24 and all(row[-1] == "0" for row in rows), rows
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------------------------

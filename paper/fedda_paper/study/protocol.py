@@ -226,15 +226,11 @@ def main(words: Sequence[str]) -> None:
     given = parser.parse_args(words)
     if given.missing:
         return print_missing(given.results, given.workers or 7)
-    from .missing import PIECES, Piece, left, methods_of
-
     if given.pack:
-        for piece in PIECES:
-            if not left(piece, given.results).programs:
-                pack(given.results / piece.folder)
-        return None
+        return pack_complete(given.results)
     if given.task is None:
         parser.error("give a task, --missing or --pack")
+    from .missing import PIECES, Piece, methods_of
 
     piece = next((piece for piece in PIECES if piece.folder == given.task), None) or Piece("", given.task, "")
     experiment = find(piece.source)
@@ -252,7 +248,14 @@ def main(words: Sequence[str]) -> None:
     )
     study.drive(given.workers, 60 * given.minutes)
     print((study.out / "summary.md").read_text(encoding="utf-8"))
-    return None
+
+
+def pack_complete(results: Path) -> None:
+    from .missing import PIECES, left
+
+    for piece in PIECES:
+        if not left(piece, results).programs:
+            pack(results / piece.folder)
 
 
 def print_missing(results: Path, workers: int) -> None:

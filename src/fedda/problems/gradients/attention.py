@@ -15,10 +15,12 @@ Dropout = Callable[[Tensor], Tensor]
 LARGEST_HEAD = 128  # numbers of a head: a program keeps blocks of whole heads in registers
 # Operators of PyTorch's dispatcher, so that recordings and graphs include them.
 library = torch.library.Library("fedda", "FRAGMENT")
-library.define("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, str how) -> Tensor[]")
+library.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, str precision) -> Tensor[]"
+)
 library.define(
     "attention_backward(Tensor d, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, Tensor sums, bool causal, "
-    "float scale, str how) -> Tensor[]"
+    "float scale, str precision) -> Tensor[]"
 )
 
 
@@ -32,9 +34,9 @@ def attention(
     if enable_gqa:
         key, value = (v.repeat_interleave(query.shape[-3] // v.shape[-3], -3) for v in (key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    how = kernels and precision_of(kernels, query, key, value)
-    if how and dropout_p == 0 and dropout is None and fits(query, key, value, attn_mask, is_causal):
-        return by_kernels(how, query, key, value, attn_mask, is_causal, scale)
+    precision = kernels and precision_of(kernels, query, key, value)
+    if precision and dropout_p == 0 and dropout is None and fits(query, key, value, attn_mask, is_causal):
+        return by_kernels(precision, query, key, value, attn_mask, is_causal, scale)
     scores = query @ key.transpose(-2, -1) * scale
     if is_causal:
         past = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
@@ -68,12 +70,14 @@ def requires_grad(v: Tensor) -> bool:
     return v.requires_grad
 
 
-def by_kernels(how: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+def by_kernels(
+    precision: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
+) -> Tensor:
     lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v, mask) if x is not None))
     if mask is not None:
         mask = mask.expand(*lead, q.shape[-2], k.shape[-2])
     q, k, v = (x.expand(*lead, *x.shape[-2:]) for x in (q, k, v))
-    out: Tensor = applied(Attention, q, k, v, mask, causal, scale, how)[0]
+    out: Tensor = applied(Attention, q, k, v, mask, causal, scale, precision)[0]
     return out
 
 
@@ -84,13 +88,13 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.causal, ctx.scale, ctx.how = inputs
+        *tensors, ctx.causal, ctx.scale, ctx.precision = inputs
         ctx.save_for_backward(*tensors, *output)
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, d: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        saved = (*ctx.saved_tensors, ctx.causal, ctx.scale, ctx.how)
+        saved = (*ctx.saved_tensors, ctx.causal, ctx.scale, ctx.precision)
         return (*torch.ops.fedda.attention_backward(d, *saved), None, None, None, None)
 
     @staticmethod
@@ -100,7 +104,7 @@ class Attention(torch.autograd.Function):
 
 @torch.library.impl(library, "attention", "CompositeExplicitAutograd")
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, how: str
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, precision: str
 ) -> list[Tensor]:
     """The results, and the logarithm of the sum of each softmax to base 2."""
     from .kernels import attention as kernels
@@ -108,21 +112,21 @@ def _attention(
     shape = q.shape
     q, k, v, mask = map(of_models, (q, k, v, mask))
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        out, sums = kernels.forward(q, k, v, mask, causal, scale, how)
+        out, sums = kernels.forward(q, k, v, mask, causal, scale, precision)
     return [out.reshape(shape), sums.view(shape[:-1])]
 
 
 @torch.library.impl(library, "attention_backward", "CompositeExplicitAutograd")
 def _attention_backward(
     d: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, out: Tensor, sums: Tensor, causal: bool,
-    scale: float, how: str,
+    scale: float, precision: str,
 ) -> list[Tensor]:  # fmt: skip
     from .kernels import attention as kernels
 
     shapes = [x.shape for x in (q, k, v)]
     d, q, k, v, mask, out = map(of_models, (d, q, k, v, mask, out))
     with torch.cuda.device_of(q):
-        results = kernels.backward(d, q, k, v, mask, out, sums, causal, scale, how)
+        results = kernels.backward(d, q, k, v, mask, out, sums, causal, scale, precision)
     return [x.reshape(shape) for x, shape in zip(results, shapes, strict=True)]
 
 

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
-from .stack import LARGEST, applied, flat, unflat, with_stack_first
+from .stack import LARGEST, TYPES, applied, flat, unflat, with_stack_first
 
 CLASSES = 8192  # at most: a program holds all numbers of a row
-TYPES = (torch.float32, torch.bfloat16)
 library = torch.library.Library("fedda", "FRAGMENT")
 library.define("class_gradient(Tensor d, Tensor x, Tensor target, int ignored, float smoothing) -> Tensor")
 

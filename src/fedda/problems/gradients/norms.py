@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .convolution import channels_last
-from .stack import LARGEST, applied, unflat, with_stack_first
+from .stack import LARGEST, TYPES, applied, unflat, with_stack_first
 
 # Operators of PyTorch's dispatcher, so that recordings and graphs include them.
 library = torch.library.Library("fedda", "FRAGMENT")
@@ -27,7 +27,6 @@ library.define(
     "norm_backward(Tensor d, Tensor x, Tensor? y, Tensor? w, Tensor mean, Tensor rstd, int[] sizes, "
     "bool by_row, int dims, bool residual, bool weights) -> Tensor[]"
 )
-TYPES = (torch.float32, torch.bfloat16)
 SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__)
 SUMS_IN_PLACE = (torch.Tensor.add_, torch.Tensor.__iadd__)
 RELUS = (F.relu, torch.relu, torch.Tensor.relu)
@@ -48,8 +47,8 @@ class NormCall(NamedTuple):
 
     def computed(self, relu: bool = False) -> Tensor:
         x, w, bias, sizes, by_row, eps, dtype, residual = self
-        results = StackedNorm.apply(x, w, bias, residual, sizes, by_row, x.dim(), eps, relu, dtype)  # type: ignore[no-untyped-call]
-        return results[0]  # type: ignore[no-any-return]
+        output: Tensor = applied(StackedNorm, x, w, bias, residual, sizes, by_row, x.dim(), eps, relu, dtype)[0]
+        return output
 
 
 class Norms:

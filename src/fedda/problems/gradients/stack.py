@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 LARGEST = 2**31  # numbers of one model in one tensor: the kernels count in 32 bits
+TYPES = (torch.float32, torch.bfloat16)  # of what kernels without products read
 
 
 def applied(function: type[torch.autograd.Function], *args: Any) -> Any:
