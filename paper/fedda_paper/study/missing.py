@@ -76,14 +76,6 @@ PIECES = (
         cost=4.0,
     ),
     Piece(
-        "digits-heterogeneous-cosine",
-        "digits-heterogeneous",
-        "digits, rho = 0.8, cosine",
-        None,
-        COSINE,
-        "digits-heterogeneous",
-    ),
-    Piece(
         "femnist-perceptron",
         "femnist-perceptron",
         "writers, 20 of 400 per round, perceptron",
@@ -104,8 +96,18 @@ PIECES = (
         )
         for percent in (10, 25, 50)
     ),
-    Piece("cifar10-heterogeneous-cosine", "cifar10-heterogeneous", "images, rho = 0.8, cosine", None, COSINE),
-    Piece("cifar10-cosine", "cifar10", "images, rho = 0, cosine", None, COSINE, "cifar10"),
+    *(
+        Piece(f"{task}-cosine", task, f"{what}, cosine", None, COSINE, task)
+        for task, what in (
+            ("digits-heterogeneous", "digits, rho = 0.8"),
+            ("digits-many", "digits, 5 of 50 clients per round"),
+            ("shakespeare-gru", "text, a small GRU"),
+            ("femnist-perceptron", "writers, perceptron"),
+            ("shakespeare-small", "text, a small transformer"),
+            ("cifar10-heterogeneous", "images, rho = 0.8"),
+            ("cifar10", "images, rho = 0"),
+        )
+    ),
     Piece("cifar10-resnet", "cifar10-resnet", "images, rho = 0.8, ResNet-8, augmentation", cost=1.9),
     Piece("femnist-tenth", "femnist-tenth", "writers, 10 % per round", cost=1.4),
     Piece("shakespeare-lstm", "shakespeare-lstm", "text, LSTM", like="shakespeare", cost=1.2),
