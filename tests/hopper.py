@@ -36,10 +36,11 @@ from fedda.problems.gradients.kernels import (
     embedding,
     forward,
     implicit_gemm,
+    join,
     linear,
-    linear_weight,
     norm,
     plan_of,
+    products,
     row_norm,
 )
 from fedda.problems.gradients.kernels.launch import Compiling
@@ -198,9 +199,9 @@ def print_norms():
 
 
 def print_stacked():
-    """The kernels of a small and a large table, of three linear layers and of three losses."""
+    """The kernels of a small and a large table, of three linear layers, of three losses and of a join."""
     Compiling.now = True
-    for module in (embedding, linear_weight, cross_entropy):
+    for module in (embedding, products, cross_entropy, join):
         module.launcher = lambda function, *grid: (
             lambda *args, **how: kernels.append(function.warmup(*args, grid=grid, **how))
         )
@@ -212,10 +213,14 @@ def print_stacked():
         for inputs, outputs in ((64, 256), (256, 64), (33, 3)):
             dtype = torch.bfloat16 if precision == "bf16" else torch.float32
             x, d = torch.zeros(10, 200, inputs, dtype=dtype), torch.zeros(10, 200, outputs, dtype=dtype)
-            linear_weight.weight_gradient(x, d, True, precision)
+            w = torch.zeros(10, 1 << 17)[:, 1 : 1 + outputs * inputs].view(10, outputs, inputs)  # inside of a model
+            products.weight_gradient(x, d, True, precision)
+            products.multiplied(x, w.mT, w[:, :, 0], precision, dtype)
+            products.multiplied(d, w, None, precision, dtype)
         for rows, classes in ((16, 10), (1024, 80), (64, 8192)):
             x = torch.zeros(10, rows, classes, dtype=dtype)
             cross_entropy.gradient(torch.zeros(10), x, torch.zeros(10, rows, dtype=torch.long), -100, 0.1)
+        join.joined([torch.zeros(1 + i % 4, 10, 100 * i) for i in range(1, 64)])
         for kernel in kernels:
             registers, stack = usage(kernel)
             print(precision, registers, kernel.metadata.shared, kernel.metadata.num_warps, stack)

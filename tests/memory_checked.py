@@ -17,7 +17,8 @@ def memory_checked():
     def noted(self, args, kwargs):
         nonlocal allowed
         on_host, more = begin(self, args, kwargs)
-        memory = [v.untyped_storage() for v in (*on_host, *more.values()) if isinstance(v, torch.Tensor)]
+        values = [v for some in (*on_host, *more.values()) for v in (some if isinstance(some, tuple) else (some,))]
+        memory = [v.untyped_storage() for v in values if isinstance(v, torch.Tensor)]
         ranges = sorted({(m.data_ptr(), m.data_ptr() + m.nbytes()) for m in memory})
         allowed = np.array(ranges, np.uint64).reshape(-1, 2)
         return on_host, more

@@ -121,6 +121,8 @@ CASES = {
     "layer norm of one vector": (lambda x: F.layer_norm(x, (7,)), [(7,)]),
     "layer norm, relu": (lambda x, w, b: F.relu(F.layer_norm(x, (33,), w, b)), [(2, 33), (33,), (33,)]),
     "many features": (lambda x, w, b: F.layer_norm(x, (9001,), w, b), [(2, 9001), (9001,), (9001,)]),
+    "every other weight": (lambda x, w: F.group_norm(x, 2, w[::2], w[1::2]), [IMAGE, (12,)]),
+    "weights inside of a vector": (lambda x, w: F.layer_norm(x, (7,), w[2:9], w[9:16]), [(3, 5, 7), (17,)]),
 }
 
 

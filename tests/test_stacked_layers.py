@@ -1,4 +1,4 @@
-"""Embeddings and linear layers of a stack of models against autograd in float64: on a GPU where there is one, else in
+"""Embeddings, linear layers and the last step of a gradient, of a stack of models, against autograd in float64: on a GPU where there is one, else in
 Triton's interpreter, which computes in float32 whatever the precision, but for bfloat16."""
 
 import os
@@ -16,11 +16,13 @@ pytest.importorskip("triton", reason="needs Triton")
 
 import fedda  # noqa: E402
 from fedda.problems.gradients import embedding, linear  # noqa: E402
+from fedda.problems.gradients.joining import join_parts  # noqa: E402
 from fedda.problems.gradients.kernels import embedding as embedding_kernels  # noqa: E402
-from fedda.problems.gradients.kernels import linear_weight, row_norm  # noqa: E402
+from fedda.problems.gradients.kernels import join, products, row_norm  # noqa: E402
 from fedda.problems.gradients.stackable import stackable  # noqa: E402
 from fedda.problems.gradients.vmap import StackedGradient  # noqa: E402
 from fedda.problems.sequences import transformer  # noqa: E402
+from fedda.recording import record  # noqa: E402
 from test_kernels import bfloat16_products  # noqa: E402, F401
 from test_layers import compiled, error, operators, results, scalar_bounds  # noqa: E402, F401
 
@@ -38,7 +40,7 @@ def calls(monkeypatch):
         monkeypatch.setattr(module, name, lambda *args: called.append(name) or kernel(*args))
 
     count(embedding_kernels, "weight_gradient")
-    count(linear_weight, "weight_gradient")
+    count(products, "weight_gradient")
     return called
 
 
@@ -194,9 +196,9 @@ def test_linear_layers_behave_as_under_autocast(monkeypatch):
 
 def test_the_shares_of_the_tokens_are_added_in_a_fixed_order(monkeypatch):
     x, d = torch.randn(2, 600, 6, device=DEVICE), torch.randn(2, 600, 5, device=DEVICE)
-    shares, empty = [], linear_weight.empty
-    monkeypatch.setattr(linear_weight, "empty", lambda shape, *rest: shares.append(shape[0]) or empty(shape, *rest))
-    first, second = (linear_weight.weight_gradient(x, d, True, "tf32") for _ in range(2))
+    shares, empty = [], products.empty
+    monkeypatch.setattr(products, "empty", lambda shape, *rest: shares.append(shape[0]) or empty(shape, *rest))
+    first, second = (products.weight_gradient(x, d, True, "tf32") for _ in range(2))
     assert all(map(torch.equal, first, second)) and shares == [3, 3]
 
 
@@ -225,6 +227,68 @@ def test_linear_layers_that_do_not_fit_stay_pytorch_s(calls):
     assert not calls
     with pytest.raises(RuntimeError, match=r"shape|size"):
         gradient(x[..., :2], w)
+
+
+# -- the last step of a gradient ---------------------------------------------------------------------------------------
+def test_parts_are_added_up_and_put_side_by_side():
+    """More parts than one kernel takes, of all forms: short and long, with few and many shares, any strides."""
+    torch.manual_seed(0)
+    sizes = [(1, 1), (1, 3000), (5, 7), (70, 64), (256, 1), (3, 1025), *[(2, 4 + i) for i in range(40)]]
+    parts = [torch.randn(shares, 2, length, device=DEVICE) for shares, length in sizes]
+    parts[3] = torch.randn(2, 70, 64, device=DEVICE).movedim(1, 0)
+    parts[4] = torch.randn(256, 2, 9, device=DEVICE)[..., 3:4]
+    got = join.joined(parts)
+    assert error(got, torch.cat([v.cpu().double().sum(0) for v in parts], 1)) < 1e-6
+    assert torch.equal(got, join.joined(parts))
+
+
+def test_a_gradient_ends_with_one_kernel():
+    """The sums that it ends with are part of the kernel. All else stays an operation of its own."""
+
+    def parts(x):  # of a stack of two models
+        return [
+            x.sum(0).view(2, 15),
+            x.sum(2),  # another axis
+            x.sum((0, 2)),  # two axes
+            x.sum(0, keepdim=True)[0].flatten(1),
+            x.bfloat16().sum(0, dtype=torch.float32).flatten(1),
+            x.repeat(100, 1, 1, 1).sum(0).flatten(1),  # too many shares
+            x[0].mT.flatten(1),
+            x[0, :, :0].flatten(1),  # no numbers
+        ]
+
+    def gradient(x):
+        return torch.cat([v.reshape(2, -1) for v in parts(x)], 1).view(1, 2, -1).flatten(0, 1)
+
+    def names(graph):
+        return [str(node.target).split(".")[1] for node in graph.graph.nodes if node.op == "call_function"]
+
+    x = torch.randn(4, 2, 3, 5, device=DEVICE)
+    graph = record(gradient, x)
+    before = names(graph)
+    join_parts(graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    after = names(graph)
+    assert error(graph(x + 1), gradient(x + 1).double().cpu()) < 1e-6
+    assert [(before.count(k), after.count(k)) for k in ("sum", "cat", "join")] == [(6, 4), (1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        lambda x: torch.cat([x, x]),
+        lambda x: torch.cat([x, x], 1).double(),
+        lambda x: torch.cat([x.bfloat16()] * 2, 1),
+        lambda x: x * 2,
+    ],
+    ids=["another axis", "more after it", "bfloat16", "no concatenation"],
+)
+def test_other_recordings_are_not_joined(gradient):
+    x = torch.randn(2, 3, device=DEVICE)
+    graph = record(gradient, x)
+    join_parts(graph)
+    assert not operators(graph)
 
 
 # -- whole networks ----------------------------------------------------------------------------------------------------
@@ -280,7 +344,7 @@ def test_a_stack_of_networks_has_the_gradients_of_the_loop(make, number):
     got, truth = graph(x + 0.1, 6 - tokens, targets), stacked.loop((x + 0.1).double(), 6 - tokens, targets)
     assert error(got, truth.cpu()) < 1e-5
     names = operators(graph)
-    assert [names.count(k) for k in ("embedding_weight", "linear_weight")] == [1, number]
+    assert [names.count(k) for k in ("embedding_weight", "linear_weight", "join")] == [1, number, 1]
     assert not any("embedding_dense_backward" in str(node.target) for node in graph.graph.nodes)
 
 
@@ -295,7 +359,7 @@ def test_points_that_share_a_batch(calls):
 
 def test_the_kernels_compile_for_an_h200_without_spills(tmp_path):
     rows = compiled(tmp_path, "stacked")
-    assert len(rows) == 24 and all(row[-1] == "0" for row in rows), rows
+    assert len(rows) == 48 and all(row[-1] == "0" for row in rows), rows
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------------------------
@@ -309,7 +373,7 @@ def test_usual_sizes_on_a_gpu(precision):
     x, d = torch.randn(20, 1024, 768, device="cuda"), torch.randn(20, 1024, 1000, device="cuda")
     for inputs, outputs in ((64, 256), (256, 64), (768, 1000)):
         pair = x[..., :inputs], d[..., :outputs]
-        got = linear_weight.weight_gradient(*pair, True, precision)
+        got = products.weight_gradient(*pair, True, precision)
         exact, other = (v.double().cpu() for v in pair)
         expected = other.mT @ exact, other.sum(1)
         assert all(error(a, b) < 3 * BOUND[precision] for a, b in zip(got, expected, strict=True))

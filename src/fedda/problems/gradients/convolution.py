@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
+from .joining import added
 from .stack import LARGEST, applied, flat, precision_of, unflat, with_stack_first
 
 # Operators of PyTorch's dispatcher, so that recordings and graphs include them.
@@ -90,7 +91,7 @@ class StackedConvolution(torch.autograd.Function):
         for_x, for_w, for_bias, *_ = ctx.needs_input_grad
         how, operators = (ctx.window, ctx.precision), torch.ops.fedda
         dx = operators.convolution_input(d, w, x.shape[-2:], *how, x.dtype, channels_last(x)) if for_x else None
-        dw = operators.convolution_weight(x, d, *how) if for_w else None
+        dw = added(operators.convolution_weight(x, d, *how), 0) if for_w else None
         return dx, dw, d.sum((-4, -2, -1), dtype=w.dtype) if for_bias else None, *4 * [None]
 
     @staticmethod
@@ -133,4 +134,4 @@ def _convolution_weight(x: Tensor, d: Tensor, window: list[int], precision: str)
     x, d = flat(lead, (x, 4), (d, 4))
     with torch.cuda.device_of(d):
         dw = implicit_gemm.weight_gradient(x, d, Window(*window), precision)
-    return unflat(lead, dw)
+    return dw.view(len(dw), *lead, *dw.shape[2:])

@@ -1,5 +1,5 @@
-"""Linear layers of a stack of models. On a GPU, the gradients of weights and biases come from one Triton kernel of
-ours; the other products are PyTorch's."""
+"""Linear layers of a stack of models by our Triton kernels: products of weights of any strides and types, with the bias
+in the same kernel, so that nothing is converted or added in a kernel of its own."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
+from .joining import added
 from .stack import LARGEST, applied, flat, precision_of, unflat, with_stack_first
 
 MIN_TOKENS = 16  # tokens of a model: with fewer, the gradient of a weight is hardly more than the writing of it
 MAX_WEIGHTS = 1 << 18  # numbers of a weight: of larger ones the product takes the time, and PyTorch's is fast
 library = torch.library.Library("fedda", "FRAGMENT")
+library.define("linear(Tensor x, Tensor w, Tensor? bias, str precision) -> Tensor")
+library.define("linear_input(Tensor d, Tensor w, str precision, ScalarType dtype) -> Tensor")
 library.define("linear_weight(Tensor x, Tensor d, bool bias, str precision) -> Tensor[]")
 
 
@@ -26,16 +29,14 @@ def linear(precision: str, input: Tensor, weight: Tensor, bias: Tensor | None = 
     tokens = input.numel() // inputs
     if tokens < MIN_TOKENS or weight.numel() > MAX_WEIGHTS or tokens * max(inputs, outputs) >= LARGEST:
         return None
-    x = input.to(torch.bfloat16 if precision == "bf16" else torch.float32)
-    out: Tensor = applied(StackedLinear, x, weight, bias, precision)
+    out: Tensor = applied(StackedLinear, input, weight, bias, precision)
     return out
 
 
 class StackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor | None, precision: str) -> Tensor:
-        y = by_tokens(x, w) @ w.to(x.dtype).mT
-        y = y if bias is None else y + bias[..., None, :].to(y.dtype)
+        y = torch.ops.fedda.linear(by_tokens(x, w), w, bias, precision)
         return torch.ops.aten._unsafe_view(y, [*x.shape[:-1], y.shape[-1]])  # type: ignore[no-any-return]
 
     @staticmethod
@@ -48,10 +49,10 @@ class StackedLinear(torch.autograd.Function):
         x, w = ctx.saved_tensors
         for_x, for_w, for_bias, _ = ctx.needs_input_grad
         shape, x, d = x.shape, by_tokens(x, w), by_tokens(d, w)
-        dx = (d @ w.to(d.dtype)).view(shape) if for_x else None
+        dx = torch.ops.fedda.linear_input(d, w, ctx.precision, x.dtype).view(shape) if for_x else None
         if not for_w and not for_bias:
             return dx, None, None, None
-        dw, *db = torch.ops.fedda.linear_weight(x, d, for_bias, ctx.precision)
+        dw, *db = (added(v, 0) for v in torch.ops.fedda.linear_weight(x, d, for_bias, ctx.precision))
         return dx, dw, db[0] if db else None, None
 
     @staticmethod
@@ -64,12 +65,36 @@ def by_tokens(x: Tensor, w: Tensor) -> Tensor:
     return x.reshape(*w.shape[:-2], -1, x.shape[-1])
 
 
+@torch.library.impl(library, "linear", "CompositeExplicitAutograd")
+def _linear(x: Tensor, w: Tensor, bias: Tensor | None, precision: str) -> Tensor:
+    from .kernels import products
+
+    lead = w.shape[:-2]
+    x, w = flat(lead, (x, 2), (w, 2))
+    b = None if bias is None else flat(lead, (bias, 1))[0]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    with torch.cuda.device_of(x):  # Triton launches on the current device
+        y = products.multiplied(x, w.mT, b, precision, dtype)
+    return unflat(lead, y)
+
+
+@torch.library.impl(library, "linear_input", "CompositeExplicitAutograd")
+def _linear_input(d: Tensor, w: Tensor, precision: str, dtype: torch.dtype) -> Tensor:
+    from .kernels import products
+
+    lead = w.shape[:-2]
+    d, w = flat(lead, (d, 2), (w, 2))
+    with torch.cuda.device_of(d):
+        dx = products.multiplied(d, w, None, precision, dtype)
+    return unflat(lead, dx)
+
+
 @torch.library.impl(library, "linear_weight", "CompositeExplicitAutograd")
 def _linear_weight(x: Tensor, d: Tensor, bias: bool, precision: str) -> list[Tensor]:
-    from .kernels import linear_weight
+    from .kernels import products
 
     lead = d.shape[:-2]
     x, d = flat(lead, (x, 2), (d, 2))
-    with torch.cuda.device_of(d):  # Triton launches on the current device
-        results = linear_weight.weight_gradient(x, d, bias, precision)
-    return [unflat(lead, v) for v in results]
+    with torch.cuda.device_of(d):
+        results = products.weight_gradient(x, d, bias, precision)
+    return [v.unflatten(1, lead) for v in results]

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .convolution import channels_last
+from .joining import added
 from .stack import LARGEST, TYPES, applied, unflat, with_stack_first
 
 # Operators of PyTorch's dispatcher, so that recordings and graphs include them.
@@ -186,7 +187,7 @@ class StackedNorm(torch.autograd.Function):
         by_kernel = for_residual and y is not None  # else it is d itself
         dx, *rest = torch.ops.fedda.norm_backward(d, x, y, *saved, *ctx.layout, by_kernel, for_w or for_bias)
         dr = rest.pop(0) if by_kernel else d
-        dw, dbias = rest or (None, None)
+        dw, dbias = (added(v, -2) for v in rest) if rest else (None, None)
         dr = dr.to(ctx.residual) if for_residual else None
         return dx if for_x else None, dw if for_w else None, dbias if for_bias else None, dr, *(None for _ in others)
 
@@ -206,7 +207,8 @@ def _norm(
     if last:
         x, residual = x.movedim(1 - dims, -1), None if residual is None else residual.movedim(1 - dims, -1)
     inner = x.shape
-    x, w, bias, residual = (dense(lead, v) for v in (x, w, bias, residual))
+    x, residual = (dense(lead, v) for v in (x, residual))
+    w, bias = by_model(lead, w), by_model(lead, bias)
     with torch.cuda.device_of(x):  # Triton launches on the current device
         y, *statistics = row_norm.forward(x, w, bias, residual, sizes, by_row, last, eps, relu, dtype)
     y = y.view(inner).movedim(-1, 1 - dims) if last else y
@@ -224,7 +226,8 @@ def _norm_backward(
     if last:
         d, x, y = (*(v.movedim(1 - dims, -1) for v in (d, x)), None if y is None else y.movedim(1 - dims, -1))
     shape = x.shape
-    d, x, y, w, mean, rstd = (dense(lead, v) for v in (d, x, y, w, mean, rstd))
+    d, x, y, mean, rstd = (dense(lead, v) for v in (d, x, y, mean, rstd))
+    w = by_model(lead, w)
     with torch.cuda.device_of(x):
         dx, dr, dw = row_norm.backward(d, x, y, w, mean, rstd, sizes, by_row, last, residual, weights)
     results = [v.view(shape) for v in (dx, dr) if v is not None]
@@ -237,6 +240,14 @@ def in_lines(x: Tensor, sizes: list[int], by_row: bool, dims: int) -> bool:
     return not by_row and sizes[3] > 1 and channels_last(x, 1 - dims)
 
 
+def by_model(lead: torch.Size, v: Any) -> Any:
+    """A tensor as [n, numbers of a model]. The numbers of a model lie side by side, the models anywhere."""
+    if v is None:
+        return None
+    v = v.reshape(lead.numel(), -1)
+    return v if v.stride(1) == 1 else v.contiguous()
+
+
 def dense(lead: torch.Size, v: Any) -> Any:
-    """A tensor as [n, numbers of a model], without gaps."""
-    return None if v is None else v.reshape(lead.numel(), -1).contiguous()
+    """The same, but without gaps between the models."""
+    return None if v is None else by_model(lead, v).contiguous()

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from ...checks import one_line, warn
 from ...recording import changed_by, is_view, mutates, out_of_place, record
+from .joining import join_parts
 from .kernels.launch import compile_and_run
 from .stackable import stackable
 
@@ -60,7 +61,9 @@ class StackedGradient:
             # All in this thread: others would compile one kernel after the other.
             with torch.autograd.set_multithreading_enabled(False):
                 compile_and_run(key, x, lambda: self.vmapped(x, *batch))
-            return simplify(record(self.vmapped, x, *batch))
+            graph = record(self.vmapped, x, *batch)
+            join_parts(graph)
+            return simplify(graph)
         reason = ""
         for function in (self.vmapped, self.vmapped_gradients):
             try:

@@ -276,9 +276,7 @@ def launch_convolve(
     k, m, taps = channels // groups, filters // groups, window.kh * window.kw
     ch, cw = (s if transposed and d == 1 else 1 for s, d in ((window.sh, window.dh), (window.sw, window.dw)))
     pixels, kinds = samples * cdiv(height, ch) * cdiv(width, cw), ch * cw * groups
-    # The largest block that leaves each model 24 programs: ten models then fill an H200.
-    fits = (b for b in BLOCKS if cdiv(pixels, b[0]) * cdiv(m, b[1]) * kinds >= 24)
-    rows, columns, warps = block(pixels, m, precision, next(fits, BLOCKS[-1]))
+    rows, columns, warps = fitting_block(pixels, m, kinds, precision)
     flat = k < 16
     most = 64 if precision == "bf16" and x.stride(2) == 1 else 32
     depth = min(most, power_of_two(k * taps if flat else k))
@@ -290,7 +288,7 @@ def launch_convolve(
 
 
 def weight_gradient(x: Tensor, d: Tensor, window: Window, precision: str) -> Tensor:
-    """The gradient of the weights [n, O, C / groups, KH, KW] in float32. The order of the sum is fixed."""
+    """Shares [S, n, O, C / groups, KH, KW] of the gradient of the weights, in float32."""
     (n, samples, channels, *size), (*_, filters, height, width), groups = x.shape, d.shape, window.groups
     k, m, taps = channels // groups, filters // groups, window.kh * window.kw
     pixels = samples * height * width
@@ -311,7 +309,13 @@ def weight_gradient(x: Tensor, d: Tensor, window: Window, precision: str) -> Ten
         x, *x.stride(), d, *d.stride(), dw, n, samples, shares, share, groups, k, *size, m, height, width,
         *window[:8], precision, flat, rows, columns, depth, num_warps=warps, num_stages=3,
     )  # fmt: skip
-    return dw[0] if shares == 1 else dw.sum(0)
+    return dw
+
+
+def fitting_block(rows: int, columns: int, others: int, precision: str) -> tuple[int, int, int]:
+    """The largest block that leaves each model 24 programs: ten models then fill an H200."""
+    fits = (b for b in BLOCKS if cdiv(rows, b[0]) * cdiv(columns, b[1]) * others >= 24)
+    return block(rows, columns, precision, next(fits, BLOCKS[-1]))
 
 
 def block(rows: int, columns: int, precision: str, most: tuple[int, int]) -> tuple[int, int, int]:

@@ -203,8 +203,8 @@ def backward(
     d: Tensor, x: Tensor, y: Tensor | None, w: Tensor | None, mean: Tensor, rstd: Tensor, sizes: Sequence[int],
     by_row: bool, last: bool, residual: bool, weights: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """The gradients of x, of what was added to it if there is a `residual`, and [2, n, channels] of weight and bias if
-    there are trainable `weights`."""
+    """The gradients of x, of what was added to it if there is a `residual`, and shares [2, n, S, channels] of those of
+    weight and bias if there are trainable `weights`."""
     n, samples, *rest = len(x), *sizes
     grid, options = launch(n, sizes, last, x.element_size())
     blocks = samples if last else grid // (n * rest[0])
@@ -215,7 +215,7 @@ def backward(
     launcher(norm_backward, grid)(
         d, x, y, w, first_stride(w), mean, rstd, dx, dr, dw, samples, *rest, by_row, last, **options
     )  # fmt: skip
-    return dx, dr, None if dw is None else dw[:, :, 0] if blocks == 1 else dw.sum(2)
+    return dx, dr, dw
 
 
 def launch(n: int, sizes: Sequence[int], last: bool, size: int) -> tuple[int, dict[str, Any]]:
