@@ -78,7 +78,7 @@ are in the tables alone.
 - The small table has 114 test samples, so one sample is 0.9 points, and many methods are as good: take the cheapest.
   Its checkpoints are chosen on about 40 validation samples, mostly early; at the end all methods are more accurate.
 - A sparse model: of all its checkpoints, only those count that have at most this share of weights that are not exactly
-  0. The penalty was tuned like the rate ([rule 9](study.md#the-rules)). A method that misses the limit with one of the
+  0. The penalty was tuned like the rate ([rule 10](study.md#the-rules)). A method that misses the limit with one of the
   five seeds is not compared in the first table, also if its other seeds are better: the tables below show it.
 - Text has no accuracy here but a loss, in nats per character: smaller is better, and a negative difference is a gain. A
   prediction from the frequencies of the characters has a test loss of 3.17; one that also knows the character before,

@@ -190,15 +190,30 @@ def sparse_methods(limit: float) -> dict[str, StudyMethod]:
     }
 
 
-def tuned_again(method: StudyMethod, chosen: Point, steps: int | None = None, schedule: str = "") -> StudyMethod:
-    """The method with other local steps or with a schedule of its rate: 6 rates round the chosen one, its other words
-    as chosen."""
-    kept = chosen | ({"schedule": schedule} if schedule else {})
+def tuned_again(method: StudyMethod, chosen: Point, steps: int) -> StudyMethod:
+    """The method with other local steps: 6 rates round the chosen one."""
+    return around(method, chosen, chosen[method.rate], {"steps": steps})
+
+
+def second_tuning(method: StudyMethod, chosen: Point) -> StudyMethod:
+    """Six more points: rates round the chosen one, with a cosine if all rates were constant before; else between the
+    rates that were tried.
+
+    >>> sgd = StudyMethod("fedavg", {}, (rates("lr", 0.1, 1, 1), StudyAxis("schedule", ("constant", "cosine"))))
+    >>> [point["lr"] for point in second_tuning(sgd, {"lr": 0.1, "schedule": "cosine"}).grid]
+    [0.00562, 0.0178, 0.0562, 0.178, 0.562, 1.78]
+    """
+    if method.name in CONSTANT:
+        return around(method, chosen | {"schedule": "cosine"}, chosen[method.rate])
+    return around(method, chosen, chosen[method.rate] * math.sqrt(FACTOR))
+
+
+def around(method: StudyMethod, point: Point, centre: float, words: Point | None = None) -> StudyMethod:
+    """The method with 6 rates and the other values of a point."""
     fixed = [StudyAxis(w, (v,), least=v, most=v) if isinstance(v, float) else StudyAxis(w, (v,))
-             for w, v in kept.items() if w != method.rate]  # fmt: skip
-    axes = (rates(method.rate, chosen[method.rate], 3, 2), *fixed)
-    words = method.words | ({"steps": steps} if steps else {})
-    return StudyMethod(method.name, words, axes, algorithm=method.algorithm)
+             for w, v in point.items() if w != method.rate]  # fmt: skip
+    axes = (rates(method.rate, centre, 3, 2), *fixed)
+    return StudyMethod(method.name, method.words | (words or {}), axes, algorithm=method.algorithm)
 
 
 def first_rate(lr: Any, w: float) -> Any:

@@ -19,12 +19,12 @@ from fedda.runs.formats import duration
 from fedda.runs.reading import kept as kept_file
 from fedda.runs.reading import read_lines
 
-from .methods import CONSTANT, StudyMethod, methods, sparse_methods, tuned_again
+from .methods import StudyMethod, methods, second_tuning, sparse_methods, tuned_again
 from .protocol import FINALS, KEPT, TUNING, Records, State, read, stage_rounds, state
 
 TASKS = Path(__file__).parent / "tasks"
 L1 = "colon-l1"
-COSINE = "cosine"
+AGAIN = "-again"  # the end of the folder of a second tuning
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Piece:
     task: str  # a built-in experiment, or a file of `tasks`
     why: str
     steps: int | None = None  # local steps other than the tuned ones: the rate alone is tuned again
-    schedule: str = ""  # of the rate, for the methods that were tuned with a constant one: again the rate alone
+    again: bool = False  # six more points for each method: again the rate alone
     like: str = "cifar10-heterogeneous"  # the task with known times
     limit: float = 1.0  # of the weights that are not 0: the methods are those that take a penalty
     cost: float = 1.0  # arithmetic of a round, as a multiple of that task's
@@ -52,7 +52,7 @@ class Piece:
 
     @property
     def rate_alone(self) -> bool:
-        return bool(self.steps or self.schedule)
+        return bool(self.steps or self.again)
 
 
 # Costs: a round of the kept figure on FEMNIST takes 1.4 times as long as one on CIFAR-10, and all writers are ten times
@@ -97,10 +97,14 @@ PIECES = (
         for percent in (10, 25, 50)
     ),
     *(
-        Piece(f"{task}-cosine", task, f"{what}, cosine", None, COSINE, task)
+        Piece(f"{task}{AGAIN}", task, f"{what}, tuned again", None, True, task)
         for task, what in (
             ("digits-heterogeneous", "digits, rho = 0.8"),
             ("digits-many", "digits, 5 of 50 clients per round"),
+            ("digits-alike", "digits, rho = 0"),
+            ("digits-rho50", "digits, rho = 0.5"),
+            ("digits-rho95", "digits, rho = 0.95"),
+            ("breast-cancer", "a table"),
             ("shakespeare-gru", "text, a small GRU"),
             ("femnist-perceptron", "writers, perceptron"),
             ("shakespeare-small", "text, a small transformer"),
@@ -137,10 +141,9 @@ def methods_of(piece: Piece, results: Path) -> dict[str, StudyMethod]:
     if not piece.rate_alone:
         return known
     kept = read(results / piece.based_on)
-    some = {name: method for name, method in known.items() if not piece.schedule or name in CONSTANT}
-    chosen = {name: state(method, kept, experiment.rounds).chosen for name, method in some.items()}
+    chosen = {name: state(method, kept, experiment.rounds).chosen for name, method in known.items()}
     return {
-        name: tuned_again(some[name], point, piece.steps, piece.schedule)
+        name: tuned_again(known[name], point, piece.steps) if piece.steps else second_tuning(known[name], point)
         for name, point in chosen.items()
         if point is not None
     }

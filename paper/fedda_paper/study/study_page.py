@@ -158,7 +158,7 @@ def sparse(tasks: Tasks) -> list[str]:
 ### Sparse models of clients that differ
 
 Digits, 10 clients, 80 % of a client's images are of one class; five methods that take an L1 penalty, five seeds with a
-partition each (rule 9). *Weights* is the share of the server's weights that are not exactly 0: at the checkpoint that
+partition each (rule 10). *Weights* is the share of the server's weights that are not exactly 0: at the checkpoint that
 is best on validation data of those within the limit, and over the last 5 % of the rounds, where the limit does not
 count. A method that misses the limit with some seed has its numbers from the other seeds, and cannot be recommended.
 Differences are paired by seed, with their 95 % t interval, in points."""
