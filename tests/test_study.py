@@ -98,24 +98,47 @@ def test_other_local_steps_tune_the_rate_alone():
         assert len(set(rates)) == 6 and rules.edges(again, again.grid, edge) == [(method.rate, True)]
 
 
-def test_a_cosine_is_tuned_for_the_methods_that_had_none():
-    """The rate alone, at the other values that were chosen; for FedAdam it is the rate of the server that falls."""
+def test_the_second_tuning_gives_every_method_six_rates_more():
+    """A cosine for those with constant rates, where FedAdam's falls on the server; else rates that were not tried."""
     results = ROOT / "paper" / "results" / "study"
-    piece = next(piece for piece in missing.PIECES if piece.folder == "digits-heterogeneous-cosine")
-    found = missing.methods_of(piece, results)
-    assert set(found) == set(methods.CONSTANT)
+    piece = next(piece for piece in missing.PIECES if piece.folder == "digits-heterogeneous-again")
+    found, known = missing.methods_of(piece, results), methods.methods("digits-heterogeneous")
+    assert set(found) == set(known)
     before = json.loads((results / "digits-heterogeneous" / "summary.json").read_text())
     for name, method in found.items():
-        chosen = before[name]["chosen"] | {"schedule": "cosine"}
-        assert len(method.grid) == 6 and chosen in method.grid
-        assert all(p | {method.rate: 0} == chosen | {method.rate: 0} for p in method.grid)
-        made = program.algorithm(method, [chosen], 8)
-        rate = getattr(made, method.rate)
-        assert [float(rate(torch.tensor(t))) for t in (0.0, 20.0, 40.0)] == pytest.approx(
-            [chosen[method.rate], chosen[method.rate] / 2, 0.0]
-        )
+        chosen, rate = before[name]["chosen"], method.rate
+        ratios = [math.log10(p[rate] / chosen[rate]) for p in method.grid]
+        chosen = chosen | ({"schedule": "cosine"} if name in methods.CONSTANT else {})
+        assert all(p | {rate: 0} == chosen | {rate: 0} for p in method.grid)
+        steps = [-3, -2, -1, 0, 1, 2] if name in methods.CONSTANT else [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]
+        assert ratios == pytest.approx([step / 2 for step in steps], abs=2e-3)
+        if name in methods.CONSTANT:
+            falling = getattr(program.algorithm(method, [chosen], 8), rate)
+            assert [float(falling(torch.tensor(t))) for t in (0.0, 20.0, 40.0)] == pytest.approx(
+                [chosen[rate], chosen[rate] / 2, 0.0]
+            )
     fedadam = program.algorithm(found["fedadam"], [before["fedadam"]["chosen"] | {"schedule": "cosine"}], 8)
     assert float(fedadam.lr) == before["fedadam"]["chosen"]["lr"]  # the clients' rate stays
+
+
+def test_the_tuning_that_is_better_on_validation_counts_if_the_second_one_is_whole(tmp_path):
+    def method(validation, test):
+        finals = [{"seed": seed, "test": test} for seed in range(5)]
+        return {"chosen": {"lr": test}, "validation of chosen": validation, "finals": finals, "diverged finals": 0}
+
+    def write(folder, **found):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "summary.json").write_text(json.dumps(found))
+
+    lost = {"chosen": None, "finals": []}
+    write("task", a=method([0.7, 0.9], 0.6), b=method([0.8, 0.9], 0.7), c=method([0.5, 0.5], 0.4), d=lost)
+    assert [m.name for m in studied.read_task(tmp_path / "task")] == ["b", "a", "c", "d"]
+    write("task-again", a=method([0.85, 0.85], 0.8), b=method([0.85, 0.85], 0.9))
+    assert [m.test for m in studied.read_task(tmp_path / "task") if m.finals] == [0.7, 0.6, 0.4]  # c is missing
+    write("task-again", a=method([0.85, 0.85], 0.8), b=method([0.85, 0.85], 0.9), c=method([0.6, 0.6], 0.3))
+    found = studied.read_task(tmp_path / "task")
+    assert [(m.name, m.finals and m.test) for m in found] == [("a", 0.8), ("b", 0.7), ("c", 0.3), ("d", {})]
+    assert [m.first and m.first.test for m in found] == [0.6, None, 0.4, None]
 
 
 def test_fedadamw_is_adam_with_decoupled_decay_on_the_clients():
@@ -542,7 +565,7 @@ def test_tasks_that_vary_another_have_tables_of_their_own():
 
 
 def test_every_piece_with_finals_has_a_place_on_the_page():
-    assert set(studied.TASKS) == {piece.folder for piece in missing.PIECES if not piece.schedule}
+    assert set(studied.TASKS) == {piece.folder for piece in missing.PIECES if not piece.again}
 
 
 def test_the_pages_of_the_study_are_up_to_date():

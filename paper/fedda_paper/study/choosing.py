@@ -55,8 +55,7 @@ seed, is on the worse side of 0). Of these, *take* is the one that has sent the 
 Where many are as good, any of them will do.
 
 ± is half of a 95 % t interval over the seeds, five unless a note below says otherwise. *Not told apart*: the interval
-of the difference contains 0. Only the methods of the SGD type were offered the cosine schedule, which the leaders on
-images and with the GRU use. Local steps and rounds of each task are in [the tables below](#all-methods).
+of the difference contains 0. Local steps and rounds of each task are in [the tables below](#all-methods).
 
 For other tasks the study is not finished. Until then:
 

@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +15,7 @@ from fedda.runs.formats import size
 from fedda.runs.student import quantile
 
 from .methods import ADAMW, ADAPTIVE, first_rate
+from .missing import AGAIN
 from .records import lines
 from .summary import best, out
 
@@ -172,6 +173,7 @@ class StudiedMethod:
     name: str
     summary: dict[str, Any]
     records: list[dict[str, Any]]
+    first: "StudiedMethod | None" = None  # what the first tuning came to, if the second one was better
 
     @property
     def finals(self) -> dict[int, dict[str, float]]:
@@ -228,9 +230,9 @@ class StudiedMethod:
         return ADAPTIVE.get(self.name, "lr")
 
     def by_rate(self) -> dict[float, float]:
-        """The best validation score of the grid at each rate, relative to the best rate."""
+        """The best validation score of the first tuning's grid at each rate, relative to the best rate."""
         scores: dict[float, float] = {}
-        for record in self.records:
+        for record in (self.first or self).records:
             if record["stage"] == "stage1" and not out(record):
                 value = record["point"][self.rate]
                 scores[value] = max(scores.get(value, -math.inf), best(record)[1])
@@ -251,13 +253,38 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def read_task(folder: Path) -> list[StudiedMethod]:
-    """The methods of a task, the best first; those without finals in the order of the summary."""
+    """The methods of a task, the best first. If the second tuning is whole, the better one counts for each method."""
+    first, second = read_tuning(folder), {m.name: m for m in tuned_again(folder)}
+    if not {m.name for m in first if m.finals} <= {m.name for m in second.values() if m.finals}:
+        return first
+    return in_order([better(m, second[m.name]) if m.finals else m for m in first])
+
+
+def tuned_again(folder: Path) -> list[StudiedMethod]:
+    """The second tuning of a task, as far as it was run."""
+    again = folder.with_name(folder.name + AGAIN)
+    return read_tuning(again) if (again / "summary.json").is_file() else []
+
+
+def better(first: StudiedMethod, second: StudiedMethod) -> StudiedMethod:
+    """The tuning with the better mean on validation data; of equals the first."""
+    one, other = (statistics.fmean(m.summary["validation of chosen"]) for m in (first, second))
+    return replace(second, first=first) if other > one else first
+
+
+def in_order(methods: list[StudiedMethod]) -> list[StudiedMethod]:
+    """The best first; those without finals last, as they are."""
+    return sorted(methods, key=lambda m: -m.test if m.finals else math.inf)
+
+
+def read_tuning(folder: Path) -> list[StudiedMethod]:
+    """The methods of one folder of records."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     methods = []
     for name, own in summary.items():
         records = [record for record in map(json.loads, lines(folder, name)) if record["method"] == name]
         methods.append(StudiedMethod(name, own, records))
-    return sorted(methods, key=lambda m: -m.test if m.finals else math.inf)
+    return in_order(methods)
 
 
 Tasks = dict[str, list[StudiedMethod]]

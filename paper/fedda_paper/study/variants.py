@@ -51,8 +51,8 @@ def by_share(kind: str, tasks: Tasks, series: dict[str, int]) -> str:
 
 
 def by_steps(kind: str, short: list[StudiedMethod], long: list[StudiedMethod]) -> str:
-    """Both lengths of a round side by side, the best of the long ones first."""
-    five, twenty = whole(short), whole(long)
+    """Both lengths of a round side by side, the best of the long ones first. Only the first tuning had both."""
+    five, twenty = whole([m.first or m for m in short]), whole(long)
     rows = [
         [link(m), score(*five[name].interval()), score(*m.interval()), difference(*m.against(five[name]), loss=False),
          rounds(five[name]), rounds(m)]
