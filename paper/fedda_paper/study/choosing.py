@@ -120,13 +120,13 @@ def first_try(advice: dict[str, Recommendation]) -> str:
     """The answer in short: the method to take on most finished tasks without a penalty, or those that are most often as
     good as the best.
 
-    Sparse models are left out: few methods can train them, so the others would be counted as if they had lost.
+    Penalties and constraints are left out: few methods take them, so the others would be counted as if they had lost.
     """
-    plain = [own for own in advice.values() if not own.take.sparse]
+    plain = [own for own in advice.values() if not own.take.proximal]
     taken = Counter(own.take.name for own in plain)
     name, times = taken.most_common(1)[0] if taken else ("", 0)
-    penalty = " without a penalty" if len(plain) < len(advice) else ""
-    sparse = " Sparse models have rows of their own." if penalty else ""
+    penalty = " without a penalty or a constraint" if len(plain) < len(advice) else ""
+    sparse = " Sparse models and constraints have rows of their own." if penalty else ""
     values = "Find your task in the table, and take the values that stand there."
     if 2 * times <= len(plain):
         good = Counter(link(method) for own in plain for method in (own.take, *own.equal))

@@ -173,8 +173,18 @@ def of_adamw(lr: float) -> StudyMethod:
 
 def sparse_methods(limit: float) -> dict[str, StudyMethod]:
     """The methods that take a penalty, for a model with at most this share of its weights: 90 points for each, which
-    are 6 rates, 3 values of a second word and 5 penalties. The middle is what was good on digits without a penalty."""
-    gammas, server_lr = rates("gamma", 1e-3, 2, 2), rates("server_lr", 1.0, 1, 1)
+    are 6 rates, 3 values of a second word and 5 penalties."""
+    return with_prox({}, (rates("gamma", 1e-3, 2, 2),), limit)
+
+
+def constrained_methods(prox: dict[str, Any]) -> dict[str, StudyMethod]:
+    """The same methods under a constraint, which is not tuned: 18 points for each."""
+    return with_prox({"prox": prox})
+
+
+def with_prox(more: dict[str, Any], axes: tuple[StudyAxis, ...] = (), limit: float = 1.0) -> dict[str, StudyMethod]:
+    """The methods that take a proximal map. The middle of the grids is what was good on digits without one."""
+    server_lr = rates("server_lr", 1.0, 1, 1)
     eps, alpha0 = rates("eps", 0.001, 0, 2), StudyAxis("alpha0", (0.1, 0.3, 0.9))
     fedda = {"momentum": 0.9, "beta": 0.999}
     made = [
@@ -185,7 +195,7 @@ def sparse_methods(limit: float) -> dict[str, StudyMethod]:
         ("fedmid", {}, 0.1, server_lr),
     ]
     return {
-        name: StudyMethod(name, words, (rates("lr", lr, 2, 3), second, gammas), limit=limit)
+        name: StudyMethod(name, words | more, (rates("lr", lr, 2, 3), second, *axes), limit=limit)
         for name, words, lr, second in made
     }
 

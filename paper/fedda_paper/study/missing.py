@@ -19,7 +19,7 @@ from fedda.runs.formats import duration
 from fedda.runs.reading import kept as kept_file
 from fedda.runs.reading import read_lines
 
-from .methods import StudyMethod, methods, second_tuning, sparse_methods, tuned_again
+from .methods import StudyMethod, constrained_methods, methods, second_tuning, sparse_methods, tuned_again
 from .protocol import FINALS, KEPT, TUNING, Records, State, read, stage_rounds, state
 
 TASKS = Path(__file__).parent / "tasks"
@@ -38,6 +38,7 @@ class Piece:
     again: bool = False  # six more points for each method: again the rate alone
     like: str = "cifar10-heterogeneous"  # the task with known times
     limit: float = 1.0  # of the weights that are not 0: the methods are those that take a penalty
+    prox: dict[str, Any] | None = None  # a constraint: the methods are those that take one
     cost: float = 1.0  # arithmetic of a round, as a multiple of that task's
 
     @property
@@ -96,6 +97,20 @@ PIECES = (
         )
         for percent in (10, 25, 50)
     ),
+    Piece(
+        "digits-nonnegative",
+        "digits-heterogeneous",
+        "digits, rho = 0.8, no negative weights",
+        like="digits-heterogeneous",
+        prox={"kind": "nonnegative", "on": "*.weight"},
+    ),
+    Piece(
+        "digits-l1-ball",
+        "digits-heterogeneous",
+        "digits, rho = 0.8, weights in an L1 ball",
+        like="digits-heterogeneous",
+        prox={"kind": "l1-ball", "radius": 100.0},
+    ),
     *(
         Piece(f"{task}{AGAIN}", task, f"{what}, tuned again", None, True, task)
         for task, what in (
@@ -132,12 +147,17 @@ class Left:
     measured: bool  # on this task itself
 
 
+def all_methods(piece: Piece) -> dict[str, StudyMethod]:
+    """The methods that can do the task of a piece."""
+    if piece.prox:
+        return constrained_methods(piece.prox)
+    return sparse_methods(piece.limit) if piece.limit < 1 else methods(find(piece.source).name)
+
+
 def methods_of(piece: Piece, results: Path) -> dict[str, StudyMethod]:
     """The methods of a piece; if it tunes the rate alone, those whose values were chosen already."""
     experiment = find(piece.source)
-    if piece.limit < 1:
-        return sparse_methods(piece.limit)
-    known = methods(experiment.name)
+    known = all_methods(piece)
     if not piece.rate_alone:
         return known
     kept = read(results / piece.based_on)
@@ -217,8 +237,7 @@ def table(results: Path, workers: int) -> Iterator[list[str]]:
     for piece in PIECES:
         rest = left(piece, results)
         by = "this task" if rest.measured else f"{piece.cost:g} x {piece.like}"
-        all_of = sparse_methods(piece.limit) if piece.limit < 1 else methods(piece.task)
-        who = "all methods" if len(rest.methods) >= len(all_of) else ", ".join(rest.methods)
+        who = "all methods" if len(rest.methods) >= len(all_methods(piece)) else ", ".join(rest.methods)
         time = [duration(rest.seconds / workers), by] if rest.programs else ["", ""]
         yield [piece.folder, piece.why, str(rest.programs) if rest.programs else "complete", who, *time]
     if (results / L1 / "config.toml").is_file():

@@ -20,9 +20,9 @@ DIGEST = "Source"  # the text of the PNG file that holds the digest of its numbe
 
 
 def drawn(tasks: Tasks) -> Tasks:
-    """The finished tasks on which a method is taken, but for the sparse models, whose accuracy says little without
-    their number of weights."""
-    return {name: own for name, own in decided(tasks).items() if not any(m.sparse for m in own)}
+    """The finished tasks on which a method is taken, but for those with a penalty or a constraint, which most methods
+    cannot do."""
+    return {name: own for name, own in decided(tasks).items() if not any(m.proximal for m in own)}
 
 
 def numbers(tasks: Tasks) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fedda.registry import algorithms
+from fedda.registry import algorithms, proxes
 from fedda.runs.formats import size
 from fedda.runs.student import quantile
 
@@ -124,6 +124,17 @@ TASKS = {
         )
         for percent in (10, 25, 50)
     },
+    **{
+        f"digits-{name}": StudyTask(
+            f"{what}, clients that differ",
+            f"{DIGITS}, 80 % of a client's images are of one class; {how}",
+            f"{PERCEPTRON}, 300 rounds, on a CPU in float32",
+        )
+        for name, what, how in (
+            ("nonnegative", "Weights that are not negative", "biases may be negative"),
+            ("l1-ball", "Weights in an L1 ball", "radius 100"),
+        )
+    },
     "femnist-perceptron": StudyTask(
         "Handwriting, few of many writers, a perceptron",
         "FEMNIST, 20 of 400 writers per round",
@@ -188,6 +199,11 @@ class StudiedMethod:
     def sparse(self) -> bool:
         """Whether the study limits the share of weights that are not 0."""
         return any("limit" in record for record in self.records)
+
+    @property
+    def proximal(self) -> bool:
+        """Whether the study has a penalty or a constraint here, so that few methods take part."""
+        return self.sparse or any("prox" in record["words"] for record in self.records)
 
     @property
     def call(self) -> str:
@@ -368,6 +384,11 @@ def call(name: str, words: dict[str, Any]) -> str:
         given["c"] = float(f"{given.pop('alpha0') / first_rate(given['lr'], given['w']) ** 2:.4g}")
     falls = given.pop("schedule", "") == "cosine"
     penalty = {"prox": f"fedda.prox.L1({given.pop('gamma')!r})"} if "gamma" in given else {}
+    if "prox" in given:
+        kind, *parts = given.pop("prox").items()
+        penalty = {
+            "prox": f"fedda.prox.{proxes.find(kind[1]).build.__name__}({', '.join(f'{k}={v!r}' for k, v in parts)})"
+        }
     defaults = algorithms.find(algorithm).defaults
     shown = {k: repr(v) for k, v in given.items() if k.endswith("lr") or k not in defaults or defaults[k] != v}
     shown |= penalty
