@@ -23,6 +23,7 @@ from .studied import (
     finished,
     good_rates,
     link,
+    linked,
     rounds,
     score,
     sent,
@@ -109,46 +110,68 @@ def page(tasks: Tasks, results: Results) -> str:
         for name, own in finished(tasks).items()
     ]
     return PAGE.format(
-        first=first_try(advice), advice=markdown(heads, [row(name, own) for name, own in advice.items()]),
+        first=first_try(advice, tasks), advice="\n\n".join(
+            f"{title}\n\n{markdown(heads, rows)}" if title else markdown(heads, rows)
+            for title, some in by_kind(advice).items() if (rows := [row(name, own) for name, own in some.items()])
+        ),
         open=markdown(["your task", "try first", "what is known"], undecided(tasks, advice, results)),
         overview=OVERVIEW, caption=CAPTION, variants=f"{varied}\n\n" * bool(varied), picture=PICTURE,
         points=100 * NEAR, near=NEAR, cosine=cosine_in_short(results.folder), details="\n\n".join(parts),
     )  # fmt: skip
 
 
-def first_try(advice: dict[str, Recommendation]) -> str:
-    """The answer in short: the method to take on most finished tasks without a penalty, or those that are most often as
-    good as the best.
+def by_kind(advice: dict[str, Recommendation]) -> dict[str, dict[str, Recommendation]]:
+    """The tasks of all methods, and those of the methods that take a penalty or a constraint, each under its title."""
+    plain = {name: own for name, own in advice.items() if not own.take.proximal}
+    others = {name: own for name, own in advice.items() if own.take.proximal}
+    return {"": plain, "**With a penalty or a constraint**, among the methods that take one:": others}
+
+
+def first_try(advice: dict[str, Recommendation], tasks: Tasks, docs: str = "") -> str:
+    """The answer in short: the method that is taken on most tasks; else the one that is as good as the best on most of
+    them; else that there is none.
 
     Penalties and constraints are left out: few methods take them, so the others would be counted as if they had lost.
     """
-    plain = [own for own in advice.values() if not own.take.proximal]
-    taken = Counter(own.take.name for own in plain)
-    name, times = taken.most_common(1)[0] if taken else ("", 0)
+    plain = by_kind(advice)[""]
     penalty = " without a penalty or a constraint" if len(plain) < len(advice) else ""
-    sparse = " Sparse models and constraints have rows of their own." if penalty else ""
-    values = "Find your task in the table, and take the values that stand there."
-    if 2 * times <= len(plain):
-        good = Counter(link(method) for own in plain for method in (own.take, *own.equal))
-        most = max(good.values(), default=0)
-        *others, last = [name for name, count in good.items() if count == most] or [""]
-        names = f"{', '.join(others)} and {last}" if others else last
+    ending = " Find your task below, and take the values that stand there."
+    every = f"{len(plain)} tasks{penalty} that are decided so far"
+    taken = Counter(own.take.name for own in plain.values())
+    good = Counter(method.name for own in plain.values() for method in (own.take, *own.equal))
+    name, times = taken.most_common(1)[0] if taken else ("", 0)
+    if 2 * times > len(plain):
+        also = sum(bool(own.equal) for own in plain.values() if own.take.name == name)
+        close = f"; on {also} of them others are as good" if also else ""
         return (
-            "**In short: no method is the one to take on most tasks.** As good as the best on the most tasks: "
-            f"{names}, on {most} of the {len(plain)} tasks{penalty} that are decided so far.{sparse} {values}"
+            f"**In short: start with {linked(name, docs)}.** It is the choice on {times} of the {every}{close}.{ending}"
         )
-    every = (
-        f"every task{penalty} that is"
-        if times == len(plain)
-        else f"{times} of the {len(plain)} tasks{penalty} that are"
-    )
-    own = [recommendation for recommendation in plain if recommendation.take.name == name]
-    close = sum(bool(recommendation.equal) for recommendation in own)
-    also = f"; on {close} of them others are as good" if close else ""
+    most = max(good.values(), default=0)
+    best = [name for name, count in good.items() if count == most]
+    if len(best) == 1 and 2 * most > len(plain):
+        behind = [gap(task, best[0], tasks[task]) for task, own in plain.items()
+                  if best[0] not in (m.name for m in (own.take, *own.equal))]  # fmt: skip
+        where = f" It is behind on {'; '.join(behind)}." if behind else ""
+        return (
+            f"**In short: if you try only one method, try {linked(best[0], docs)}.** It is as good as the best on {most} of "
+            f"the {every}; no other method is on as many.{where}{ending}"
+        )
+    *others, last = (linked(name, docs) for name in best or [""])
+    names = f"{', '.join(others)} and {last}" if others else last
     return (
-        f"**In short: start with {link(own[0].take)}.** It is the choice on {every} decided so far{also}."
-        f"{sparse} {values}"
+        "**In short: no method is the one to take on most tasks.** As good as the best on the most tasks: "
+        f"{names}, on {most} of the {every}.{ending}"
     )
+
+
+def gap(task: str, name: str, methods: list[StudiedMethod]) -> str:
+    """A task in words, and how far a method is behind the best there."""
+    whole = {m.name: m for m in methods if m.finished}
+    kind = f"*{TASKS[task].kind}*"
+    if name not in whole:
+        return f"{kind} (no result)"
+    best = next(iter(whole.values()))
+    return f"{kind} ({difference(*whole[name].against(best), best.test < 0)}{'' if best.test < 0 else ' points'})"
 
 
 def row(name: str, advice: Recommendation) -> list[str]:
@@ -221,8 +244,8 @@ def undecided(tasks: Tasks, advice: dict[str, Recommendation], results: Results)
         ])  # fmt: skip
     own = [m for m in tasks.get("digits-heterogeneous", []) if m.name == "fedda-cv" and m.finished]
     made = own[0].call if own else 'fedda.make("fedda-cv")'
-    compared = any(own.take.sparse for own in advice.values())
-    what = "**A constraint, another penalty, or a sparse model of clients that are alike**"
+    compared = any(own.take.proximal for own in advice.values())
+    what = "**Another penalty or constraint, or clients that are alike**"
     rows.append([
         what if compared else "**A sparse model, a constraint or a penalty**", *l1_in_short(results, made, compared)
     ])  # fmt: skip
@@ -283,15 +306,17 @@ def tuned_figure(runs: list[Source], near: str = "") -> list[str]:
 
 # -- the README --------------------------------------------------------------------------------------------------------
 def readme_part(tasks: Tasks) -> str:
-    """The README's first picture, and what to take for each task."""
+    """The README's first picture, and what to take for each task without a penalty."""
     advice = {name: advise(own) for name, own in decided(tasks).items()}
     rows = [
         [TASKS[name].kind, link(own.take, "docs/"), settings(own.take.summary["chosen"]), score(*own.take.interval())]
-        for name, own in advice.items()
+        for name, own in by_kind(advice)[""].items()
     ]
     return "\n".join([
         f"![How far each method is behind the best one on each task](docs/{OVERVIEW})", "", CAPTION, "",
-        "**Which method should I take?** After a study that gave every method the same budget:", "",
+        "**Which method should I take?** The study gave every method of a task the same budget. "
+        + first_try(advice, tasks, "docs/"), "",
         markdown(["your task", "take", "with", "test accuracy (text: loss)"], rows), "",
-        "[Choosing a method](docs/choosing.md) has the calls, the methods that are as good, and how to read this.",
+        "[Choosing a method](docs/choosing.md) has the calls, the methods that are as good, what to take with a "
+        "penalty or a constraint, and how to read this.",
     ])  # fmt: skip

@@ -356,8 +356,12 @@ def advise(methods: list[StudiedMethod]) -> Recommendation:
 
 # -- in words ----------------------------------------------------------------------------------------------------------
 def link(method: StudiedMethod, docs: str = "") -> str:
-    algorithm = "local-adapt" if method.name == ADAMW else method.name
-    return f"[`{method.name}`]({docs}algorithms/{algorithm}.md)"
+    return linked(method.name, docs)
+
+
+def linked(name: str, docs: str = "") -> str:
+    """The name of a method, with a link to its page."""
+    return f"[`{name}`]({docs}algorithms/{'local-adapt' if name == ADAMW else name}.md)"
 
 
 def settings(point: dict[str, Any]) -> str:

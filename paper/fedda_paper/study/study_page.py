@@ -305,19 +305,15 @@ FIRST_L1 = 0.001  # a penalty to begin with
 
 
 def l1_in_short(results: Results, made: str, compared: bool = False) -> list[str]:
-    """What to try first for a sparse model, and what is known; `made` is the call of fedda-cv on another task.
-    `compared`: the study has compared sparse models of clients that differ."""
+    """What to try first with another penalty, and what is known; `made` is the call of fedda-cv on a task without one.
+    `compared`: the study has tasks with a penalty or a constraint."""
     cv = f"[`fedda-cv`](algorithms/fedda-cv.md): `{made[:-1]}, prox=fedda.prox.L1({FIRST_L1}))`"
     known = (
         "`fedda-mvr` and its variants, `fedda-cv` and `feddualavg` take any [proximal map](penalties.md). On "
         "quadratics of clients that differ, only `fedda-cv` ends at the [exact "
         "solution](deviations.md#beyond-the-paper); "
     )
-    known += (
-        "for sparse models on data [the study](study.md#sparse-models-of-clients-that-differ) has compared them."
-        if compared
-        else "on data this was not compared."
-    )
+    known += "the table above has what was compared on data." if compared else "on data this was not compared."
     points = l1_points(results)
     if not points:
         return [cv, known]
