@@ -153,8 +153,8 @@ def first_try(advice: dict[str, Recommendation], tasks: Tasks, docs: str = "") -
                   if best[0] not in (m.name for m in (own.take, *own.equal))]  # fmt: skip
         where = f" It is behind on {'; '.join(behind)}." if behind else ""
         return (
-            f"**In short: if you try only one method, try {linked(best[0], docs)}.** It is as good as the best on {most} of "
-            f"the {every}; no other method is on as many.{where}{ending}"
+            f"**In short: if you try only one method, try {linked(best[0], docs)}.** It is as good as the best on "
+            f"{most} of the {every}; no other method is on as many.{where}{ending}"
         )
     *others, last = (linked(name, docs) for name in best or [""])
     names = f"{', '.join(others)} and {last}" if others else last
