@@ -53,6 +53,7 @@ class StudyMethod:
     last: str = ""  # a word of `words` that is tried three times larger and smaller for the winner
     algorithm: str = ""  # its name in the registry, if it is not `name`
     limit: float = 1.0  # of the weights: a checkpoint with more that are not 0 does not count
+    tuned: bool = True  # else the whole grid is run once, and nothing is chosen
 
     @property
     def rate(self) -> str:
@@ -197,6 +198,26 @@ def with_prox(more: dict[str, Any], axes: tuple[StudyAxis, ...] = (), limit: flo
     return {
         name: StudyMethod(name, words | more, (rates("lr", lr, 2, 3), second, *axes), limit=limit)
         for name, words, lr, second in made
+    }
+
+
+def untuned_methods() -> dict[str, StudyMethod]:
+    """Methods that have the same 8 rates on every task, as far apart as usual, and one value for everything else: which
+    rate does for all tasks? All rates fall as a cosine."""
+    relative = {"beta": 0.999, "eps_mode": "relative", "mu_scale": "mean"}  # an epsilon that has no scale
+    adam = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    made: list[tuple[str, dict[str, Any], StudyAxis]] = [
+        *((name, {}, rates("lr", 1.0, 4, 3)) for name in SGD),
+        ("fedadam", {"lr": 0.03, "v0": 0.0, "bias_correction": True, "eps": 1e-8}, rates("server_lr", 0.01, 4, 3)),
+        ("local-amsgrad", adam | {"state": "averaged"}, rates("lr", 0.01, 4, 3)),
+        (ADAMW, of_adamw(0.01).words | {"weight_decay": 1e-4}, rates("lr", 0.01, 4, 3)),
+        ("fedda-2-1", relative | {"momentum": 0.9}, rates("lr", 0.01, 4, 3)),
+        ("fedda-cv", relative | {"momentum": 0.9}, rates("lr", 0.01, 4, 3)),
+    ]
+    algorithm, cosine = {ADAMW: "local-adapt"}, StudyAxis("schedule", ("cosine",))
+    return {
+        name: StudyMethod(name, words, (rate, cosine), algorithm=algorithm.get(name, ""), tuned=False)
+        for name, words, rate in made
     }
 
 

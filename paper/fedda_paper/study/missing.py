@@ -19,12 +19,21 @@ from fedda.runs.formats import duration
 from fedda.runs.reading import kept as kept_file
 from fedda.runs.reading import read_lines
 
-from .methods import StudyMethod, constrained_methods, methods, second_tuning, sparse_methods, tuned_again
+from .methods import (
+    StudyMethod,
+    constrained_methods,
+    methods,
+    second_tuning,
+    sparse_methods,
+    tuned_again,
+    untuned_methods,
+)
 from .protocol import FINALS, KEPT, TUNING, Records, State, read, stage_rounds, state
 
 TASKS = Path(__file__).parent / "tasks"
 L1 = "colon-l1"
 AGAIN = "-again"  # the end of the folder of a second tuning
+UNTUNED = "-untuned"  # and of one setting for all tasks
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ class Piece:
     why: str
     steps: int | None = None  # local steps other than the tuned ones: the rate alone is tuned again
     again: bool = False  # six more points for each method: again the rate alone
+    untuned: bool = False  # the same rates on every task, and nothing is chosen
     like: str = "cifar10-heterogeneous"  # the task with known times
     limit: float = 1.0  # of the weights that are not 0: the methods are those that take a penalty
     prox: dict[str, Any] | None = None  # a constraint: the methods are those that take one
@@ -112,7 +122,7 @@ PIECES = (
         prox={"kind": "l1-ball", "radius": 100.0},
     ),
     *(
-        Piece(f"{task}{AGAIN}", task, f"{what}, tuned again", None, True, task)
+        Piece(f"{task}{AGAIN}", task, f"{what}, tuned again", None, True, like=task)
         for task, what in (
             ("digits-heterogeneous", "digits, rho = 0.8"),
             ("digits-many", "digits, 5 of 50 clients per round"),
@@ -122,6 +132,19 @@ PIECES = (
             ("breast-cancer", "a table"),
             ("shakespeare-gru", "text, a small GRU"),
             ("femnist-perceptron", "writers, perceptron"),
+            ("shakespeare-small", "text, a small transformer"),
+            ("cifar10-heterogeneous", "images, rho = 0.8"),
+            ("cifar10", "images, rho = 0"),
+        )
+    ),
+    *(
+        Piece(f"{task}{UNTUNED}", task, f"{what}, one setting for all tasks", untuned=True, like=task)
+        for task, what in (
+            ("digits-heterogeneous", "digits, rho = 0.8"),
+            ("digits-many", "digits, 5 of 50 clients per round"),
+            ("breast-cancer", "a table"),
+            ("femnist-perceptron", "writers, perceptron"),
+            ("shakespeare-gru", "text, a small GRU"),
             ("shakespeare-small", "text, a small transformer"),
             ("cifar10-heterogeneous", "images, rho = 0.8"),
             ("cifar10", "images, rho = 0"),
@@ -149,6 +172,8 @@ class Left:
 
 def all_methods(piece: Piece) -> dict[str, StudyMethod]:
     """The methods that can do the task of a piece."""
+    if piece.untuned:
+        return untuned_methods()
     if piece.prox:
         return constrained_methods(piece.prox)
     return sparse_methods(piece.limit) if piece.limit < 1 else methods(find(piece.source).name)
@@ -172,7 +197,7 @@ def methods_of(piece: Piece, results: Path) -> dict[str, StudyMethod]:
 def programs_left(method: StudyMethod, now: State, kept: Records) -> Iterator[tuple[str, int]]:
     """The stage and the number of points of every program that is still to be run, if no grid is extended."""
     yield from ((job.stage, len(job.points)) for job in now.jobs)
-    begun = now.jobs[0].stage if now.jobs else ""
+    begun = now.jobs[0].stage if now.jobs and method.tuned else ""
     if begun == "stage1":
         yield from (("stage2", KEPT + (method.paper is not None)) for _ in TUNING)
     if begun in ("stage1", "stage2"):

@@ -65,6 +65,9 @@ def state(method: StudyMethod, kept: Records, rounds: int) -> State:
         return of
 
     now = State(list(method.grid))
+    if not method.tuned:
+        now.jobs = missing("stage2", method.grid, TUNING)
+        return now
     of_one, of_three = values("stage1", TUNING[:1]), values("stage2", TUNING)
     while not now.jobs:
         now.jobs = missing("stage1", now.tried, TUNING[:1])
