@@ -28,6 +28,7 @@ from fedda_paper.study import (
     studied,
     study_page,
     summary,
+    untuned,
     variants,
 )
 
@@ -139,6 +140,38 @@ def test_the_tuning_that_is_better_on_validation_counts_if_the_second_one_is_who
     found = studied.read_task(tmp_path / "task")
     assert [(m.name, m.finals and m.test) for m in found] == [("a", 0.8), ("b", 0.7), ("c", 0.3), ("d", {})]
     assert [m.first and m.first.test for m in found] == [0.6, None, 0.4, None]
+
+
+def test_one_setting_for_all_tasks_has_no_stages_and_chooses_nothing():
+    found = methods.untuned_methods()
+    assert {len(method.grid) for method in found.values()} == {8}
+    for method in found.values():
+        now = protocol.state(method, {}, 8)
+        assert [(job.stage, job.seed, job.rounds) for job in now.jobs] == [("stage2", s, 8) for s in protocol.TUNING]
+        assert list(missing.programs_left(method, now, {})) == [("stage2", 8)] * 3 and now.chosen is None
+        made = program.algorithm(method, method.grid, 8)
+        falling = getattr(made, method.rate)
+        assert falling(torch.tensor(40.0)).abs().max() < 1e-9  # at the end of 8 rounds of 5 steps
+        call = eval(untuned.OneSetting(method, 0.1, {}, 0.0).call, {"fedda": fedda})
+        assert type(call) is type(made) and float(call.steps) == made.steps
+    metric = fedda.make("fedda-2-1", **found["fedda-2-1"].words).preconditioner
+    assert (metric.eps_mode, metric.kappa) == ("relative", 1.0)
+
+
+def test_without_tuning_the_rate_of_a_task_is_the_best_one_of_the_others():
+    """Two rates. On a and b the small one is better, on c the large one, so on c the small one is taken, and on a and b
+    what is better on the other two together."""
+    nothing = dict.fromkeys((0.1, 1.0), 0.5)
+    scores = {task: dict.fromkeys(methods.untuned_methods(), nothing) for task in ("a", "b", "c")}
+    scores["a"] = scores["a"] | {"fedavg": {0.1: 0.90, 1.0: 0.88}}
+    scores["b"] = scores["b"] | {"fedavg": {0.1: 0.80, 1.0: None}}
+    scores["c"] = {name: dict.fromkeys((0.1, 1.0), -2.5) for name in scores["c"]} | {"fedavg": {0.1: -2.3, 1.0: -2.2}}
+    best, *others = untuned.one_setting(scores)
+    # On a: units of b and c are 0 + 1 and 2 + 0. On b: 0 + 1 and 0.4 + 0. On c: 0 and 2.4.
+    assert (best.method.name, best.rate) == ("fedavg", 0.1)
+    assert best.behind == {"a": 0.0, "b": math.inf, "c": pytest.approx(0.1)}
+    assert best.average == pytest.approx((0 + 2 + 1) / 3) and others[0].average == 2.0
+    assert untuned.one_setting({"a": scores["a"]}) == [] and untuned.part(Path("nowhere")) == ""
 
 
 def test_fedadamw_is_adam_with_decoupled_decay_on_the_clients():

@@ -7,7 +7,7 @@ from fedda.claims.runs import Source
 
 from ..results import Results
 from ..tables import folded, markdown, recommended
-from . import variants
+from . import untuned, variants
 from .picture import OVERVIEW, PICTURE
 from .studied import (
     NEAR,
@@ -58,7 +58,7 @@ Where many are as good, any of them will do.
 ± is half of a 95 % t interval over the seeds, five unless a note below says otherwise. *Not told apart*: the interval
 of the difference contains 0. Local steps and rounds of each task are in [the tables below](#all-methods).
 
-For other tasks the study is not finished. Until then:
+{untuned}For other tasks the study is not finished. Until then:
 
 {open}
 
@@ -114,6 +114,7 @@ def page(tasks: Tasks, results: Results) -> str:
             f"{title}\n\n{markdown(heads, rows)}" if title else markdown(heads, rows)
             for title, some in by_kind(advice).items() if (rows := [row(name, own) for name, own in some.items()])
         ),
+        untuned=untuned.part(results.folder),
         open=markdown(["your task", "try first", "what is known"], undecided(tasks, advice, results)),
         overview=OVERVIEW, caption=CAPTION, variants=f"{varied}\n\n" * bool(varied), picture=PICTURE,
         points=100 * NEAR, near=NEAR, cosine=cosine_in_short(results.folder), details="\n\n".join(parts),

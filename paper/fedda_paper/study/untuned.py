@@ -1,0 +1,115 @@
+"""The part of docs/choosing.md for people who do not tune: one setting of each method for all tasks."""
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..tables import markdown
+from .methods import StudyMethod, untuned_methods
+from .missing import UNTUNED
+from .picture import FAR
+from .protocol import TUNING, Records, key, read
+from .studied import TASKS, call, linked
+from .summary import best, out
+
+MOST = 2.0  # units that a shortfall counts at most, and that a divergence counts
+Values = dict[float, float | None]  # by rate: the mean score on validation data; none if a seed diverged
+
+TEXT = """\
+## Without tuning
+
+What does a method come to if nobody tunes it? Each has one setting here for all tasks: on a task, its rate is the one
+that does best on the *other* tasks ([rule 12](study.md#the-rules)). In the cells: points of validation accuracy (text:
+loss) behind the best that any method reaches there with any of 8 rates. *On average*: 5 points count as much as a loss
+of 0.1, and at most 10 points count. *Setting*: the one that does best on all these tasks, to begin with on yours."""
+
+
+@dataclass(frozen=True)
+class OneSetting:
+    """A method with one setting for all tasks."""
+
+    method: StudyMethod
+    rate: float  # that does best on all tasks
+    behind: dict[str, float]  # by task: the shortfall with the rate that does best on the others; infinite: it diverged
+    average: float  # of these, in units
+
+    @property
+    def call(self) -> str:
+        return call(self.method.name, self.method.words | {self.method.rate: self.rate, "schedule": "cosine"})
+
+
+def part(results: Path) -> str:
+    """The section, if at least three tasks are whole."""
+    scores = read_values(results)
+    found, tasks = one_setting(scores), list(scores)
+    if not found:
+        return ""
+    rows = [
+        [
+            linked(each.method.name),
+            *(cell(each.behind[task], is_loss(scores[task])) for task in tasks),
+            f"{5 * each.average:.1f}",
+            f"`{each.call}`",
+        ]
+        for each in found
+    ]
+    heads = ["method", *(TASKS[task].short.replace("\n", " ") for task in tasks), "on average", "setting"]
+    return f"{TEXT}\n\n{markdown(heads, rows)}\n\n"
+
+
+def cell(behind: float, loss: bool) -> str:
+    if math.isinf(behind):
+        return "diverged"
+    return f"{behind:.2f}" if loss else f"{100 * behind:.1f}"
+
+
+def is_loss(methods: dict[str, Values]) -> bool:
+    return any(value is not None and value < 0 for own in methods.values() for value in own.values())
+
+
+def read_values(results: Path) -> dict[str, dict[str, Values]]:
+    """By task and method; the tasks that were run as a whole."""
+    methods = untuned_methods()
+    found = {}
+    for task in TASKS:
+        folder = results / "study" / f"{task}{UNTUNED}"
+        kept = read(folder) if folder.is_dir() else {}
+        if len(kept) == sum(len(method.grid) * len(TUNING) for method in methods.values()):
+            found[task] = {name: values(method, kept) for name, method in methods.items()}
+    return found
+
+
+def values(method: StudyMethod, kept: Records) -> Values:
+    found: Values = {}
+    for point in method.grid:
+        records = [kept[method.name, "stage2", key(point), seed] for seed in TUNING]
+        over = any(map(out, records))
+        found[point[method.rate]] = None if over else statistics.fmean(best(r)[1] for r in records)
+    return found
+
+
+def one_setting(scores: dict[str, dict[str, Values]]) -> list[OneSetting]:
+    """All methods, the one that loses least on average first."""
+    if len(scores) < 3:
+        return []
+    top = {task: max(v for of in own.values() for v in of.values() if v is not None) for task, own in scores.items()}
+
+    def behind(name: str, task: str, rate: float) -> float:
+        value = scores[task][name][rate]
+        return math.inf if value is None else top[task] - value
+
+    def units(name: str, task: str, rate: float) -> float:
+        return min(MOST, behind(name, task, rate) / FAR["loss" if is_loss(scores[task]) else "accuracy"])
+
+    def safest(name: str, tasks: list[str]) -> float:
+        return min(next(iter(scores.values()))[name], key=lambda rate: sum(units(name, task, rate) for task in tasks))
+
+    found = []
+    for name, method in untuned_methods().items():
+        rate = {task: safest(name, [other for other in scores if other != task]) for task in scores}
+        found.append(OneSetting(
+            method, safest(name, list(scores)), {task: behind(name, task, rate[task]) for task in scores},
+            statistics.fmean(units(name, task, rate[task]) for task in scores),
+        ))  # fmt: skip
+    return sorted(found, key=lambda each: each.average)
