@@ -168,6 +168,17 @@ LINEAR = {
 }
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 4), ()])
+def test_biases_that_are_broadcast_are_pytorch_s(shape, calls):
+    x, w, b = (
+        torch.randn(2, 16, 3, device=DEVICE),
+        torch.randn(2, 4, 3, device=DEVICE),
+        torch.randn(2, *shape, device=DEVICE),
+    )
+    got = vmap(stackable(lambda x, w, b: F.linear(x, w, b), "float32"))(x, w, b)
+    torch.testing.assert_close(got, x @ w.mT + b.view(2, 1, -1), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", LINEAR)
 def test_linear_layers_equal_autograd_in_float64(case, calls):
     n, tokens, outputs, inputs, how = LINEAR[case]
@@ -255,6 +266,7 @@ def test_a_gradient_ends_with_one_kernel():
             x.repeat(100, 1, 1, 1).sum(0).flatten(1),  # too many shares
             x[0].mT.flatten(1),
             x[0, :, :0].flatten(1),  # no numbers
+            x[:0].sum(0).flatten(1),  # no shares
         ]
 
     def gradient(x):
@@ -271,7 +283,21 @@ def test_a_gradient_ends_with_one_kernel():
     graph.recompile()
     after = names(graph)
     assert error(graph(x + 1), gradient(x + 1).double().cpu()) < 1e-6
-    assert [(before.count(k), after.count(k)) for k in ("sum", "cat", "join")] == [(6, 4), (1, 0), (0, 1)]
+    assert [(before.count(k), after.count(k)) for k in ("sum", "cat", "join")] == [(7, 5), (1, 0), (0, 1)]
+
+
+def test_a_sum_of_what_is_changed_later_stays_where_it_is():
+    def gradient(x):
+        y = x * 2
+        total = y.sum(0)
+        y.add_(1)
+        return torch.cat([total, y[0]], 1)
+
+    x = torch.randn(3, 2, 4, device=DEVICE)
+    graph = record(gradient, x)
+    join_parts(graph)
+    graph.recompile()
+    assert operators(graph) == ["join"] and error(graph(x), gradient(x).double().cpu()) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -373,9 +399,16 @@ def test_usual_sizes_on_a_gpu(precision):
     x, d = torch.randn(20, 1024, 768, device="cuda"), torch.randn(20, 1024, 1000, device="cuda")
     for inputs, outputs in ((64, 256), (256, 64), (768, 1000)):
         pair = x[..., :inputs], d[..., :outputs]
-        got = products.weight_gradient(*pair, True, precision)
         exact, other = (v.double().cpu() for v in pair)
-        expected = other.mT @ exact, other.sum(1)
+        w, b = torch.randn(20, outputs, inputs, device="cuda"), torch.randn(20, outputs, device="cuda")
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        got = [
+            *(join.joined([v.flatten(2)]).view(v.shape[1:]) for v in products.weight_gradient(*pair, True, precision)),
+            products.multiplied(pair[0], w.mT, b, precision, dtype),
+            products.multiplied(pair[1], w, None, precision, dtype),
+        ]
+        wide = w.double().cpu()
+        expected = other.mT @ exact, other.sum(1), exact @ wide.mT + b.double().cpu()[:, None], other @ wide
         assert all(error(a, b) < 3 * BOUND[precision] for a, b in zip(got, expected, strict=True))
 
 

@@ -9,8 +9,9 @@ sum of the programs' times is divided by the number of processes.
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -179,13 +180,16 @@ def all_methods(piece: Piece) -> dict[str, StudyMethod]:
     return sparse_methods(piece.limit) if piece.limit < 1 else methods(find(piece.source).name)
 
 
-def methods_of(piece: Piece, results: Path) -> dict[str, StudyMethod]:
+Reader = Callable[[Path], Records]  # `read`, or one that remembers what it has read
+
+
+def methods_of(piece: Piece, results: Path, reader: Reader = read) -> dict[str, StudyMethod]:
     """The methods of a piece; if it tunes the rate alone, those whose values were chosen already."""
     experiment = find(piece.source)
     known = all_methods(piece)
     if not piece.rate_alone:
         return known
-    kept = read(results / piece.based_on)
+    kept = reader(results / piece.based_on)
     chosen = {name: state(method, kept, experiment.rounds).chosen for name, method in known.items()}
     return {
         name: tuned_again(known[name], point, piece.steps) if piece.steps else second_tuning(known[name], point)
@@ -216,13 +220,13 @@ def rates_of(kept: Records) -> dict[str, float]:
     return {stage: statistics.median(values) for stage, values in found.items()}
 
 
-def left(piece: Piece, results: Path) -> Left:
+def left(piece: Piece, results: Path, reader: Reader = read) -> Left:
     """What is left of a piece."""
-    kept, rounds = read(results / piece.folder), find(piece.source).rounds
-    own, like = rates_of(kept), rates_of(read(results / piece.like))
+    kept, rounds = reader(results / piece.folder), find(piece.source).rounds
+    own, like = rates_of(kept), rates_of(reader(results / piece.like))
     like = {"finals": like.get("stage2", 0.0)} | like  # a task without finals
     programs, seconds, names = 0, 0.0, []
-    for name, method in methods_of(piece, results).items():
+    for name, method in methods_of(piece, results, reader).items():
         todo = list(programs_left(method, state(method, kept, rounds), kept))
         programs += len(todo)
         names += [name] if todo else []
@@ -259,8 +263,9 @@ def l1_seconds(results: Path, labels: int) -> float | None:
 
 def table(results: Path, workers: int) -> Iterator[list[str]]:
     """A row for each piece, and one for the L1 path."""
+    reader = cache(read)
     for piece in PIECES:
-        rest = left(piece, results)
+        rest = left(piece, results, reader)
         by = "this task" if rest.measured else f"{piece.cost:g} x {piece.like}"
         who = "all methods" if len(rest.methods) >= len(all_methods(piece)) else ", ".join(rest.methods)
         time = [duration(rest.seconds / workers), by] if rest.programs else ["", ""]

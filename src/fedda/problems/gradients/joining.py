@@ -1,5 +1,5 @@
-"""The last step of a recorded gradient: all parameters side by side, with the sums over shares that are left, in one
-Triton kernel instead of one for each layer and one that copies them."""
+"""The last step of a recorded gradient: a Triton kernel adds up the remaining shares and writes all gradients into one
+vector. Otherwise each layer needs a kernel of its own, and a copy follows."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ...recording import is_view
+from ...recording import is_view, mutates
 
 # Operators of PyTorch's dispatcher, so that recordings and graphs include them.
 library = torch.library.Library("fedda", "FRAGMENT")
@@ -23,7 +23,8 @@ def added(shares: Tensor, axis: int) -> Tensor:
 
 
 def join_parts(graph: GraphModule) -> None:
-    """Replace the concatenation [..., d] that a gradient ends with, and the sums whose results it copies."""
+    """Replace the concatenation [..., d] that a gradient ends with, and the sums whose results it copies. Sums stay
+    where they are if some operation changes memory: they might read it too late."""
     (output,) = (node.args[0] for node in graph.graph.nodes if node.op == "output")
     join = behind_views(output)
     if join is None or join.target is not aten.cat.default:
@@ -32,7 +33,8 @@ def join_parts(graph: GraphModule) -> None:
     parts: Any = join.args[0]
     if join.args[1:] not in ((len(lead),), (-1,)) or any(part.meta["tensor"].dtype != torch.float32 for part in parts):
         return
-    sources, axes = zip(*(shares_of(part) for part in parts), strict=True)
+    fixed = any(mutates(node) for node in graph.graph.nodes)
+    sources, axes = zip(*((part, -1) if fixed else shares_of(part) for part in parts), strict=True)
     with graph.graph.inserting_before(join):
         new = graph.graph.call_function(torch.ops.fedda.join.default, (list(sources), list(axes), lead))
     new.meta = join.meta
@@ -49,7 +51,7 @@ def shares_of(part: Node) -> tuple[Node, int]:
         return part, -1
     like, axis = source.meta["tensor"], int(axes[0])  # type: ignore[arg-type]
     axis %= len(like.shape)
-    return (source, axis) if like.dtype == torch.float32 and like.shape[axis] <= MAX_SHARES else (part, -1)
+    return (source, axis) if like.dtype == torch.float32 and 0 < like.shape[axis] <= MAX_SHARES else (part, -1)
 
 
 def behind_views(node: Any) -> Node | None:

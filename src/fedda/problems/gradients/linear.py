@@ -1,5 +1,5 @@
-"""Linear layers of a stack of models by our Triton kernels: products of weights of any strides and types, with the bias
-in the same kernel, so that nothing is converted or added in a kernel of its own."""
+"""Linear layers of a stack of models by our Triton kernels. These read weights of any strides and types, and add the
+bias themselves, so no extra kernel converts types or adds the bias."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +24,8 @@ def linear(precision: str, input: Tensor, weight: Tensor, bias: Tensor | None = 
     precision = precision_of(precision, input, weight)
     fits = precision and is_batchedtensor(weight) and weight.dtype == torch.float32 and weight.dim() == 2
     if not fits or not weight.numel() or input.shape[-1:] != weight.shape[1:]:
+        return None
+    if bias is not None and bias.shape != weight.shape[:1]:  # PyTorch broadcasts others, or refuses them
         return None
     outputs, inputs = weight.shape
     tokens = input.numel() // inputs
@@ -97,4 +99,4 @@ def _linear_weight(x: Tensor, d: Tensor, bias: bool, precision: str) -> list[Ten
     x, d = flat(lead, (x, 2), (d, 2))
     with torch.cuda.device_of(d):
         results = products.weight_gradient(x, d, bias, precision)
-    return [v.unflatten(1, lead) for v in results]
+    return [v.view(len(v), *lead, *v.shape[2:]) for v in results]

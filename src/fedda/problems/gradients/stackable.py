@@ -143,31 +143,21 @@ def direction(
     """One layer in one direction, on x [T, B, features]: its outputs and its last state."""
     w_input, w, *biases = parameters
     h, *cells = state
+    inputs = x.flatten(0, 1)  # one product for all time steps, and for the gradient of the weights
+    a = linear(kernels, inputs, w_input) if kernels else None
+    a = (F.linear(inputs, w_input) if a is None else a).unflatten(0, x.shape[:2])
+    if len(parameters) % 2:
+        return projected(state, a, w, *biases)
     size = h.shape[-1]
     extra = cells[0] if cells else torch.zeros_like(w[:1])
-    bias = None
-    if len(parameters) % 2:  # the states are projected, and the last parameter is no bias
-        return projected(state, of_inputs(x, w_input, None, kernels), w, *biases)
     if biases and kind == "gru":  # the bias of the new state is inside the reset gate
         gates, extra = biases[1].split([2 * size, size])
-        bias, extra = biases[0] + F.pad(gates, (0, size)), extra[None]
+        a, extra = a + biases[0] + F.pad(gates, (0, size)), extra[None]
     elif biases:
-        bias = biases[0] + biases[1]
-    a = of_inputs(x, w_input, bias, kernels)
+        a = a + (biases[0] + biases[1])
     h, extra, w = (v.to(a.dtype) for v in (h, extra, w))  # autocast has rounded a alone
     out, after = recurrence(a, h, extra, w, kind, kernels)
     return (out, out[-1], after[-1]) if cells else (out, out[-1])
-
-
-def of_inputs(x: Tensor, w: Tensor, bias: Tensor | None, kernels: str) -> Tensor:
-    """What the inputs [T, B, features] add to the gates: one product for all time steps, and for the gradient of the
-    weights."""
-    inputs = x.flatten(0, 1)
-    a = linear(kernels, inputs, w, bias) if kernels else None
-    if a is None:
-        a = F.linear(inputs, w)
-        a = a if bias is None else a + bias
-    return a.view(*x.shape[:2], -1)
 
 
 def projected(state: tuple[Tensor, ...], a: Tensor, w: Tensor, *others: Tensor) -> tuple[Tensor, ...]:

@@ -62,6 +62,7 @@ class StackedGradient:
             with torch.autograd.set_multithreading_enabled(False):
                 compile_and_run(key, x, lambda: self.vmapped(x, *batch))
             graph = record(self.vmapped, x, *batch)
+            replace_changes_in_place(graph)
             join_parts(graph)
             return simplify(graph)
         reason = ""

@@ -37,8 +37,8 @@ def sum_tokens(X, x_n, x_t, x_i, D, d_n, d_t, d_o, OUT, N, T, SHARES, share, I: 
                BIAS: tl.constexpr, PRECISION: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
                BT: tl.constexpr):  # fmt: skip
     """Gradients of weights and biases, from the gradients of the outputs D [n, T, O] and the inputs X [n, T, I] of T
-    tokens: sums over a share of the tokens, in OUT [SHARES, ...]: weights [N, O, I], then biases [N, O]. A program has
-    a block of outputs and one of inputs; those with the first inputs sum up the biases, from what they load anyway."""
+    tokens: sums over a share of the tokens, in OUT [SHARES, N, ...]: weights [O, I], then biases [O]. A program has a
+    block of outputs and one of inputs; those with the first inputs sum up the biases, from what they load anyway."""
     IB: tl.constexpr = (I + BI - 1) // BI
     OB: tl.constexpr = (O + BO - 1) // BO
     program = tl.program_id(0)
@@ -58,11 +58,11 @@ def sum_tokens(X, x_n, x_t, x_i, D, d_n, d_t, d_o, OUT, N, T, SHARES, share, I: 
         acc = product(tl.trans(d), x, acc, PRECISION)
         if BIAS and first:
             total += d
-    out = OUT + s.to(tl.int64) * N * (O * (I + BIAS))
+    out = OUT + (s.to(tl.int64) * N + n) * (O * (I + BIAS))
     o = tl.trans(o)
-    tl.store(out + n * (O * I) + o * I + i, acc, mask=(o < O) & (i < I))
+    tl.store(out + o * I + i, acc, mask=(o < O) & (i < I))
     if BIAS:
-        tl.store(out + (N * (O * I) + n * O) + o, tl.sum(total, 0)[:, None], mask=first & (o < O))
+        tl.store(out + O * I + o, tl.sum(total, 0)[:, None], mask=first & (o < O))
 
 
 def multiplied(x: Tensor, w: Tensor, bias: Tensor | None, precision: str, dtype: torch.dtype) -> Tensor:
@@ -88,10 +88,10 @@ def weight_gradient(x: Tensor, d: Tensor, bias: bool, precision: str) -> list[Te
     programs = cdiv(outputs, rows) * cdiv(inputs, columns) * n
     share = share_of(tokens, programs * warps)
     shares = cdiv(tokens, share)
-    out = empty((shares, n * outputs * (inputs + bias)), torch.float32, x)
+    out = empty((shares, n, outputs * (inputs + bias)), torch.float32, x)
     launcher(sum_tokens, programs * shares)(
         x, *x.stride(), d, *d.stride(), out, n, tokens, shares, share, inputs, outputs, bias, precision, rows, columns,
         32, num_warps=warps, num_stages=3,
     )  # fmt: skip
-    dw, *db = out.split([n * outputs * inputs] + bias * [n * outputs], dim=1)
-    return [dw.view(shares, n, outputs, inputs), *(v.view(shares, n, outputs) for v in db)]
+    dw, *db = out.split([outputs * inputs] + bias * [outputs], dim=2)
+    return [dw.view(shares, n, outputs, inputs), *db]
