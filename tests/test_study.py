@@ -90,7 +90,7 @@ def test_every_method_has_the_same_budget(preset):
 def test_other_local_steps_tune_the_rate_alone():
     for method in methods.methods("cifar10-heterogeneous").values():
         chosen = method.grid[7]
-        again = methods.tuned_again(method, chosen, 20)
+        again = methods.with_steps(method, chosen, 20)
         assert len(again.grid) == 6 and chosen in again.grid and again.words["steps"] == 20
         assert all(p | {method.rate: 0} == chosen | {method.rate: 0} for p in again.grid)
         assert program.algorithm(again, again.grid, 8).steps == 20
@@ -152,26 +152,28 @@ def test_one_setting_for_all_tasks_has_no_stages_and_chooses_nothing():
         made = program.algorithm(method, method.grid, 8)
         falling = getattr(made, method.rate)
         assert falling(torch.tensor(40.0)).abs().max() < 1e-9  # at the end of 8 rounds of 5 steps
-        call = eval(untuned.OneSetting(method, 0.1, {}, 0.0).call, {"fedda": fedda})
+        call = eval(untuned.OneSetting(method, 0.1, {}, 0.0, 0.0).call, {"fedda": fedda})
         assert type(call) is type(made) and float(call.steps) == made.steps
     metric = fedda.make("fedda-2-1", **found["fedda-2-1"].words).preconditioner
     assert (metric.eps_mode, metric.kappa) == ("relative", 1.0)
 
 
-def test_without_tuning_the_rate_of_a_task_is_the_best_one_of_the_others():
-    """Two rates. On a and b the small one is better, on c the large one, so on c the small one is taken, and on a and b
-    what is better on the other two together."""
+def test_without_tuning_the_rate_of_a_task_is_the_best_one_of_the_others(monkeypatch):
+    """Two rates. On a and b the small one is better, on c the large one."""
+    monkeypatch.setattr(untuned, "LEAST", 3)
     nothing = dict.fromkeys((0.1, 1.0), 0.5)
     scores = {task: dict.fromkeys(methods.untuned_methods(), nothing) for task in ("a", "b", "c")}
     scores["a"] = scores["a"] | {"fedavg": {0.1: 0.90, 1.0: 0.88}}
     scores["b"] = scores["b"] | {"fedavg": {0.1: 0.80, 1.0: None}}
     scores["c"] = {name: dict.fromkeys((0.1, 1.0), -2.5) for name in scores["c"]} | {"fedavg": {0.1: -2.3, 1.0: -2.2}}
     best, *others = untuned.one_setting(scores)
-    # On a: units of b and c are 0 + 1 and 2 + 0. On b: 0 + 1 and 0.4 + 0. On c: 0 and 2.4.
-    assert (best.method.name, best.rate) == ("fedavg", 0.1)
-    assert best.behind == {"a": 0.0, "b": math.inf, "c": pytest.approx(0.1)}
-    assert best.average == pytest.approx((0 + 2 + 1) / 3) and others[0].average == 2.0
-    assert untuned.one_setting({"a": scores["a"]}) == [] and untuned.part(Path("nowhere")) == ""
+    # In units, a, b and c: 0, 0 and 1 with the small rate; 0.4, 2 and 0 with the large one. The small one is better on
+    # all three, and on those but a (1 against 2) and c (0 against 2.4). On those but b the large one is (1 against 0.4).
+    assert (best.method.name, best.rate, best.average) == ("fedavg", 0.1, pytest.approx(1 / 3))
+    assert best.behind == {"a": 0.0, "b": 0.0, "c": pytest.approx(0.1)}
+    assert best.unseen == pytest.approx((0 + 2 + 1) / 3) and others[0].unseen == 2.0
+    monkeypatch.setattr(untuned, "LEAST", 4)
+    assert untuned.one_setting(scores) == [] and untuned.part(Path("nowhere")) == ""
 
 
 def test_fedadamw_is_adam_with_decoupled_decay_on_the_clients():
@@ -551,7 +553,7 @@ def test_a_task_without_finals_points_to_the_nearest_with_some():
         "The nearest task with finals is *Text, a small GRU*, above: there `fedcm` is taken (lr 0.1)."
     )
     also = studied.Recommendation(take.take, [method_with("stem", [-2.0] * 5)], BEST, (0.0, 0.0))
-    assert "(lr 0.1), and as good are `stem`." in choosing.nearest("shakespeare", {"shakespeare-gru": also})
+    assert "(lr 0.1), and `stem` is as good." in choosing.nearest("shakespeare", {"shakespeare-gru": also})
     nearer = {"shakespeare-gru": take, "shakespeare-small": take}
     assert "*Text, a small transformer*" in choosing.nearest("shakespeare", nearer)
     assert choosing.nearest("shakespeare", {}) == choosing.nearest("colon", {"shakespeare-gru": take}) == ""
@@ -564,13 +566,13 @@ def test_the_first_sentence_names_the_method_that_is_taken_on_most_tasks():
         "**In short: start with [`fedcm`](algorithms/fedcm.md).** It is the choice on 2 of the 3 tasks"
     )
     divided = choosing.first_try({"cifar10": a, "digits-many": b}, {})
-    assert divided.startswith("**In short: no method") and "on 1 of the 2 tasks that are decided" in divided
+    assert divided.startswith("**In short: no method") and "on 1 of the 2 finished tasks." in divided
     assert f"{choosing.link(a.take)} and {choosing.link(b.take)}" in divided
     limited, inside = method_with("feddualavg", [0.7] * 5), method_with("feddualavg", [0.7] * 5)
     limited.records[0]["limit"], inside.records[0]["words"] = 0.1, {"prox": {"kind": "nonnegative"}}
     sparse, ball = (studied.Recommendation(own, [], BEST, (0.0, 0.0)) for own in (limited, inside))
     alone = choosing.first_try({"cifar10": a, "digits-sparse-10": sparse, "digits-l1-ball": ball}, {})
-    assert "`fedcm`" in alone and "1 of the 1 tasks without a penalty or a constraint that are decided" in alone
+    assert "`fedcm`" in alone and "1 of the 1 finished tasks without a penalty or a constraint" in alone
 
 
 def test_the_first_sentence_else_names_the_method_that_is_as_good_on_most_tasks_and_how_far_it_is_behind():
@@ -579,7 +581,7 @@ def test_the_first_sentence_else_names_the_method_that_is_as_good_on_most_tasks_
     advice = {name: studied.Recommendation(own, [close], BEST, (0.0, 0.0)) for name, own in taken.items()}
     advice["femnist-all"] = studied.Recommendation(BEST, [], close, (0.0, 0.0))
     said = choosing.first_try(advice, {"femnist-all": [BEST, close]})
-    assert "try [`fedcm`](algorithms/fedcm.md).** It is as good as the best on 2 of the 3 tasks" in said
+    assert "tune [`fedcm`](algorithms/fedcm.md).** It is as good as the best on 2 of the 3 finished tasks" in said
     kind = studied.TASKS["femnist-all"].kind
     assert f"It is behind on *{kind}* (-0.40 ± 1.67 points)." in said
     assert f"*{kind}* (no result)" in choosing.first_try(advice, {"femnist-all": [BEST]})
@@ -621,7 +623,7 @@ def test_tasks_that_vary_another_have_tables_of_their_own():
 
 
 def test_every_piece_with_finals_has_a_place_on_the_page():
-    assert set(studied.TASKS) == {piece.folder for piece in missing.PIECES if not piece.again}
+    assert set(studied.TASKS) == {piece.folder for piece in missing.PIECES if not piece.again and not piece.untuned}
 
 
 def test_the_pages_of_the_study_are_up_to_date():

@@ -56,7 +56,9 @@ seed, is on the worse side of 0). Of these, *take* is the one that has sent the 
 Where many are as good, any of them will do.
 
 ± is half of a 95 % t interval over the seeds, five unless a note below says otherwise. *Not told apart*: the interval
-of the difference contains 0. Local steps and rounds of each task are in [the tables below](#all-methods).
+of the difference contains 0. All tasks have 5 local steps per round; rounds and networks are in [the tables
+below](#all-methods). In a TOML file `fedda.schedules.cosine(0.1)` is `{{kind = "cosine", start = 0.1}}`
+([recipes](recipes.md)).
 
 {untuned}For other tasks the study is not finished. Until then:
 
@@ -67,8 +69,8 @@ of the difference contains 0. Local steps and rounds of each task are in [the ta
 Left: test accuracy of each method at the checkpoint that is best on validation data, with its 95 % t interval; an open
 marker has fewer than five seeds. Right: the best validation accuracy that each method reaches at a rate, after a
 quarter of the rounds. On text both are losses: smaller is better. A flat line means that the rate is easy to choose. If
-a line ends early on the right, the next rate diverged or was not tried. The method to take is in bold. Sparse models
-are in the tables alone.
+a line ends early on the right, the next rate diverged or was not tried. The method to take is in bold. Tasks
+with a penalty or a constraint are in the tables only.
 
 {variants}## How to read it
 
@@ -79,7 +81,7 @@ are in the tables alone.
   Its checkpoints are chosen on about 40 validation samples, mostly early; at the end all methods are more accurate.
 - A sparse model: of all its checkpoints, only those count that have at most this share of weights that are not exactly
   0. The penalty was tuned like the rate ([rule 10](study.md#the-rules)). A method that misses the limit with one of the
-  five seeds is not compared in the first table, also if its other seeds are better: the tables below show it.
+  five seeds is not compared in the first tables, even if its other seeds are better: the tables below show it.
 - Text has no accuracy here but a loss, in nats per character: smaller is better, and a negative difference is a gain. A
   prediction from the frequencies of the characters has a test loss of 3.17; one that also knows the character before,
   2.42. The GRU is small and its runs are short, so that a CPU can do the whole study. At their end the losses still
@@ -87,7 +89,7 @@ are in the tables alone.
 - *To the target*: the rounds until a test accuracy or loss is reached (the median over seeds), and the bytes that all
   clients have sent and received until then.
 - *Good rates*: the rates within {points:.0f} points of the best validation accuracy, or {near:g} of the best loss, span
-  this factor. The larger, the easier the rate is to find.
+  this factor, in the first tuning. The larger, the easier the rate is to find.
 - Methods of the SGD type (`fedavg`, `fedavgm`, `fedcm`, `scaffold`) were tuned over 9 rates, each constant and with a
   cosine schedule; the others over 6 rates and 3 values of a second hyper-parameter. {cosine}
 - The studies on images ran in bf16 on one GPU, and so did the tuning of the transformer. [The rules, and all that was
@@ -137,7 +139,7 @@ def first_try(advice: dict[str, Recommendation], tasks: Tasks, docs: str = "") -
     plain = by_kind(advice)[""]
     penalty = " without a penalty or a constraint" if len(plain) < len(advice) else ""
     ending = " Find your task below, and take the values that stand there."
-    every = f"{len(plain)} tasks{penalty} that are decided so far"
+    every = f"{len(plain)} finished tasks{penalty}"
     taken = Counter(own.take.name for own in plain.values())
     good = Counter(method.name for own in plain.values() for method in (own.take, *own.equal))
     name, times = taken.most_common(1)[0] if taken else ("", 0)
@@ -152,9 +154,9 @@ def first_try(advice: dict[str, Recommendation], tasks: Tasks, docs: str = "") -
     if len(best) == 1 and 2 * most > len(plain):
         behind = [gap(task, best[0], tasks[task]) for task, own in plain.items()
                   if best[0] not in (m.name for m in (own.take, *own.equal))]  # fmt: skip
-        where = f" It is behind on {'; '.join(behind)}." if behind else ""
+        where = f" It is behind on {' and on '.join(behind)}." if behind else ""
         return (
-            f"**In short: if you try only one method, try {linked(best[0], docs)}.** It is as good as the best on "
+            f"**In short: if you tune only one method, tune {linked(best[0], docs)}.** It is as good as the best on "
             f"{most} of the {every}; no other method is on as many.{where}{ending}"
         )
     *others, last = (linked(name, docs) for name in best or [""])
@@ -263,7 +265,8 @@ def nearest(name: str, advice: dict[str, Recommendation]) -> str:
     if near is None:
         return ""
     take, equal = advice[near].take, advice[near].equal
-    others = f", and as good are {', '.join(f'`{m.name}`' for m in equal)}" if equal else ""
+    names = ", ".join(f"`{m.name}`" for m in equal)
+    others = f", and {names} {'are' if len(equal) > 1 else 'is'} as good" if equal else ""
     return (
         f" The nearest task with finals is *{TASKS[near].kind}*, above: there `{take.name}` is taken "
         f"({settings(take.summary['chosen'])}){others}."
@@ -310,14 +313,14 @@ def readme_part(tasks: Tasks) -> str:
     """The README's first picture, and what to take for each task without a penalty."""
     advice = {name: advise(own) for name, own in decided(tasks).items()}
     rows = [
-        [TASKS[name].kind, link(own.take, "docs/"), settings(own.take.summary["chosen"]), score(*own.take.interval())]
+        [TASKS[name].kind, f"{link(own.take, 'docs/')}: `{own.take.call}`", score(*own.take.interval())]
         for name, own in by_kind(advice)[""].items()
     ]
     return "\n".join([
         f"![How far each method is behind the best one on each task](docs/{OVERVIEW})", "", CAPTION, "",
         "**Which method should I take?** The study gave every method of a task the same budget. "
         + first_try(advice, tasks, "docs/"), "",
-        markdown(["your task", "take", "with", "test accuracy (text: loss)"], rows), "",
+        markdown(["your task", "take", "test accuracy (text: loss)"], rows), "",
         "[Choosing a method](docs/choosing.md) has the calls, the methods that are as good, what to take with a "
         "penalty or a constraint, and how to read this.",
     ])  # fmt: skip

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedda import presets
@@ -203,7 +203,7 @@ def with_prox(more: dict[str, Any], axes: tuple[StudyAxis, ...] = (), limit: flo
 
 def untuned_methods() -> dict[str, StudyMethod]:
     """Methods that have the same 8 rates on every task, as far apart as usual, and one value for everything else: which
-    rate does for all tasks? All rates fall as a cosine."""
+    rate works on all tasks? All rates fall as a cosine."""
     relative = {"beta": 0.999, "eps_mode": "relative", "mu_scale": "mean"}  # an epsilon that has no scale
     adam = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
     made: list[tuple[str, dict[str, Any], StudyAxis]] = [
@@ -221,17 +221,17 @@ def untuned_methods() -> dict[str, StudyMethod]:
     }
 
 
-def tuned_again(method: StudyMethod, chosen: Point, steps: int) -> StudyMethod:
+def with_steps(method: StudyMethod, chosen: Point, steps: int) -> StudyMethod:
     """The method with other local steps: 6 rates round the chosen one."""
     return around(method, chosen, chosen[method.rate], {"steps": steps})
 
 
-def second_tuning(method: StudyMethod, chosen: Point) -> StudyMethod:
+def tuned_further(method: StudyMethod, chosen: Point) -> StudyMethod:
     """Six more points: rates round the chosen one, with a cosine if all rates were constant before; else between the
     rates that were tried.
 
     >>> sgd = StudyMethod("fedavg", {}, (rates("lr", 0.1, 1, 1), StudyAxis("schedule", ("constant", "cosine"))))
-    >>> [point["lr"] for point in second_tuning(sgd, {"lr": 0.1, "schedule": "cosine"}).grid]
+    >>> [point["lr"] for point in tuned_further(sgd, {"lr": 0.1, "schedule": "cosine"}).grid]
     [0.00562, 0.0178, 0.0562, 0.178, 0.562, 1.78]
     """
     if method.name in CONSTANT:
@@ -244,7 +244,7 @@ def around(method: StudyMethod, point: Point, centre: float, words: Point | None
     fixed = [StudyAxis(w, (v,), least=v, most=v) if isinstance(v, float) else StudyAxis(w, (v,))
              for w, v in point.items() if w != method.rate]  # fmt: skip
     axes = (rates(method.rate, centre, 3, 2), *fixed)
-    return StudyMethod(method.name, method.words | (words or {}), axes, algorithm=method.algorithm)
+    return replace(method, words=method.words | (words or {}), axes=axes, paper=None, last="")
 
 
 def first_rate(lr: Any, w: float) -> Any:

@@ -24,10 +24,10 @@ from .methods import (
     StudyMethod,
     constrained_methods,
     methods,
-    second_tuning,
     sparse_methods,
-    tuned_again,
+    tuned_further,
     untuned_methods,
+    with_steps,
 )
 from .protocol import FINALS, KEPT, TUNING, Records, State, read, stage_rounds, state
 
@@ -123,7 +123,7 @@ PIECES = (
         prox={"kind": "l1-ball", "radius": 100.0},
     ),
     *(
-        Piece(f"{task}{AGAIN}", task, f"{what}, tuned again", None, True, like=task)
+        Piece(f"{task}{AGAIN}", task, f"{what}, tuned again", again=True, like=task)
         for task, what in (
             ("digits-heterogeneous", "digits, rho = 0.8"),
             ("digits-many", "digits, 5 of 50 clients per round"),
@@ -192,7 +192,7 @@ def methods_of(piece: Piece, results: Path, reader: Reader = read) -> dict[str, 
     kept = reader(results / piece.based_on)
     chosen = {name: state(method, kept, experiment.rounds).chosen for name, method in known.items()}
     return {
-        name: tuned_again(known[name], point, piece.steps) if piece.steps else second_tuning(known[name], point)
+        name: with_steps(known[name], point, piece.steps) if piece.steps else tuned_further(known[name], point)
         for name, point in chosen.items()
         if point is not None
     }

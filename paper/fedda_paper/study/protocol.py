@@ -181,7 +181,9 @@ class Study:
         self.write()
 
     def write(self) -> None:
-        """The summary: what was decided, and what the finals came to."""
+        """The summary: what was decided, and what the finals came to; nothing if the methods are not tuned."""
+        if not any(method.tuned for method in self.methods.values()):
+            return
         found = summary(self.states(), self.kept, self.rounds)
         for name, text in found.items():
             (self.out / name).write_text(text, encoding="utf-8")
@@ -250,7 +252,8 @@ def main(words: Sequence[str]) -> None:
         given.stages.split(","),
     )
     study.drive(given.workers, 60 * given.minutes)
-    print((study.out / "summary.md").read_text(encoding="utf-8"))
+    if (text := study.out / "summary.md").is_file():
+        print(text.read_text(encoding="utf-8"))
 
 
 def pack_complete(results: Path) -> None:

@@ -17,6 +17,7 @@ from fedda.runs.student import quantile
 from .methods import ADAMW, ADAPTIVE, first_rate
 from .missing import AGAIN
 from .records import lines
+from .rules import mean
 from .summary import best, out
 
 NEAR = 0.05  # of accuracy, or of the loss: rates that lose less are good
@@ -184,7 +185,7 @@ class StudiedMethod:
     name: str
     summary: dict[str, Any]
     records: list[dict[str, Any]]
-    first: "StudiedMethod | None" = None  # what the first tuning came to, if the second one was better
+    first: "StudiedMethod | None" = None  # the result of the first tuning, if that of the second counts
 
     @property
     def finals(self) -> dict[int, dict[str, float]]:
@@ -194,6 +195,12 @@ class StudiedMethod:
     @property
     def finished(self) -> bool:
         return len(self.finals) == SEEDS
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left to run: all finals were run, or every point of the grid diverged."""
+        ended = len(self.finals) + self.summary["diverged finals"] == SEEDS
+        return ended or 0 < self.summary["tried"] == self.summary["diverged"]
 
     @property
     def sparse(self) -> bool:
@@ -270,13 +277,13 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
 
 def read_task(folder: Path) -> list[StudiedMethod]:
     """The methods of a task, the best first. If the second tuning is whole, the better one counts for each method."""
-    first, second = read_tuning(folder), {m.name: m for m in tuned_again(folder)}
-    if not {m.name for m in first if m.finals} <= {m.name for m in second.values() if m.finals}:
+    first, second = read_tuning(folder), {m.name: m for m in read_second_tuning(folder)}
+    if not {m.name for m in first if m.finals} <= {m.name for m in second.values() if m.whole}:
         return first
     return in_order([better(m, second[m.name]) if m.finals else m for m in first])
 
 
-def tuned_again(folder: Path) -> list[StudiedMethod]:
+def read_second_tuning(folder: Path) -> list[StudiedMethod]:
     """The second tuning of a task, as far as it was run."""
     again = folder.with_name(folder.name + AGAIN)
     return read_tuning(again) if (again / "summary.json").is_file() else []
@@ -284,7 +291,7 @@ def tuned_again(folder: Path) -> list[StudiedMethod]:
 
 def better(first: StudiedMethod, second: StudiedMethod) -> StudiedMethod:
     """The tuning with the better mean on validation data; of equals the first."""
-    one, other = (statistics.fmean(m.summary["validation of chosen"]) for m in (first, second))
+    one, other = (mean(m.summary["validation of chosen"]) for m in (first, second))
     return replace(second, first=first) if other > one else first
 
 
@@ -389,10 +396,10 @@ def call(name: str, words: dict[str, Any]) -> str:
     falls = given.pop("schedule", "") == "cosine"
     penalty = {"prox": f"fedda.prox.L1({given.pop('gamma')!r})"} if "gamma" in given else {}
     if "prox" in given:
-        kind, *parts = given.pop("prox").items()
-        penalty = {
-            "prox": f"fedda.prox.{proxes.find(kind[1]).build.__name__}({', '.join(f'{k}={v!r}' for k, v in parts)})"
-        }
+        table = dict(given.pop("prox"))
+        kind = table.pop("kind")
+        parts = ", ".join(f"{word}={value!r}" for word, value in table.items())
+        penalty = {"prox": f"fedda.prox.{proxes.find(kind).build.__name__}({parts})"}
     defaults = algorithms.find(algorithm).defaults
     shown = {k: repr(v) for k, v in given.items() if k.endswith("lr") or k not in defaults or defaults[k] != v}
     shown |= penalty

@@ -20,12 +20,12 @@ from .studied import (
     better,
     difference,
     finished,
+    read_second_tuning,
     read_tuning,
     score,
     settings,
     t_interval,
     target,
-    tuned_again,
 )
 from .summary import best, target_of
 
@@ -36,7 +36,7 @@ METHODS = {"fedda-2-1": "FedDA-2-1", "fedda-mvr": "FedDA-MVR", "fedda-cv": "fedd
 
 def part(tasks: Tasks, results: Results) -> str:
     """The text between the marks of docs/study.md."""
-    sections = [pieces(results.folder / "study"), finals(tasks), *second_tuning(results.folder), *sparse(tasks)]
+    sections = [pieces(results.folder / "study"), finals(tasks), *second_tuning_tables(results.folder), *sparse(tasks)]
     sections += [tuning(name, own) for name, own in tasks.items() if name not in finished(tasks)]
     return "\n\n".join([*sections, l1_path(results)])
 
@@ -96,7 +96,7 @@ def tuned_twice(results: Path) -> dict[str, list[TunedTwice]]:
     found = {}
     for task in TASKS:
         folder = results / "study" / task
-        second = {m.name: m for m in tuned_again(folder) if m.finished}
+        second = {m.name: m for m in read_second_tuning(folder) if m.finished}
         both = [TunedTwice(m, second[m.name]) for m in read_tuning(folder) if m.name in second] if second else []
         if both:
             found[task] = sorted(both, key=lambda each: -each.counts.test)
@@ -108,11 +108,12 @@ def cosine_in_short(results: Path) -> str:
     found = tuned_twice(results)
     changes = [each for both in found.values() for each in both if each.cosine]
     lacking = [name for name in missing_again(results) if name in TASKS]
-    text = ""
+    text, names = "", ", ".join(f"`{name}`" for name in CONSTANT)
     if changes:
         text = (
-            f"A second tuning added six rates for every method, for the others with a cosine: of {len(changes)} "
-            f"results with it, {clear(changes, 1)} {are(changes, 1)} clearly better than with a constant rate, and "
+            f"A second tuning added six rates for every method. For {names} these rates had a cosine; the methods with "
+            f"variance reduction have rates that fall without one. Of {len(changes)} results with the cosine, "
+            f"{clear(changes, 1)} {are(changes, 1)} clearly better than with a constant rate, and "
             f"{clear(changes, -1)} clearly worse ([tables](study.md#the-second-tuning))."
         )
     if lacking:
@@ -138,7 +139,7 @@ def are(found: list[TunedTwice], sign: int) -> str:
     return "is" if clear(found, sign) in ("1", "none") else "are"
 
 
-def second_tuning(results: Path) -> list[str]:
+def second_tuning_tables(results: Path) -> list[str]:
     """A folded table for each task."""
     found = tuned_twice(results)
     if not found:

@@ -9,20 +9,24 @@ from ..tables import markdown
 from .methods import StudyMethod, untuned_methods
 from .missing import UNTUNED
 from .picture import FAR
-from .protocol import TUNING, Records, key, read
+from .protocol import TUNING, Records, key, read, state
 from .studied import TASKS, call, linked
 from .summary import best, out
 
 MOST = 2.0  # units that a shortfall counts at most, and that a divergence counts
+LEAST = 5  # tasks that must be whole
+POINTS = 100 * FAR["accuracy"]  # of a unit
 Values = dict[float, float | None]  # by rate: the mean score on validation data; none if a seed diverged
 
-TEXT = """\
+TEXT = f"""\
 ## Without tuning
 
-What does a method come to if nobody tunes it? Each has one setting here for all tasks: on a task, its rate is the one
-that does best on the *other* tasks ([rule 12](study.md#the-rules)). In the cells: points of validation accuracy (text:
-loss) behind the best that any method reaches there with any of 8 rates. *On average*: 5 points count as much as a loss
-of 0.1, and at most 10 points count. *Setting*: the one that does best on all these tasks, to begin with on yours."""
+What does a method come to if nobody tunes it? The study gave each method the same 8 rates on every task, and one value
+for everything else ([rule 12](study.md#the-rules)). *Setting*: with the rate that does best on all tasks of this table
+together. Start with it on a network or data of another kind. The cells are points of validation accuracy (text: loss)
+behind the best result on that task, of all methods and rates. *On average*: {POINTS:g} points count as much as a loss
+of {FAR["loss"]:g}, and at most {POINTS * MOST:g} points count. *On a new task*: the same average, if the rate of each
+task is chosen on the others; the table is in this order."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,9 @@ class OneSetting:
 
     method: StudyMethod
     rate: float  # that does best on all tasks
-    behind: dict[str, float]  # by task: the shortfall with the rate that does best on the others; infinite: it diverged
-    average: float  # of these, in units
+    behind: dict[str, float]  # by task: its shortfall; infinite if it diverged
+    average: float  # of the shortfalls, in units
+    unseen: float  # the same, if the rate of each task is chosen on the others
 
     @property
     def call(self) -> str:
@@ -40,21 +45,18 @@ class OneSetting:
 
 
 def part(results: Path) -> str:
-    """The section, if at least three tasks are whole."""
+    """The section, if enough tasks are whole."""
     scores = read_values(results)
     found, tasks = one_setting(scores), list(scores)
     if not found:
         return ""
     rows = [
-        [
-            linked(each.method.name),
-            *(cell(each.behind[task], is_loss(scores[task])) for task in tasks),
-            f"{5 * each.average:.1f}",
-            f"`{each.call}`",
-        ]
+        [linked(each.method.name), f"`{each.call}`", *(cell(each.behind[t], is_loss(scores[t])) for t in tasks),
+         f"{POINTS * each.average:.1f}", f"{POINTS * each.unseen:.1f}"]
         for each in found
-    ]
-    heads = ["method", *(TASKS[task].short.replace("\n", " ") for task in tasks), "on average", "setting"]
+    ]  # fmt: skip
+    kinds = (TASKS[task].short.replace("\n", " ") for task in tasks)
+    heads = ["method", "setting", *kinds, "on average", "on a new task"]
     return f"{TEXT}\n\n{markdown(heads, rows)}\n\n"
 
 
@@ -75,7 +77,7 @@ def read_values(results: Path) -> dict[str, dict[str, Values]]:
     for task in TASKS:
         folder = results / "study" / f"{task}{UNTUNED}"
         kept = read(folder) if folder.is_dir() else {}
-        if len(kept) == sum(len(method.grid) * len(TUNING) for method in methods.values()):
+        if kept and not any(state(method, kept, 0).jobs for method in methods.values()):
             found[task] = {name: values(method, kept) for name, method in methods.items()}
     return found
 
@@ -90,8 +92,8 @@ def values(method: StudyMethod, kept: Records) -> Values:
 
 
 def one_setting(scores: dict[str, dict[str, Values]]) -> list[OneSetting]:
-    """All methods, the one that loses least on average first."""
-    if len(scores) < 3:
+    """All methods, the one that loses least on new tasks first."""
+    if len(scores) < LEAST:
         return []
     top = {task: max(v for of in own.values() for v in of.values() if v is not None) for task, own in scores.items()}
 
@@ -107,9 +109,11 @@ def one_setting(scores: dict[str, dict[str, Values]]) -> list[OneSetting]:
 
     found = []
     for name, method in untuned_methods().items():
-        rate = {task: safest(name, [other for other in scores if other != task]) for task in scores}
+        rate = safest(name, list(scores))
+        others = {task: safest(name, [other for other in scores if other != task]) for task in scores}
         found.append(OneSetting(
-            method, safest(name, list(scores)), {task: behind(name, task, rate[task]) for task in scores},
-            statistics.fmean(units(name, task, rate[task]) for task in scores),
+            method, rate, {task: behind(name, task, rate) for task in scores},
+            statistics.fmean(units(name, task, rate) for task in scores),
+            statistics.fmean(units(name, task, others[task]) for task in scores),
         ))  # fmt: skip
-    return sorted(found, key=lambda each: each.average)
+    return sorted(found, key=lambda each: each.unseen)
