@@ -563,7 +563,7 @@ def test_the_first_sentence_names_the_method_that_is_taken_on_most_tasks():
     a, b = (studied.Recommendation(method_with(name, [0.7] * 5), [], BEST, (0.0, 0.0)) for name in ("fedcm", "fedavg"))
     most = choosing.first_try({"cifar10": a, "digits-many": a, "femnist-all": b}, {})
     assert most.startswith(
-        "**In short: start with [`fedcm`](algorithms/fedcm.md).** It is the choice on 2 of the 3 tasks"
+        "**In short: start with [`fedcm`](algorithms/fedcm.md).** It is the choice on 2 of the 3 finished tasks"
     )
     divided = choosing.first_try({"cifar10": a, "digits-many": b}, {})
     assert divided.startswith("**In short: no method") and "on 1 of the 2 finished tasks." in divided
