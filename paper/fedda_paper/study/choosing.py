@@ -105,10 +105,13 @@ def page(tasks: Tasks, results: Results) -> str:
     """The text of docs/choosing.md."""
     advice = {name: advise(own) for name, own in decided(tasks).items()}
     varied = variants.part(tasks)
-    heads = ["your task", "take", "test accuracy (text: loss)", "against the best other method", "to the target",
-             "good rates", "as good"]  # fmt: skip
+    heads = ["your task", "take", "test accuracy (text: loss)", "against the best other", "to the target"]
     parts = [
-        folded(f"{TASKS[name].kind}: {TASKS[name].data}; {TASKS[name].network}", details(name, own))
+        folded(
+            f"{TASKS[name].kind}: {TASKS[name].data}; {TASKS[name].network}",
+            *([as_good(advice[name])] if name in advice else []),
+            details(name, own),
+        )
         for name, own in finished(tasks).items()
     ]
     return PAGE.format(
@@ -186,8 +189,12 @@ def row(name: str, advice: Recommendation) -> list[str]:
         score(*take.interval()),
         f"{difference(*advice.difference, take.test < 0)}{unit} against `{rival.name}`: {apart}",
         f"{rounds(take)} rounds, {sent(take)} to {target(target_of(name))}" if sent(take) else rounds(take),
-        good_rates(take), ", ".join(f"`{m.name}`" for m in advice.equal) or "none",
     ]  # fmt: skip
+
+
+def as_good(advice: Recommendation) -> str:
+    names = ", ".join(f"`{m.name}`" for m in advice.equal) or "none"
+    return f"Taken: `{advice.take.name}`. As good: {names}."
 
 
 def details(name: str, methods: list[StudiedMethod]) -> str:
