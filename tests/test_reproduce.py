@@ -752,7 +752,7 @@ def test_the_pages_of_this_checkout_are_up_to_date():
     assert {p.name for p in folder.glob("*.png")} == set(digests(Results(results)))
     text = (ROOT / "README.md").read_text()
     assert text == fill_readme(text, Results(results))
-    assert text == filled(text, choosing.BEGIN, choosing.readme_part(read_tasks(results)))
+    assert text == filled(text, choosing.BEGIN, choosing.readme_part(read_tasks(results), Results(results)))
     assert text[: text.index(choosing.OVERVIEW)].count("![") == 1  # the first picture
     assert sum(p.stat().st_size for p in results.rglob("*") if p.is_file()) < 15 * 2**20
 

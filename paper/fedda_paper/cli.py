@@ -136,7 +136,7 @@ def write_docs(out: Path) -> None:
     draw_changed(results, docs / "reproduction")
     if (out / "study").is_dir():
         tasks = read_tasks(out)
-        front = filled(front, choosing.BEGIN, choosing.readme_part(tasks))
+        front = filled(front, choosing.BEGIN, choosing.readme_part(tasks, results))
         texts["choosing.md"] = choosing.page(tasks, results)
         study = (docs / "study.md").read_text(encoding="utf-8")
         texts["study.md"] = filled(study, study_page.BEGIN, study_page.part(tasks, results))

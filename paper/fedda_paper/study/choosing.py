@@ -115,7 +115,7 @@ def page(tasks: Tasks, results: Results) -> str:
         for name, own in finished(tasks).items()
     ]
     return PAGE.format(
-        first=first_try(advice, tasks), advice="\n\n".join(
+        first=first_try(advice, tasks) + untuned.in_short(results.folder), advice="\n\n".join(
             f"{title}\n\n{markdown(heads, rows)}" if title else markdown(heads, rows)
             for title, some in by_kind(advice).items() if (rows := [row(name, own) for name, own in some.items()])
         ),
@@ -316,7 +316,7 @@ def tuned_figure(runs: list[Source], near: str = "") -> list[str]:
 
 
 # -- the README --------------------------------------------------------------------------------------------------------
-def readme_part(tasks: Tasks) -> str:
+def readme_part(tasks: Tasks, results: Results) -> str:
     """The README's first picture, and what to take for each task without a penalty."""
     advice = {name: advise(own) for name, own in decided(tasks).items()}
     rows = [
@@ -326,7 +326,7 @@ def readme_part(tasks: Tasks) -> str:
     return "\n".join([
         f"![How far each method is behind the best one on each task](docs/{OVERVIEW})", "", CAPTION, "",
         "**Which method should I take?** The study gave every method of a task the same budget. "
-        + first_try(advice, tasks, "docs/"), "",
+        + first_try(advice, tasks, "docs/") + untuned.in_short(results.folder, "docs/"), "",
         markdown(["your task", "take", "test accuracy (text: loss)"], rows), "",
         "[Choosing a method](docs/choosing.md) has the calls, the methods that are as good, what to take with a "
         "penalty or a constraint, and how to read this.",

@@ -60,6 +60,18 @@ def part(results: Path) -> str:
     return f"{TEXT}\n\n{markdown(heads, rows)}\n\n"
 
 
+def in_short(results: Path, docs: str = "") -> str:
+    """What to take without tuning, in a sentence."""
+    found = one_setting(read_values(results))
+    if not found:
+        return ""
+    best = found[0]
+    return (
+        f" If you cannot tune at all, begin with {linked(best.method.name, docs)}, `{best.call}`: see "
+        f"[without tuning]({docs}choosing.md#without-tuning)."
+    )
+
+
 def cell(behind: float, loss: bool) -> str:
     if math.isinf(behind):
         return "diverged"
