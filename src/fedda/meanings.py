@@ -15,6 +15,7 @@ B = TypeVar("B", bound=Callable[..., Any])
 
 MEANINGS = {
     "lr": "the clients' rate: a number, or a schedule of `fedda.schedules`.",
+    "lr_mode": '"absolute", or "relative": the rate is in units of the size that each parameter has at the start.',
     "server_lr": "the server's rate; 1 takes the mean of the clients as it is.",
     "steps": 'local steps of a client per round; "proportional" for as many as one pass over its data has batches.',
     "w": "the offset of the decay, eta_t = lr / (w + t)^(1/3): the rate stays about constant for w steps.",
@@ -47,6 +48,7 @@ MEANINGS = {
     "`momentum`, or from `w` and `c`.",
     "preconditioner": "the rule for the metric H, of `fedda.preconditioners`; `fedda.make` makes it from "
     "`beta`, `eps`, `mu0` and so on.",
+    "units": "the rule for the units of the rate, of `fedda.preconditioners`; `fedda.make` makes it from `lr_mode`.",
     "epochs": "instead of `steps`: passes of a client over its own data per round, in a new random order each.",
     "proportional": 'set by `steps="proportional"`.',
     "stragglers": "the share of clients, drawn anew in each round, that stop after 1 to all of their steps.",

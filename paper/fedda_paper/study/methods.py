@@ -54,6 +54,7 @@ class StudyMethod:
     algorithm: str = ""  # its name in the registry, if it is not `name`
     limit: float = 1.0  # of the weights: a checkpoint with more that are not 0 does not count
     tuned: bool = True  # else the whole grid is run once, and nothing is chosen
+    fixed: bool = False  # the grid is one point, which is run as the finals
 
     @property
     def rate(self) -> str:
@@ -213,12 +214,19 @@ def untuned_methods() -> dict[str, StudyMethod]:
         (ADAMW, of_adamw(0.01).words | {"weight_decay": 1e-4}, rates("lr", 0.01, 4, 3)),
         ("fedda-2-1", relative | {"momentum": 0.9}, rates("lr", 0.01, 4, 3)),
         ("fedda-cv", relative | {"momentum": 0.9}, rates("lr", 0.01, 4, 3)),
+        ("fedda", {}, rates("lr", 0.1, 4, 3)),
     ]
     algorithm, cosine = {ADAMW: "local-adapt"}, StudyAxis("schedule", ("cosine",))
     return {
         name: StudyMethod(name, words, (rate, cosine), algorithm=algorithm.get(name, ""), tuned=False)
         for name, words, rate in made
     }
+
+
+def with_setting(method: StudyMethod, rate: float) -> StudyMethod:
+    """A method of `untuned_methods` at one rate, for tasks on which nothing is tuned."""
+    _, schedule = method.axes
+    return replace(method, axes=(StudyAxis(method.rate, (rate,)), schedule), fixed=True)
 
 
 def with_steps(method: StudyMethod, chosen: Point, steps: int) -> StudyMethod:

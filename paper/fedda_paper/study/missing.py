@@ -9,7 +9,7 @@ sum of the programs' times is divided by the number of processes.
 
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,14 +27,15 @@ from .methods import (
     sparse_methods,
     tuned_further,
     untuned_methods,
+    with_setting,
     with_steps,
 )
 from .protocol import FINALS, KEPT, TUNING, Records, State, read, stage_rounds, state
+from .setting import CHOSEN_ON, UNTUNED, OneSetting, Reader, one_setting, read_values
 
 TASKS = Path(__file__).parent / "tasks"
 L1 = "colon-l1"
 AGAIN = "-again"  # the end of the folder of a second tuning
-UNTUNED = "-untuned"  # and of one setting for all tasks
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Piece:
     steps: int | None = None  # local steps other than the tuned ones: the rate alone is tuned again
     again: bool = False  # six more points for each method: again the rate alone
     untuned: bool = False  # the same rates on every task, and nothing is chosen
+    new: bool = False  # no tuning: every method has the setting that was chosen on other tasks
     like: str = "cifar10-heterogeneous"  # the task with known times
     limit: float = 1.0  # of the weights that are not 0: the methods are those that take a penalty
     prox: dict[str, Any] | None = None  # a constraint: the methods are those that take one
@@ -81,6 +83,14 @@ TUNED_TASKS = {
     "cifar10-heterogeneous": "images, rho = 0.8",
     "cifar10": "images, rho = 0",
 }
+# Tasks on which nothing is tuned; the task with known times, and the arithmetic of a round as a multiple of its own.
+NEW_TASKS = (
+    ("cifar10-small", "images, rho = 0.8, a small CNN", "femnist-perceptron", 2.0),
+    ("femnist-small", "writers, 20 of 400 per round, a small CNN", "femnist-perceptron", 3.0),
+    ("digits-resnet", "digits, 5 of 50 clients per round, a residual network", "digits-heterogeneous", 20.0),
+    ("shakespeare-lstm-small", "text, a small LSTM", "shakespeare-gru", 2.0),
+    ("colon-batchnorm", "colon histology, a small CNN with BatchNorm", "femnist-perceptron", 6.0),
+)
 # Costs: a round of the kept figure on FEMNIST takes 1.4 times as long as one on CIFAR-10, and all writers are ten times
 # as many. ResNet-8 has 0.9 times the multiply-adds of the CNN, but on the general path, which takes 2.1 times as long
 # (as the CNN with BatchNorm). The LSTM has 1.2 times the weights of the transformer. 20 steps are four times 5.
@@ -145,6 +155,10 @@ PIECES = (
         for task, what in TUNED_TASKS.items()
         if task not in ("digits-alike", "digits-rho50", "digits-rho95")  # they vary another task
     ),
+    *(
+        Piece(task, task, f"{what}, one setting from other tasks", new=True, like=like, cost=cost)
+        for task, what, like, cost in NEW_TASKS
+    ),
     Piece("cifar10-resnet", "cifar10-resnet", "images, rho = 0.8, ResNet-8, augmentation", cost=1.9),
     Piece("femnist-tenth", "femnist-tenth", "writers, 10 % per round", cost=1.4),
     Piece("shakespeare-lstm", "shakespeare-lstm", "text, LSTM", like="shakespeare", cost=1.2),
@@ -153,6 +167,12 @@ PIECES = (
     Piece("cifar10-heterogeneous-i20", "cifar10-heterogeneous", "images, rho = 0.8, 20 local steps", 20, cost=4.0),
     Piece("femnist-all", "femnist-all", "writers, all per round", cost=14.0),
 )
+
+
+def settings(study: Path, reader: Reader = read) -> list[OneSetting]:
+    """The settings for new tasks; none until the records that they are chosen from are whole."""
+    scores = read_values(study, CHOSEN_ON, reader)
+    return one_setting(scores) if len(scores) == len(CHOSEN_ON) else []
 
 
 @dataclass(frozen=True)
@@ -165,22 +185,21 @@ class Left:
     measured: bool  # on this task itself
 
 
-def all_methods(piece: Piece) -> dict[str, StudyMethod]:
+def all_methods(piece: Piece, results: Path, reader: Reader = read) -> dict[str, StudyMethod]:
     """The methods that can do the task of a piece."""
     if piece.untuned:
         return untuned_methods()
+    if piece.new:
+        return {each.method.name: with_setting(each.method, each.rate) for each in settings(results, reader)}
     if piece.prox:
         return constrained_methods(piece.prox)
     return sparse_methods(piece.limit) if piece.limit < 1 else methods(find(piece.source).name)
 
 
-Reader = Callable[[Path], Records]  # `read`, or one that remembers what it has read
-
-
 def methods_of(piece: Piece, results: Path, reader: Reader = read) -> dict[str, StudyMethod]:
     """The methods of a piece; if it tunes the rate alone, those whose values were chosen already."""
     experiment = find(piece.source)
-    known = all_methods(piece)
+    known = all_methods(piece, results, reader)
     if not piece.rate_alone:
         return known
     kept = reader(results / piece.based_on)
@@ -220,7 +239,10 @@ def left(piece: Piece, results: Path, reader: Reader = read) -> Left:
     own, like = rates_of(kept), rates_of(reader(results / piece.like))
     like = {"finals": like.get("stage2", 0.0)} | like  # a task without finals
     programs, seconds, names = 0, 0.0, []
-    for name, method in methods_of(piece, results, reader).items():
+    known = methods_of(piece, results, reader)
+    if piece.new and not known:  # their settings are not known yet
+        known = {name: with_setting(method, method.axes[0].values[0]) for name, method in untuned_methods().items()}
+    for name, method in known.items():
         todo = list(programs_left(method, state(method, kept, rounds), kept))
         programs += len(todo)
         names += [name] if todo else []
@@ -261,7 +283,8 @@ def table(results: Path, workers: int) -> Iterator[list[str]]:
     for piece in PIECES:
         rest = left(piece, results, reader)
         by = "this task" if rest.measured else f"{piece.cost:g} x {piece.like}"
-        who = "all methods" if len(rest.methods) >= len(all_methods(piece)) else ", ".join(rest.methods)
+        everyone = len(rest.methods) >= len(all_methods(piece, results, reader))
+        who = "all methods" if everyone else ", ".join(rest.methods)
         time = [duration(rest.seconds / workers), by] if rest.programs else ["", ""]
         yield [piece.folder, piece.why, str(rest.programs) if rest.programs else "complete", who, *time]
     if (results / L1 / "config.toml").is_file():

@@ -10,11 +10,11 @@ from typing import Any
 
 from fedda.report.style import distinct_pens
 
+from .rules import FAR
 from .studied import TASKS, StudiedMethod, Tasks, advise, decided, equally_good
 
 OVERVIEW = "images/methods.png"
 PICTURE = "images/choosing.png"
-FAR = {"accuracy": 0.05, "loss": 0.1}  # behind the best: the palest colour
 DEPTH = 0.4  # of accuracy: what the right panels show below the best
 DIGEST = "Source"  # the text of the PNG file that holds the digest of its numbers
 

@@ -93,7 +93,8 @@ def run(how: How, program: StudyProgram) -> list[dict[str, Any]]:
     made = algorithm(program.method, program.points, program.rounds)
     on = problem(how.task, how.device, program.seed, tuning)
     classes = on.data.y.dim() == 1  # else there is no accuracy
-    train = classes and not tuning  # of text, evaluating the training samples would take longer than training on them
+    # Of text, evaluating the training samples would take longer than training on them.
+    train = classes and not tuning and not program.method.fixed
     columns = [
         name
         for name in ALL

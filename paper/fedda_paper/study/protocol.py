@@ -66,7 +66,7 @@ def state(method: StudyMethod, kept: Records, rounds: int) -> State:
 
     now = State(list(method.grid))
     if not method.tuned:
-        now.jobs = missing("stage2", method.grid, TUNING)
+        now.jobs = missing("finals", method.grid, FINALS) if method.fixed else missing("stage2", method.grid, TUNING)
         return now
     of_one, of_three = values("stage1", TUNING[:1]), values("stage2", TUNING)
     while not now.jobs:
@@ -241,6 +241,8 @@ def main(words: Sequence[str]) -> None:
     experiment = find(piece.source)
     command = "python -m fedda_paper.study " + shlex.join(words)
     known = methods_of(piece, given.results)
+    if piece.new and not known:
+        parser.error("the settings for new tasks are not known before the pieces that end in -untuned are complete")
     if unknown := [name for name in given.methods.split(",") if given.methods and name not in known]:
         parser.error(f"unknown method {unknown[0]!r}; the methods are {', '.join(known)}")
     chosen = {name: known[name] for name in given.methods.split(",")} if given.methods else known

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from .methods import Point, StudyMethod, Values, key
 
+FAR = {"accuracy": 0.05, "loss": 0.1}  # behind the best: the palest colour
+
 
 def mean(values: Sequence[float] | None) -> float:
     """A point with a diverged seed is out."""

@@ -15,12 +15,13 @@ from ..core import Algorithm, Client, ClientWrapper, Cohort, on_client, positive
 from ..meanings import explained
 from ..registry import algorithms
 from ..rules.estimators import Estimator, Momentum, Mvr
-from ..rules.preconditioners import Diagonal, Preconditioner, Scalar
+from ..rules.preconditioners import AbsoluteUnits, Diagonal, ParameterUnits, Preconditioner, Scalar, Units
 from ..rules.prox import L1, Box, L1Ball, NonNegative, Prox, feasible_start, prox
 from ..rules.schedules import Schedule, cube_root, schedule
 from .old_point import CHOICES, MEMORY, keep_point, own_point
 
 PAPER = "Li, Huang, Huang 2023"
+COSINE = {"kind": "cosine", "start": 0.1}  # a table, as in TOML
 
 
 @explained
@@ -63,12 +64,14 @@ class FedDA(Algorithm):
         nu: Tensor  # the gradient estimate
         mu: Tensor  # the second moment behind H
         t: Tensor  # the global step
+        units: Tensor  # of the rate
 
     choices: ClassVar = {"mu_scale": ("sum", "mean"), "v_input": ("z", "nu", "gradients"), "old_point": CHOICES}
     variants: ClassVar = (
         {"averaging": "primal", "prox": L1(0.05)},
         {"old_point": "own", "prox": Box(-0.2, 0.3)},
         {"eps_mode": "relative", "kappa": 0.5, "averaging": "primal"},
+        {"lr_mode": "relative", "prox": L1(0.05)},
         {"eps_mode": "relative", "v_input": "gradients", "prox": L1Ball(1.0)},
         {"v_input": "gradients", "averaging": "primal", "prox": L1(0.05)},
         {"v_input": "nu", "mu0": "nu0", "mu_update": "before", "bias_correction": True, "prox": L1(0.05)},
@@ -84,6 +87,7 @@ class FedDA(Algorithm):
     mu_scale: str = "sum"
     v_input: str = "z"
     old_point: str = "server"
+    units: Units = field(default_factory=AbsoluteUnits)
 
     @property
     def memory(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -94,7 +98,8 @@ class FedDA(Algorithm):
             self.estimator.warn(self.lr(step_counter(x)))
         x = feasible_start("FedDA", self.prox, x)
         (nu,) = clients.average(self.first, x)
-        return FedDA.Server(x, nu, self.preconditioner.start(self.gain * nu), step_counter(x))
+        mu = self.preconditioner.start(self.gain * nu)
+        return FedDA.Server(x, nu, mu, step_counter(x), self.units.start(x))
 
     @on_client
     def first(self, client: Client, x: Tensor) -> tuple[Tensor, ...]:
@@ -104,7 +109,7 @@ class FedDA(Algorithm):
         H = self.metric(server)
         z, nu, *squares = self.averages(server, H, cohort)  # lines 5-8, 10
         x, mu = self.server_step(server, H, z, nu, *squares)  # lines 9, 11
-        return FedDA.Server(x, nu, mu, server.t + self.steps)
+        return FedDA.Server(x, nu, mu, server.t + self.steps, server.units)
 
     def averages(self, server: Any, H: Tensor, cohort: Cohort) -> tuple[Tensor, ...]:
         """The means of the clients' z and nu, and of their squared gradients if H is built from those."""
@@ -126,7 +131,7 @@ class FedDA(Algorithm):
 
     def metric(self, server: Any) -> Tensor:
         """The diagonal of H in this round."""
-        return self.preconditioner.diagonal(server.mu, server.t / self.steps)
+        return self.preconditioner.diagonal(server.mu, server.t / self.steps) / self.units.spread(server.units)
 
     @on_client
     def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:
@@ -198,7 +203,7 @@ class FedDAPrimal(FedDA):
         H = self.metric(server)
         z, nu, x, *squares = self.averages(server, H, cohort)
         _, mu = self.server_step(server, H, z, nu, *squares)
-        return FedDA.Server(x, nu, mu, server.t + self.steps)
+        return FedDA.Server(x, nu, mu, server.t + self.steps, server.units)
 
     @on_client(model_replies=(2,))
     def local(self, client: Client, x0: Tensor, nu: Tensor, H: Tensor, t: Tensor) -> tuple[Tensor, ...]:
@@ -264,9 +269,11 @@ def build(cls: type[F], parts: Parts, matrix: type[Diagonal], params: dict[str, 
         params |= {"mu0": "zero", "bias_correction": True, "mu_scale": "mean"}
     if params["mu_update"] == "before" and params["v_input"] != "nu":
         raise ValueError(f"FedDA: v_input must be 'nu' with mu_update='before', got {params['v_input']!r}")
+    one_of("FedDA", "lr_mode", lr_mode := params.pop("lr_mode"), ("absolute", "relative"))
+    units = ParameterUnits() if lr_mode == "relative" else AbsoluteUnits()
     H = matrix(**{field.name: params.pop(field.name) for field in fields(Diagonal)})
     rate, estimator = parts(params)
-    return cls(rate, estimator, H, **params | {"prox": prox(params["prox"])})
+    return cls(rate, estimator, H, units=units, **params | {"prox": prox(params["prox"])})
 
 
 def build_variant(parts: Parts, matrix: type[Diagonal], params: dict[str, Any]) -> FedDA:
@@ -285,6 +292,7 @@ def fedda_mvr(
     v_input: str = "z", averaging: str = "dual", old_point: str = "server", prox: Any = None, beta: Any = 0.999,
     eps: Any = 0.01, mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu",
     bias_correction: bool = False, eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
+    lr_mode: str = "absolute",
 ) -> FedDA:  # fmt: skip
     """FedDA, variance-reduced estimator, diagonal H."""
     return build_variant(mvr_parts, Diagonal, locals())
@@ -296,6 +304,7 @@ def fedda_1_2(
     v_input: str = "z", averaging: str = "dual", old_point: str = "server", prox: Any = None, beta: Any = 0.999,
     eps: Any = 0.01, mu0: str = "nu0", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
     eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
+    lr_mode: str = "absolute",
 ) -> FedDA:  # fmt: skip
     """FedDA, variance-reduced estimator, scalar H."""
     return build_variant(mvr_parts, Scalar, locals())
@@ -307,6 +316,7 @@ def fedda_2_1(
     mu_scale: str = "sum", v_input: str = "z", averaging: str = "dual", prox: Any = None, beta: Any = 0.999,
     eps: Any = 0.01, mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu",
     bias_correction: bool = False, eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
+    lr_mode: str = "absolute",
 ) -> FedDA:  # fmt: skip
     """FedDA, momentum estimator, diagonal H."""
     return build_variant(momentum_parts, Diagonal, locals())
@@ -318,6 +328,19 @@ def fedda_2_2(
     mu_scale: str = "sum", v_input: str = "z", averaging: str = "dual", prox: Any = None, beta: Any = 0.999,
     eps: Any = 0.01, mu0: str = "nu0", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
     eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
+    lr_mode: str = "absolute",
 ) -> FedDA:  # fmt: skip
     """FedDA, momentum estimator, scalar H."""
     return build_variant(momentum_parts, Scalar, locals())
+
+
+@algorithms.register("fedda", reference="this project", owner="FedDA", example={"lr": 0.1})
+def fedda(
+    *, lr: Any = COSINE, momentum: Any = 0.9, steps: int = 5, prox: Any = None, beta: Any = 0.99, kappa: Any = 1.0
+) -> FedDA:
+    """FedDA with defaults that fit most models: FedDA-2-1, with a rate and an epsilon that follow the sizes of the
+    model's parameters and gradients."""
+    return fedda_2_1(
+        lr=lr, momentum=momentum, steps=steps, prox=prox, beta=beta, kappa=kappa,
+        eps_mode="relative", lr_mode="relative",
+    )  # fmt: skip

@@ -49,6 +49,7 @@ class FedDACV(FedDA):
         mu: Tensor  # the second moment behind H
         c: Tensor  # the mean of all control variates
         t: Tensor  # the global step
+        units: Tensor  # of the rate
 
     means_of_memory: ClassVar = {"c": "c"}
 
@@ -57,16 +58,16 @@ class FedDACV(FedDA):
         return ("c", *super().memory)
 
     def init(self, x: Tensor, clients: Cohort) -> Any:
-        x, nu, mu, t = super().init(x, clients)
-        return self.Server(x, nu, mu, torch.zeros_like(x), t)
+        x, nu, mu, t, units = super().init(x, clients)
+        return self.Server(x, nu, mu, torch.zeros_like(x), t, units)
 
     def round(self, server: Any, cohort: Cohort) -> Any:
-        x, nu, mu, c, t = server
+        x, nu, mu, c, t, units = server
         H = self.metric(server)
         z, nu, dc, *squares = cohort.average(self.local, x, nu, H, c, t)
         x, mu = self.server_step(server, H, z, nu, *squares)  # as in FedDA
         c = c + cohort.share * dc
-        return self.Server(x, nu, mu, c, t + self.steps)
+        return self.Server(x, nu, mu, c, t + self.steps, units)
 
     @on_client
     def local(  # type: ignore[override]
@@ -106,6 +107,7 @@ def fedda_cv(
     mu_scale: str = "sum", v_input: str = "z", prox: Any = None, beta: Any = 0.999, eps: Any = 0.01,
     mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
     eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
+    lr_mode: str = "absolute",
 ) -> FedDACV:  # fmt: skip
     """FedDA without drift: control variates, momentum estimator, diagonal H."""
     return build(FedDACV, momentum_parts, Diagonal, locals())
@@ -119,6 +121,7 @@ def fedda_cv_mvr(
     v_input: str = "z", old_point: str = "server", prox: Any = None, beta: Any = 0.999, eps: Any = 0.01,
     mu0: str = "zero", beta_mode: str = "decay", h0: str = "from_mu", bias_correction: bool = False,
     eps_mode: str = "absolute", kappa: Any = 1.0, mu_update: str = "after",
+    lr_mode: str = "absolute",
 ) -> FedDACV:  # fmt: skip
     """FedDA without drift: control variates, variance-reduced estimator, diagonal H."""
     return build(FedDACV, mvr_parts, Diagonal, locals())

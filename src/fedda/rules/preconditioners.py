@@ -4,17 +4,20 @@
 s = z / eta, the round's sum of gradient estimates up to sign.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from ..checks import POSITIVE, check, number, one_of
+from .prox.layout import Layout
 
-__all__ = ["Diagonal", "Fixed", "Identity", "Preconditioner", "Scalar"]
+__all__ = ["AbsoluteUnits", "Diagonal", "Fixed", "Identity", "ParameterUnits", "Preconditioner", "Scalar", "Units"]
 
 FLOOR = 1e-12  # the smallest h, whatever eps is
+SMALLEST = 0.01  # the size of a parameter that is smaller, such as a bias that starts at zero
 
 
 class Preconditioner(Protocol):
@@ -201,6 +204,69 @@ class Scalar(Diagonal):
 
     def root(self, mu: Tensor) -> Tensor:
         return mu
+
+
+class Units(Protocol):
+    """What FedDA asks of the units of its rate: h is divided by them."""
+
+    def start(self, x: Tensor) -> Tensor:
+        """The units, which the server keeps for the whole run.
+
+        Args:
+            x: the first model, [..., 1, d].
+        """
+
+    def spread(self, units: Tensor) -> Tensor:
+        """The unit of every coordinate, [..., 1, d] or [..., 1, 1].
+
+        Args:
+            units: what `start` gave.
+        """
+
+
+@dataclass(frozen=True)
+class AbsoluteUnits(Units):
+    """The rate is in the units of the model's numbers."""
+
+    def start(self, x: Tensor) -> Tensor:
+        return torch.ones_like(x[..., :1])
+
+    def spread(self, units: Tensor) -> Tensor:
+        return units
+
+
+@dataclass(frozen=True)
+class ParameterUnits(Units):
+    """The rate is in units of the size that each parameter (a matrix of weights, a bias) has at the start: the root of
+    the mean of its squares, but at least 0.01. Layers of different widths then move by the same share of their size.
+
+    Args:
+        lengths: how many numbers each parameter has; a run fills it in.
+
+    >>> units = ParameterUnits((2, 1))
+    >>> units.spread(units.start(torch.tensor([[3.0, 4.0, 0.0]])))
+    tensor([[3.5355, 3.5355, 0.0100]])
+    """
+
+    lengths: tuple[int, ...] = ()
+
+    def bind(self, layout: Layout) -> "ParameterUnits":
+        """The same units for the parameters of a model.
+
+        Args:
+            layout: names and shapes, in the order of the flat vector.
+        """
+        return replace(self, lengths=tuple(math.prod(shape) for _, shape in layout))
+
+    def start(self, x: Tensor) -> Tensor:
+        squares = [(part.double() ** 2).sum(-1, keepdim=True) for part in x.split(self.lengths, -1)]
+        lengths = torch.tensor(self.lengths, dtype=torch.float64, device=x.device).clamp(min=1)
+        return (torch.cat(squares, -1) / lengths).sqrt().clamp(min=SMALLEST).to(x.dtype)
+
+    def spread(self, units: Tensor) -> Tensor:
+        return torch.cat(
+            [unit.expand(*unit.shape[:-1], n) for unit, n in zip(units.split(1, -1), self.lengths, strict=True)], -1
+        )
 
 
 def __dir__() -> list[str]:

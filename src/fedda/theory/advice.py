@@ -75,7 +75,7 @@ def advise(
     run = Run(algorithm, problem, seed=seed, force=True)
     bound_algorithm: Any = run.algorithm
     zero = torch.zeros_like(run.server.t)
-    H = bound_algorithm.preconditioner.diagonal(run.server.mu, zero)
+    H = bound_algorithm.metric(run.server)
     x, lam, I, K = run.server.x[0], float(algorithm.scale), algorithm.steps, cohort or problem.clients
     at_start = constants(problem, x, seed, samples=samples)
     rho, L_H = float(H.min()), curvature_in(problem, x, H[0], seed, samples)

@@ -127,8 +127,7 @@ def smoothness(algorithm: FedDA, problem: Any, rounds: int, seeds: Sequence[int]
 def log_h(run: Run) -> Tensor:
     """log of H's diagonal in the next round, [seeds, d]."""
     algorithm: FedDA = run.algorithm  # type: ignore[assignment]
-    H = algorithm.preconditioner.diagonal(run.server.mu, run.server.t / algorithm.steps)
-    return H.double().log()[..., 0, :]
+    return algorithm.metric(run.server).double().log()[..., 0, :]
 
 
 # -- Remark 2, second half (C28): is there a linear speed-up for averaged second moments? ------------------------------
