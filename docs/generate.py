@@ -278,7 +278,7 @@ def page(entry):
     module = inspect.getmodule(cls)
     body, _, example = without_args(cls.__doc__).partition("\n>>> ")
     # An indented equation is a block of code in Markdown already.
-    parts = [f"# {listing.names(entry)}", entry.summary if cls is not builder else "", body]
+    parts = [f"# {listing.names(entry)}", without_args(inspect.getdoc(builder)).strip() if cls is not builder else "", body]
     if cls.__mro__[1] is not fedda.Algorithm:
         parent = cls.__mro__[1]
         name = next(e.name for e in registry.algorithms if e.owner == parent.__name__)

@@ -13,7 +13,9 @@ A, B, X0 = ((2.0, 0.25), (0.5, 1.0)), ((1.0, 2.0), (-3.0, 0.5)), (0.4, -0.2)
 D, K, STEPS = range(2), range(2), 2
 
 
-def by_hand(rounds, mvr, cv, relative, v_input, scalar=False, lr=0.05, beta=0.8, kappa=0.7, eps=0.3, momentum=0.9):
+def by_hand(
+    rounds, mvr, cv, relative, v_input, scalar=False, lr=0.05, beta=0.8, kappa=0.7, eps=0.3, momentum=0.9, unit=1.0
+):
     """Two clients, two steps, two coordinates, lists of floats; `lr` is constant, a = 0.1 also for MVR."""
     a = 1 - momentum
     x, c, own = list(X0), [0.0, 0.0], [[0.0, 0.0], [0.0, 0.0]]
@@ -27,6 +29,7 @@ def by_hand(rounds, mvr, cv, relative, v_input, scalar=False, lr=0.05, beta=0.8,
         root = [m / (1 - beta**tau) if relative and tau else m for m in mu]
         root = root if scalar else [math.sqrt(m) for m in root]
         h = [r + (kappa * sum(root) / len(root) if relative else eps) for r in root] * (2 if scalar else 1)
+        h = [value / unit for value in h]
         still = relative and tau == 0
         zs, nus, qs, news = [], [], [], []
         for k in K:

@@ -87,9 +87,9 @@ ALLOWED = {
     "experiments": BASE
     | {"aggregation", "core", "algorithms", "engines", "data", "files", "presets", "problems", "rules"}
     | {"best", "clients", "evaluations", "plugins", "processes", "runs", "run", "track", "training", "__init__"},
-    "listing": BASE | {"aggregation", "presets", "problems", "experiments", "run"},
+    "listing": BASE | {"aggregation", "presets", "problems", "experiments", "run", "runs", "training"},
     "bench": BASE | {"runs", "core", "engines", "problems", "run", "report", "__init__"},
-    "plan": BASE | {"aggregation", "bench", "core", "engines", "experiments", "problems", "run"},
+    "plan": BASE | {"aggregation", "bench", "core", "engines", "experiments", "problems", "run", "training"},
     "theory": BASE
     | {"claims", "runs"}
     | {"arguments", "core", "algorithms", "engines", "experiments", "problems", "report", "rules", "run", "__init__"},
@@ -111,7 +111,7 @@ ALLOWED = {
         "progress",
         "__init__",
     }
-    | {"deploy", "engines", "plan", "processes", "theory"},
+    | {"deploy", "engines", "plan", "processes", "theory", "training"},
     "__main__": {"cli"},
     "__init__": BASE | {"aggregation", "core", "rules", "algorithms", "engines", "problems", "run", "training", "data"},
 }

@@ -10,6 +10,8 @@ from .aggregation import aggregations
 from .experiments import builtin, find
 from .problems import Quadratic, options_of
 from .run import Run
+from .runs.toml import inline
+from .training import for_rounds
 
 REGISTRIES = {
     "algorithms": registry.algorithms,
@@ -70,11 +72,15 @@ def parameters(entry: registry.Entry) -> Table:
     if entry in list(registry.metrics):  # functions of outputs and targets
         defaults = {}
     texts = meanings.meanings(entry.build, defaults)
-    lines: list[tuple[str, ...]] = [
-        (name, "" if value is Parameter.empty else str(value), bounds(name), texts[name])
-        for name, value in defaults.items()
-    ]
+    lines: list[tuple[str, ...]] = [(name, shown(value), bounds(name), texts[name]) for name, value in defaults.items()]
     return ("parameter", "default", "bounds", "meaning"), lines
+
+
+def shown(value: object) -> str:
+    """A default; a schedule stands as in TOML."""
+    if value is Parameter.empty:
+        return ""
+    return inline(value) if isinstance(value, dict) else str(value)
 
 
 def bounds(name: str) -> str:
@@ -96,7 +102,7 @@ def params(entry: registry.Entry) -> str:
 
 
 def _text(values: dict[str, object]) -> str:
-    return ", ".join(k if v is Parameter.empty else f"{k}={v}" for k, v in values.items())
+    return ", ".join(k if v is Parameter.empty else f"{k}={shown(v)}" for k, v in values.items())
 
 
 # -- costs, measured by running an algorithm ----------------------------------------------------------------------
@@ -147,7 +153,8 @@ def cost_or_error(name: str) -> tuple[str, ...]:
 def _measure(name: str, steps: int) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
     """The counts of the second round, those of the start, and the names of the client memory."""
     ones = torch.ones(1, D, dtype=torch.float64)
-    run = Run(registry.algorithms.find(name)(steps=steps), Quadratic(ones, ones))
+    problem = Quadratic(ones, ones)
+    run = Run(for_rounds(registry.algorithms.find(name)(steps=steps), problem, 2), problem)
     start = dict(vars(run.counts))
     run.step()
     first = dict(vars(run.counts))

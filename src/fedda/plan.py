@@ -21,6 +21,7 @@ from .experiments.config import Experiment, errors_named
 from .experiments.runner import build_problem
 from .problems.gradients.tuning import threads
 from .run import Diverged, Run
+from .training import for_rounds
 
 Row = dict[str, Any]
 DOUBLE = 8  # bytes per number of a sum
@@ -50,7 +51,7 @@ def plan(
     rows = []
     for label in experiment.algorithms:
         with errors_named(experiment.name):
-            algorithm = experiment.build(label)
+            algorithm = for_rounds(experiment.build(label), problem, experiment.rounds)
         shares = {world: -(-cohort // world) for world in worlds(most)}
         try:
             times, server = measure_rounds(algorithm, problem, experiment, set(shares.values()), seconds, label, say)

@@ -180,13 +180,19 @@ def make_schedule(name: str, table: dict[str, Any]) -> Any:
     return schedules.find(table["kind"])(**{key: value for key, value in table.items() if key != "kind"})
 
 
-def rates_of_unknown_length(params: dict[str, Any]) -> list[str]:
-    """The hyper-parameters whose tables describe a rate that depends on the length of the run, without giving it."""
-    tables = {name: params[name] for name in RATES & params.keys() if isinstance(params[name], dict)}
-    return [
-        name for name, table in tables.items()
-        if "horizon" not in table and "horizon" in schedules.find(table.get("kind", "")).defaults
-    ]  # fmt: skip
+def rates_of_unknown_length(params: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rates, among the hyper-parameters or the defaults of the algorithm `name`, whose tables describe a rate that
+    depends on the length of the run, without giving it.
+
+    >>> rates_of_unknown_length({"name": "fedavg", "lr": {"kind": "cosine", "start": 0.1}})
+    {'lr': {'kind': 'cosine', 'start': 0.1}}
+    """
+    full = (algorithms.find(params["name"]).defaults if "name" in params else {}) | params
+    return {
+        name: full[name] for name in sorted(RATES & full.keys())
+        if isinstance(full[name], dict) and "horizon" not in full[name]
+        and "horizon" in schedules.find(full[name].get("kind", "")).defaults
+    }  # fmt: skip
 
 
 def make(name: str, *, preset: str | None = None, **params: Any) -> Algorithm:

@@ -40,8 +40,11 @@ class FedDA(Algorithm):
 
     Beyond the paper: `eps_mode="relative"` replaces epsilon by kappa times the mean of H's other part, so that no
     number has to be tuned to the size of a model's gradients. It implies `mu_scale="mean"`, `mu0="zero"` and bias
-    correction, and ignores `eps`. Its first round measures H at x_0, and no client moves. `v_input="gradients"` builds
-    H from the squares of the clients' mini-batch gradients, averaged over steps and clients: one vector more goes up.
+    correction, and ignores `eps`. Its first round measures H at x_0, and no client moves. `lr_mode="relative"` divides
+    H by the size that each parameter (a matrix of weights, a bias) has at the start, so that one rate fits layers and
+    models of different widths: the size is the root of the mean of its squares, but at least 0.01.
+    `v_input="gradients"` builds H from the squares of the clients' mini-batch gradients, averaged over steps and
+    clients: one vector more goes up.
 
     Deviations: where the paper is ambiguous (beta, alpha, mu_0, the L1 weight) see docs/deviations.md.
 
@@ -338,8 +341,13 @@ def fedda_2_2(
 def fedda(
     *, lr: Any = COSINE, momentum: Any = 0.9, steps: int = 5, prox: Any = None, beta: Any = 0.99, kappa: Any = 1.0
 ) -> FedDA:
-    """FedDA with defaults that fit most models: FedDA-2-1, with a rate and an epsilon that follow the sizes of the
-    model's parameters and gradients."""
+    """FedDA with defaults that fit most models: begin with it if you do not want to tune.
+
+    It is FedDA-2-1 with `eps_mode="relative"` and `lr_mode="relative"`: nothing in it depends on the size of the
+    gradients, and a rate of 0.1 means that a local step changes a weight by a tenth of the size that its layer has at
+    the start, or less. The rate falls to 0 as half a cosine; give a number for a constant one. If you tune a single
+    value, tune `lr`, from 0.03 to 0.3.
+    """
     return fedda_2_1(
         lr=lr, momentum=momentum, steps=steps, prox=prox, beta=beta, kappa=kappa,
         eps_mode="relative", lr_mode="relative",

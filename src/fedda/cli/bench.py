@@ -123,10 +123,14 @@ def workload_of(experiment: str, algorithms: str | None) -> tuple[Workload, dict
     from ..engines.participation import cohort_size
     from ..experiments import find
     from ..experiments.overrides import override
+    from ..training import for_rounds
 
     wanted = override(find(experiment), algorithms=algorithms).completed()
     problem = wanted.problem.build()
-    built = {label: wanted.build(label).with_steps_of(problem) for label in wanted.algorithms}
+    built = {
+        label: for_rounds(wanted.build(label).with_steps_of(problem), problem, wanted.rounds)
+        for label in wanted.algorithms
+    }
     steps, cohort = next(iter(built.values())).steps, cohort_size(wanted.cohort, problem.clients)
     name, about = wanted.name, wanted.title or "an experiment"
     return Workload(name, about, problem.clients, cohort, steps, problem.batch_size, build=lambda: problem), built

@@ -41,8 +41,8 @@ def with_numbers_of_the_run(text: str, known: Algorithm, rounds: int) -> str:
     table = json.loads(text)
     if known.epochs is not None or known.proportional:
         table |= {"steps": known.steps} | ({"proportional": True} if known.proportional else {})
-    for name in rates_of_unknown_length(table):
-        table[name] = table[name] | {"horizon": rounds * known.steps}
+    for name, rate in rates_of_unknown_length(table).items():
+        table[name] = rate | {"horizon": rounds * known.steps}
     return json.dumps(table, sort_keys=True)
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "constant", "cosine", "cube_root", "inverse_sqrt", "linear", "schedule", "steps",
 ]  # fmt: skip
 
+SMALLEST = 1e-9  # a rate is at least this share of the first one: methods divide by rates, so they must not be 0
 Schedule = Callable[[Tensor], Any]  # t -> eta_t: a float, or a tensor that broadcasts with [..., 1, 1]
 
 
@@ -115,13 +116,10 @@ class RateDecay:
         if self.horizon is None:
             raise ValueError(f"{self.name}: the length of the run is not known; give horizon, a number of steps")
         share = (torch.as_tensor(t) / self.horizon).clamp(0, 1)
-        if self.warmup == 0:
-            return self.start * self.factor(share)
-        return (
-            self.start
-            * (share / self.warmup).clamp(max=1)
-            * self.factor(((share - self.warmup) / (1 - self.warmup)).clamp(min=0))
-        )
+        rises = (share / self.warmup).clamp(max=1) if self.warmup else 1.0
+        falls = self.factor(((share - self.warmup) / (1 - self.warmup)).clamp(min=0) if self.warmup else share)
+        rate: Tensor = self.start * rises * falls
+        return rate.clamp(min=self.start * SMALLEST)
 
     def factor(self, share: Tensor) -> Tensor:
         """What the first rate is multiplied by after this share of the run.
@@ -169,8 +167,8 @@ class LinearDecay(RateDecay):
         horizon: the local steps of the run; `train` fills it in.
         end: the last rate.
 
-    >>> [float(LinearDecay(1.0, horizon=4)(torch.tensor(float(t)))) for t in range(5)]
-    [1.0, 0.75, 0.5, 0.25, 0.0]
+    >>> [round(float(LinearDecay(1.0, horizon=4)(torch.tensor(float(t)))), 9) for t in range(5)]
+    [1.0, 0.75, 0.5, 0.25, 1e-09]
     """
 
     end: float = 0.0

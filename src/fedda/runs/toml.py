@@ -53,7 +53,7 @@ def literal(text: str) -> Any:
 
 def _lines(table: dict[str, Any], path: tuple[str, ...]) -> list[str]:
     plain = {k: v for k, v in table.items() if v is not None and not _is_section(v, path)}
-    lines = [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
+    lines = [f"{_key(k)} = {inline(v)}" for k, v in plain.items()]
     sections = {k: v for k, v in table.items() if _is_section(v, path)}
     if path and (lines or not sections):
         lines = ["", f"[{'.'.join(map(_key, path))}]", *lines]
@@ -76,15 +76,16 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _value(value: Any) -> str:
+def inline(value: Any) -> str:
+    """A value as it stands in one line of a document."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {inline(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(inline, value)) + "]"
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, int | float):
