@@ -96,7 +96,8 @@ def test_replicas_equal_separate_runs(which, problem, engine):
 
 def test_a_grid_of_hyper_parameters_equals_separate_runs(name):
     grid = [0.01, 0.02, 0.04]
-    words = {"eps": 0.5, "prox": fedda.prox.L1(0.01)} if "fedda" in name else {}
+    words = {"prox": fedda.prox.L1(0.01)} if "fedda" in name else {}
+    words |= {"eps": 0.5} if "fedda-" in name else {}
     words |= {"c": 3.0} if name in ("fedda-mvr", "fedda-1-2", "fedda-cv-mvr") else {}
     together = last(
         fedda.make(name, **words, lr=torch.tensor(grid).double().view(3, 1, 1)),

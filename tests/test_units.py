@@ -50,6 +50,8 @@ def test_the_size_of_a_parameter():
     x = torch.tensor([[[1.0, -1.0, 3.0, -3.0, 0.0, 0.0, 0.0, -2.0]], [[0.0] * 7 + [1e-9]]])
     sizes = units.start(x)
     torch.testing.assert_close(sizes, torch.tensor([[[math.sqrt(5), 0.01, 0.01, 2.0]], [[0.01] * 4]]))
+    assert units.start(torch.zeros(1, 8)).tolist() == [[1.0] * 4]  # nothing has a size
+    assert ParameterUnits().start(torch.ones(1, 8)).tolist() == [[1.0]]  # one parameter
     spread = units.spread(sizes)
     assert spread.shape == x.shape
     assert spread[0, 0].tolist() == pytest.approx([math.sqrt(5)] * 4 + [0.01] * 3 + [2.0])
@@ -82,7 +84,7 @@ def test_fedda_cv_stays_exact(prox):
     """E25 in these units, three of six clients per round: H is another diagonal matrix, and any will do."""
     problem = quadratic(clients=6, noise=0.0, seed=5)
     words = {"eps_mode": "relative", "lr_mode": "relative", "prox": prox}
-    end = last(fedda.make("fedda-cv", lr=1.0, **words), problem, 1500, cohort=3).x[0]  # zeros at first: units of 0.01
+    end = last(fedda.make("fedda-cv", lr=0.01, **words), problem, 1500, cohort=3).x[0]
     q, mean = problem.A.mean(0), (problem.A * problem.b).mean(0) / problem.A.mean(0)
     best = {
         "Unconstrained": mean, "L1": mean.sign() * (mean.abs() - 0.2 / q).clamp(min=0), "Box": mean.clamp(-0.2, 0.3),

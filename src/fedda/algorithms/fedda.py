@@ -42,7 +42,8 @@ class FedDA(Algorithm):
     number has to be tuned to the size of a model's gradients. It implies `mu_scale="mean"`, `mu0="zero"` and bias
     correction, and ignores `eps`. Its first round measures H at x_0, and no client moves. `lr_mode="relative"` divides
     H by the size that each parameter (a matrix of weights, a bias) has at the start, so that one rate fits layers and
-    models of different widths: the size is the root of the mean of its squares, but at least 0.01.
+    models of different widths: the size is the root of the mean of its squares, but at least 0.01, and 1 if the whole
+    model starts at zero.
     `v_input="gradients"` builds H from the squares of the clients' mini-batch gradients, averaged over steps and
     clients: one vector more goes up.
 

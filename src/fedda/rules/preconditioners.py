@@ -239,9 +239,10 @@ class AbsoluteUnits(Units):
 class ParameterUnits(Units):
     """The rate is in units of the size that each parameter (a matrix of weights, a bias) has at the start: the root of
     the mean of its squares, but at least 0.01. Layers of different widths then move by the same share of their size.
+    If the whole model starts at zero, the units are 1.
 
     Args:
-        lengths: how many numbers each parameter has; a run fills it in.
+        lengths: how many numbers each parameter has; a run fills it in. Without it, the model is one parameter.
 
     >>> units = ParameterUnits((2, 1))
     >>> units.spread(units.start(torch.tensor([[3.0, 4.0, 0.0]])))
@@ -259,14 +260,17 @@ class ParameterUnits(Units):
         return replace(self, lengths=tuple(math.prod(shape) for _, shape in layout))
 
     def start(self, x: Tensor) -> Tensor:
-        squares = [(part.double() ** 2).sum(-1, keepdim=True) for part in x.split(self.lengths, -1)]
-        lengths = torch.tensor(self.lengths, dtype=torch.float64, device=x.device).clamp(min=1)
-        return (torch.cat(squares, -1) / lengths).sqrt().clamp(min=SMALLEST).to(x.dtype)
+        lengths = self.lengths or (x.shape[-1],)
+        squares = torch.cat([(part.double() ** 2).sum(-1, keepdim=True) for part in x.split(lengths, -1)], -1)
+        count = torch.tensor(lengths, dtype=torch.float64, device=x.device).clamp(min=1)
+        sizes = (squares / count).sqrt().clamp(min=SMALLEST)
+        return torch.where(squares.sum(-1, keepdim=True) > 0, sizes, 1.0).to(x.dtype)
 
     def spread(self, units: Tensor) -> Tensor:
-        return torch.cat(
-            [unit.expand(*unit.shape[:-1], n) for unit, n in zip(units.split(1, -1), self.lengths, strict=True)], -1
-        )
+        if not self.lengths:
+            return units
+        parts = zip(units.split(1, -1), self.lengths, strict=True)
+        return torch.cat([unit.expand(*unit.shape[:-1], n) for unit, n in parts], -1)
 
 
 def __dir__() -> list[str]:
