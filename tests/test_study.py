@@ -20,6 +20,7 @@ from fedda_paper.study import (
     choosing,
     methods,
     missing,
+    new_tasks,
     picture,
     program,
     protocol,
@@ -153,7 +154,8 @@ def test_one_setting_for_all_tasks_has_no_stages_and_chooses_nothing():
         made = program.algorithm(method, method.grid, 8)
         falling = getattr(made, method.rate)
         assert falling(torch.tensor(40.0)).abs().max() < 1e-9  # at the end of 8 rounds of 5 steps
-        call = eval(untuned.call_of(setting.OneSetting(method, 0.1, {}, 0.0, 0.0)), {"fedda": fedda})
+        each = untuned.Untuned([setting.OneSetting(method, 0.1, {}, 0.0, 0.0)], [])
+        call = eval(each.calls[method.name], {"fedda": fedda})
         assert type(call) is type(made) and float(call.steps) == made.steps
     metric = fedda.make("fedda-2-1", **found["fedda-2-1"].words).preconditioner
     assert (metric.eps_mode, metric.kappa) == ("relative", 1.0)
@@ -172,7 +174,38 @@ def test_without_tuning_the_rate_of_a_task_is_the_best_one_of_the_others():
     assert (best.method.name, best.rate, best.average) == ("fedavg", 0.1, pytest.approx(1 / 3))
     assert best.behind == {"a": 0.0, "b": 0.0, "c": pytest.approx(0.1)}
     assert best.unseen == pytest.approx((0 + 2 + 1) / 3) and others[0].unseen == 2.0
-    assert untuned.part(Path("nowhere")) == ""
+    assert untuned.read(Path("nowhere")) is None and untuned.part(None) == untuned.in_short(None) == ""
+
+
+def test_on_new_tasks_methods_are_ranked_by_how_far_they_are_behind():
+    """An accuracy and a loss. `a` is 2 points behind on the first and best on the second; `b` the other way round, and
+    0.05 behind in the loss; `c` is not told apart from the best on the first, and diverged on the second."""
+    noise = [-0.01, -0.005, 0.0, 0.005, 0.01]
+    scores = {
+        "digits-resnet": {"a": [0.93 + n for n in noise], "b": [0.95 + n for n in noise],
+                          "c": [0.949 + 3 * n for n in noise]},
+        "shakespeare-lstm-small": {"a": [-2.0] * 5, "b": [-2.05] * 5, "c": None},
+    }  # fmt: skip
+    found = new_tasks.compared(scores)
+    assert [(each.name, each.average) for each in found] == [
+        ("a", pytest.approx((0.4 + 0) / 2)), ("b", pytest.approx((0 + 0.5) / 2)),
+        ("c", pytest.approx((0.02 + setting.MOST) / 2)),
+    ]  # fmt: skip
+    assert [list(each.good.values()) for each in found] == [[False, True], [True, False], [True, False]]
+    calls = {name: f"`{name}()`" for name in "abc"}
+    *_, a, b, c = untuned.on_new_tasks(found, calls).splitlines()
+    assert a == "| [`a`](algorithms/a.md) | `a()` | 93.00 ± 0.98 % | **2.000 ± 0.000** | 1.0 |"
+    assert b == "| [`b`](algorithms/b.md) | `b()` | **95.00 ± 0.98 %** | 2.050 ± 0.000 | 1.2 |"
+    assert c == "| [`c`](algorithms/c.md) | `c()` | **94.90 ± 2.94 %** | diverged | 5.0 |"
+
+
+def test_a_new_task_has_the_setting_of_the_others_and_is_run_as_finals():
+    method = methods.with_setting(methods.untuned_methods()["fedavgm"], 0.1)
+    assert method.grid == [{"lr": 0.1, "schedule": "cosine"}]
+    jobs = protocol.state(method, {}, 8).jobs
+    assert [(job.stage, job.seed, job.rounds) for job in jobs] == [("finals", s, 8) for s in protocol.FINALS]
+    assert set(new_tasks.TASKS) == {piece.folder for piece in missing.PIECES if piece.new}
+    assert {piece.task for piece in missing.PIECES if piece.untuned} == set(setting.CHOSEN_ON)
 
 
 def test_fedadamw_is_adam_with_decoupled_decay_on_the_clients():

@@ -104,7 +104,7 @@ with a penalty or a constraint are in the tables only.
 def page(tasks: Tasks, results: Results) -> str:
     """The text of docs/choosing.md."""
     advice = {name: advise(own) for name, own in decided(tasks).items()}
-    varied = variants.part(tasks)
+    varied, without = variants.part(tasks), untuned.read(results.folder)
     heads = ["your task", "take", "test accuracy (text: loss)", "against the best other", "to the target"]
     parts = [
         folded(
@@ -115,11 +115,11 @@ def page(tasks: Tasks, results: Results) -> str:
         for name, own in finished(tasks).items()
     ]
     return PAGE.format(
-        first=first_try(advice, tasks) + untuned.in_short(results.folder), advice="\n\n".join(
+        first=first_try(advice, tasks) + untuned.in_short(without), advice="\n\n".join(
             f"{title}\n\n{markdown(heads, rows)}" if title else markdown(heads, rows)
             for title, some in by_kind(advice).items() if (rows := [row(name, own) for name, own in some.items()])
         ),
-        untuned=untuned.part(results.folder),
+        untuned=untuned.part(without),
         open=markdown(["your task", "try first", "what is known"], undecided(tasks, advice, results)),
         overview=OVERVIEW, caption=CAPTION, variants=f"{varied}\n\n" * bool(varied), picture=PICTURE,
         points=100 * NEAR, near=NEAR, cosine=cosine_in_short(results.folder), details="\n\n".join(parts),
@@ -326,7 +326,7 @@ def readme_part(tasks: Tasks, results: Results) -> str:
     return "\n".join([
         f"![How far each method is behind the best one on each task](docs/{OVERVIEW})", "", CAPTION, "",
         "**Which method should I take?** The study gave every method of a task the same budget. "
-        + first_try(advice, tasks, "docs/") + untuned.in_short(results.folder, "docs/"), "",
+        + first_try(advice, tasks, "docs/") + untuned.in_short(untuned.read(results.folder), "docs/"), "",
         markdown(["your task", "take", "test accuracy (text: loss)"], rows), "",
         "[Choosing a method](docs/choosing.md) has the calls, the methods that are as good, what to take with a "
         "penalty or a constraint, and how to read this.",

@@ -11,6 +11,7 @@ from fedda import presets
 
 Point = dict[str, Any]  # word -> value
 FACTOR = math.sqrt(10)
+WARMUP = 0.05  # of `fedda`, as its default has it
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class StudyMethod:
     last: str = ""  # a word of `words` that is tried three times larger and smaller for the winner
     algorithm: str = ""  # its name in the registry, if it is not `name`
     limit: float = 1.0  # of the weights: a checkpoint with more that are not 0 does not count
-    tuned: bool = True  # else the whole grid is run once, and nothing is chosen
-    fixed: bool = False  # the grid is one point, which is run as the finals
+    once: tuple[str, tuple[int, ...]] | None = None  # a stage and seeds: all of the grid is run, and nothing is chosen
+    warmup: float = 0.0  # the share of the run in which the rate rises
 
     @property
     def rate(self) -> str:
@@ -99,6 +100,7 @@ def methods(preset: str) -> dict[str, StudyMethod]:
         *(of_fedda(name, paper["fedda-2-1"], known and name in paper, relative) for name in ("fedda-2-1", "fedda-cv")),
         *(of_adaptive(name, rate, paper[name], known) for name, rate in ADAPTIVE.items()),
         of_adamw(paper["local-amsgrad"]["lr"]),
+        StudyMethod("fedda", {}, (rates("lr", 0.3, 3, 2), rates("kappa", 0.3, 1, 1)), warmup=WARMUP),
     ]
     return {method.name: method for method in made}
 
@@ -129,7 +131,7 @@ SGD = ("fedavg", "fedavgm", "fedcm", "scaffold")
 MVR = ("fedda-mvr", "stem", "mime-mvr")
 ADAMW = "fedadamw-like"
 ADAPTIVE = {"fedadam": "server_lr", "local-amsgrad": "lr"}  # and the word of their rate
-CONSTANT = ("fedda-2-1", "fedda-cv", *ADAPTIVE, ADAMW)  # methods that are tuned with a constant rate alone
+CONSTANT = ("fedda-2-1", "fedda-cv", *ADAPTIVE, ADAMW, "fedda")  # methods that are tuned with a constant rate alone
 
 
 def of_sgd(name: str, words: dict[str, Any], in_paper: bool) -> StudyMethod:
@@ -202,7 +204,7 @@ def with_prox(more: dict[str, Any], axes: tuple[StudyAxis, ...] = (), limit: flo
     }
 
 
-def untuned_methods() -> dict[str, StudyMethod]:
+def untuned_methods(seeds: tuple[int, ...] = (100, 101, 102)) -> dict[str, StudyMethod]:
     """Methods that have the same 8 rates on every task, as far apart as usual, and one value for everything else: which
     rate works on all tasks? All rates fall as a cosine."""
     relative = {"beta": 0.999, "eps_mode": "relative", "mu_scale": "mean"}  # an epsilon that has no scale
@@ -214,11 +216,18 @@ def untuned_methods() -> dict[str, StudyMethod]:
         (ADAMW, of_adamw(0.01).words | {"weight_decay": 1e-4}, rates("lr", 0.01, 4, 3)),
         ("fedda-2-1", relative | {"momentum": 0.9}, rates("lr", 0.01, 4, 3)),
         ("fedda-cv", relative | {"momentum": 0.9}, rates("lr", 0.01, 4, 3)),
-        ("fedda", {}, rates("lr", 0.1, 4, 3)),
+        ("fedda", {}, rates("lr", 0.3, 4, 3)),
     ]
     algorithm, cosine = {ADAMW: "local-adapt"}, StudyAxis("schedule", ("cosine",))
     return {
-        name: StudyMethod(name, words, (rate, cosine), algorithm=algorithm.get(name, ""), tuned=False)
+        name: StudyMethod(
+            name,
+            words,
+            (rate, cosine),
+            algorithm=algorithm.get(name, ""),
+            once=("stage2", seeds),
+            warmup=WARMUP if name == "fedda" else 0.0,
+        )
         for name, words, rate in made
     }
 
@@ -226,7 +235,7 @@ def untuned_methods() -> dict[str, StudyMethod]:
 def with_setting(method: StudyMethod, rate: float) -> StudyMethod:
     """A method of `untuned_methods` at one rate, for tasks on which nothing is tuned."""
     _, schedule = method.axes
-    return replace(method, axes=(StudyAxis(method.rate, (rate,)), schedule), fixed=True)
+    return replace(method, axes=(StudyAxis(method.rate, (rate,)), schedule), once=("finals", (0, 1, 2, 3, 4)))
 
 
 def with_steps(method: StudyMethod, chosen: Point, steps: int) -> StudyMethod:

@@ -83,13 +83,19 @@ TUNED_TASKS = {
     "cifar10-heterogeneous": "images, rho = 0.8",
     "cifar10": "images, rho = 0",
 }
-# Tasks on which nothing is tuned; the task with known times, and the arithmetic of a round as a multiple of its own.
-NEW_TASKS = (
+# Small tasks for a CPU; the task with known times, and the arithmetic of a round as a multiple of its own.
+NEW_NETWORKS = (
     ("cifar10-small", "images, rho = 0.8, a small CNN", "femnist-perceptron", 2.0),
-    ("femnist-small", "writers, 20 of 400 per round, a small CNN", "femnist-perceptron", 3.0),
     ("digits-resnet", "digits, 5 of 50 clients per round, a residual network", "digits-heterogeneous", 20.0),
     ("shakespeare-lstm-small", "text, a small LSTM", "shakespeare-gru", 2.0),
+)
+# The same, for tasks on which nothing is tuned.
+NEW_TASKS = (
+    ("femnist-small", "writers, 20 of 400 per round, a small CNN", "femnist-perceptron", 3.0),
     ("colon-batchnorm", "colon histology, a small CNN with BatchNorm", "femnist-perceptron", 6.0),
+    ("shakespeare-deep", "text, a small transformer of two layers", "shakespeare-small", 1.0),
+    ("femnist-linear", "writers, 20 of 400 per round, a linear model", "femnist-perceptron", 1.0),
+    ("mnist-stride", "digits by writer, 20 of 400 per round, a CNN with strides", "femnist-perceptron", 2.0),
 )
 # Costs: a round of the kept figure on FEMNIST takes 1.4 times as long as one on CIFAR-10, and all writers are ten times
 # as many. ResNet-8 has 0.9 times the multiply-adds of the CNN, but on the general path, which takes 2.1 times as long
@@ -151,9 +157,11 @@ PIECES = (
         for task, what in TUNED_TASKS.items()
     ),
     *(
-        Piece(f"{task}{UNTUNED}", task, f"{what}, one setting for all tasks", untuned=True, like=task)
-        for task, what in TUNED_TASKS.items()
-        if task not in ("digits-alike", "digits-rho50", "digits-rho95")  # they vary another task
+        Piece(f"{task}{UNTUNED}", task, f"{what}, one setting for all tasks", untuned=True, like=like, cost=cost)
+        for task, what, like, cost in (
+            *((task, what, task, 1.0) for task, what in TUNED_TASKS.items() if task in CHOSEN_ON),
+            *NEW_NETWORKS,
+        )
     ),
     *(
         Piece(task, task, f"{what}, one setting from other tasks", new=True, like=like, cost=cost)
@@ -188,7 +196,7 @@ class Left:
 def all_methods(piece: Piece, results: Path, reader: Reader = read) -> dict[str, StudyMethod]:
     """The methods that can do the task of a piece."""
     if piece.untuned:
-        return untuned_methods()
+        return untuned_methods(CHOSEN_ON[piece.task])
     if piece.new:
         return {each.method.name: with_setting(each.method, each.rate) for each in settings(results, reader)}
     if piece.prox:
@@ -214,7 +222,7 @@ def methods_of(piece: Piece, results: Path, reader: Reader = read) -> dict[str, 
 def programs_left(method: StudyMethod, now: State, kept: Records) -> Iterator[tuple[str, int]]:
     """The stage and the number of points of every program that is still to be run, if no grid is extended."""
     yield from ((job.stage, len(job.points)) for job in now.jobs)
-    begun = now.jobs[0].stage if now.jobs and method.tuned else ""
+    begun = now.jobs[0].stage if now.jobs and not method.once else ""
     if begun == "stage1":
         yield from (("stage2", KEPT + (method.paper is not None)) for _ in TUNING)
     if begun in ("stage1", "stage2"):

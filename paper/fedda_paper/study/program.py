@@ -12,6 +12,7 @@ import torch
 import fedda
 from fedda.engines import Vectorised
 from fedda.experiments import find
+from fedda.rules.schedules import SMALLEST
 from fedda.run import Run
 from fedda.training import timed
 
@@ -47,7 +48,8 @@ class StudyProgram:
 
 @dataclass(frozen=True)
 class CosineRate:
-    """eta_t = lr where `falls` is 0, and lr (1 + cos(pi t / total)) / 2 where it is 1.
+    """eta_t = lr where `falls` is 0, and lr (1 + cos(pi t / total)) / 2 where it is 1. With a warm-up, all this follows
+    a rise from 0 in a straight line.
 
     >>> CosineRate(0.1, 1.0, 20)(torch.tensor([0.0, 10.0, 20.0]))
     tensor([0.1000, 0.0500, 0.0000])
@@ -55,9 +57,14 @@ class CosineRate:
 
     lr: Any
     falls: Any
-    total: int
+    total: float
+    warmup: float = 0.0
 
     def __call__(self, t: torch.Tensor) -> Any:
+        if self.warmup:
+            rise = self.warmup * self.total
+            after = CosineRate(self.lr, self.falls, self.total - rise)((t - rise).clamp(min=0))
+            return after * (t / rise).clamp(SMALLEST, 1)
         return self.lr * (1 - self.falls * (1 - torch.cos(math.pi * t / self.total)) / 2)
 
 
@@ -67,9 +74,9 @@ def algorithm(method: StudyMethod, points: list[Point], rounds: int) -> Any:
     for word in points[0]:
         column = [point[word] == "cosine" if word == "schedule" else point[word] for point in points]
         words[word] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1)
-    if "schedule" in words:
+    if "schedule" in words or method.warmup:
         rate = method.rate
-        words[rate] = CosineRate(words[rate], words.pop("schedule"), rounds * words.get("steps", 5))
+        words[rate] = CosineRate(words[rate], words.pop("schedule", 0.0), rounds * words.get("steps", 5), method.warmup)
     if "alpha0" in words:
         words["c"] = words.pop("alpha0") / first_rate(words["lr"], words["w"]) ** 2
     if "gamma" in words:
@@ -94,7 +101,7 @@ def run(how: How, program: StudyProgram) -> list[dict[str, Any]]:
     on = problem(how.task, how.device, program.seed, tuning)
     classes = on.data.y.dim() == 1  # else there is no accuracy
     # Of text, evaluating the training samples would take longer than training on them.
-    train = classes and not tuning and not program.method.fixed
+    train = classes and not tuning and not program.method.once
     columns = [
         name
         for name in ALL

@@ -65,8 +65,9 @@ def state(method: StudyMethod, kept: Records, rounds: int) -> State:
         return of
 
     now = State(list(method.grid))
-    if not method.tuned:
-        now.jobs = missing("finals", method.grid, FINALS) if method.fixed else missing("stage2", method.grid, TUNING)
+    if method.once:
+        stage, seeds = method.once
+        now.jobs = missing(stage, method.grid, seeds)
         return now
     of_one, of_three = values("stage1", TUNING[:1]), values("stage2", TUNING)
     while not now.jobs:
@@ -182,7 +183,7 @@ class Study:
 
     def write(self) -> None:
         """The summary: what was decided, and what the finals came to; nothing if the methods are not tuned."""
-        if not any(method.tuned for method in self.methods.values()):
+        if all(method.once for method in self.methods.values()):
             return
         found = summary(self.states(), self.kept, self.rounds)
         for name, text in found.items():

@@ -3,7 +3,7 @@ every task."""
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,14 @@ from .rules import FAR
 from .summary import best, out
 
 UNTUNED = "-untuned"  # the end of the folder of such a piece
-# The tasks on which the settings for new tasks are chosen.
-CHOSEN_ON = (
-    "digits-heterogeneous", "digits-many", "breast-cancer", "femnist-perceptron", "shakespeare-gru",
-    "shakespeare-small",
-)  # fmt: skip
+# The tasks on which the settings for new tasks are chosen, with the seeds.
+CHOSEN_ON = {
+    **dict.fromkeys((
+        "digits-heterogeneous", "digits-many", "breast-cancer", "femnist-perceptron", "shakespeare-gru",
+        "shakespeare-small",
+    ), TUNING),
+    **dict.fromkeys(("cifar10-small", "digits-resnet", "shakespeare-lstm-small"), TUNING[:1]),
+}  # fmt: skip
 MOST = 2.0  # units that a shortfall counts at most, and that a divergence counts
 Reader = Callable[[Path], Records]  # `read`, or one that remembers what it has read
 Values = dict[float, float | None]  # by rate: the mean score on validation data; none if a seed diverged
@@ -43,22 +46,22 @@ def in_units(behind: float, loss: bool) -> float:
     return min(MOST, behind / FAR["loss" if loss else "accuracy"])
 
 
-def read_values(study: Path, tasks: Iterable[str], reader: Reader = read) -> dict[str, dict[str, Values]]:
+def read_values(study: Path, tasks: dict[str, tuple[int, ...]], reader: Reader = read) -> dict[str, dict[str, Values]]:
     """By task and method; the tasks that were run as a whole."""
-    methods = untuned_methods()
     found = {}
-    for task in tasks:
+    for task, seeds in tasks.items():
+        methods = untuned_methods(seeds)
         folder = study / f"{task}{UNTUNED}"
         kept = reader(folder) if folder.is_dir() else {}
         if kept and not any(state(method, kept, 0).jobs for method in methods.values()):
-            found[task] = {name: values(method, kept) for name, method in methods.items()}
+            found[task] = {name: values(method, kept, seeds) for name, method in methods.items()}
     return found
 
 
-def values(method: StudyMethod, kept: Records) -> Values:
+def values(method: StudyMethod, kept: Records, seeds: tuple[int, ...]) -> Values:
     found: Values = {}
     for point in method.grid:
-        records = [kept[method.name, "stage2", key(point), seed] for seed in TUNING]
+        records = [kept[method.name, "stage2", key(point), seed] for seed in seeds]
         over = any(map(out, records))
         found[point[method.rate]] = None if over else statistics.fmean(best(r)[1] for r in records)
     return found

@@ -388,6 +388,8 @@ def call(name: str, words: dict[str, Any]) -> str:
     ('fedda.make("fedavgm", lr=fedda.schedules.cosine(0.0316))', 'fedda.make("fedcm", lr=0.1)')
     >>> call("stem", {"lr": 0.1, "alpha0": 0.3, "w": 1000.0})
     'fedda.make("stem", lr=0.1, w=1000.0, c=3000.0)'
+    >>> call("fedda", {"lr": 0.1, "schedule": "cosine"})
+    'fedda.make("fedda")'
     """
     algorithm = "local-adapt" if name == ADAMW else name
     given = {word: value for word, value in words.items() if value != "constant"}
@@ -406,7 +408,10 @@ def call(name: str, words: dict[str, Any]) -> str:
     if falls:
         rate = ADAPTIVE.get(name, "lr")
         shown[rate] = f"fedda.schedules.cosine({given[rate]!r})"
-    return f'fedda.make("{algorithm}", {", ".join(f"{word}={value}" for word, value in shown.items())})'
+        if defaults.get(rate) == {"kind": "cosine", "start": given[rate]}:
+            del shown[rate]
+    arguments = ", ".join([json.dumps(algorithm), *(f"{word}={value}" for word, value in shown.items())])
+    return f"fedda.make({arguments})"
 
 
 def score(mean: float, half: float | None = None) -> str:

@@ -21,7 +21,7 @@ from ..rules.schedules import Schedule, cube_root, schedule
 from .old_point import CHOICES, MEMORY, keep_point, own_point
 
 PAPER = "Li, Huang, Huang 2023"
-COSINE = {"kind": "cosine", "start": 0.1}  # a table, as in TOML
+COSINE = {"kind": "cosine", "start": 0.3, "warmup": 0.05}  # a table, as in TOML
 
 
 @explained
@@ -338,18 +338,19 @@ def fedda_2_2(
     return build_variant(momentum_parts, Scalar, locals())
 
 
-@algorithms.register("fedda", reference="this project", owner="FedDA", example={"lr": 0.1})
+@algorithms.register("fedda", reference="this project", owner="FedDA", example={"lr": 0.3})
 def fedda(
-    *, lr: Any = COSINE, momentum: Any = 0.9, steps: int = 5, prox: Any = None, beta: Any = 0.99, kappa: Any = 1.0
+    *, lr: Any = COSINE, momentum: Any = 0.9, steps: int = 5, prox: Any = None, beta: Any = 0.99, kappa: Any = 0.3
 ) -> FedDA:
     """FedDA with defaults that fit most models: begin with it if you do not want to tune.
 
-    It is FedDA-2-1 with `eps_mode="relative"` and `lr_mode="relative"`: nothing in it depends on the size of the
-    gradients, and a rate of 0.1 means that a local step changes a weight by a tenth of the size that its layer has at
-    the start, or less. The rate falls to 0 as half a cosine; give a number for a constant one. If you tune a single
-    value, tune `lr`, from 0.03 to 0.3.
+    It is FedDA-2-1 with `eps_mode="relative"`, `lr_mode="relative"` and `v_input="gradients"`: nothing in it depends on
+    the size of the gradients, and a rate of 0.3 means that a local step changes a weight by a third of the size that
+    its layer has at the start, or less: usually much less, because H also holds the noise of the gradients. The rate
+    rises for a twentieth of the run and then falls to 0 as half a cosine; a number is a constant rate. If you tune a
+    single value, tune the start of `lr`, from 0.1 to 1.
     """
     return fedda_2_1(
         lr=lr, momentum=momentum, steps=steps, prox=prox, beta=beta, kappa=kappa,
-        eps_mode="relative", lr_mode="relative",
+        eps_mode="relative", lr_mode="relative", v_input="gradients",
     )  # fmt: skip

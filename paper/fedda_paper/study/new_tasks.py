@@ -1,0 +1,82 @@
+"""What the methods come to on new tasks, where every method has the setting that was chosen on other tasks."""
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from .missing import PIECES, methods_of
+from .protocol import FINALS, key, read, state
+from .setting import in_units
+from .studied import StudyTask, t_interval
+from .summary import best, out
+
+SMALL = "5 local steps, on a CPU in float32"
+TASKS = {
+    "femnist-small": StudyTask(
+        "Handwriting, a small CNN",
+        "FEMNIST, 20 of 400 writers per round",
+        f"four convolutions of 16 filters, 400 rounds, {SMALL}",
+    ),
+    "femnist-linear": StudyTask(
+        "Handwriting, a linear model",
+        "FEMNIST, 20 of 400 writers per round",
+        f"multinomial logistic regression, 400 rounds, {SMALL}",
+    ),
+    "mnist-stride": StudyTask(
+        "Digits by writer, a CNN with strides",
+        "MNIST, 20 of 400 writers per round",
+        f"four convolutions of 16 filters with strides, 240 rounds, {SMALL}",
+    ),
+    "colon-batchnorm": StudyTask(
+        "Histology, a CNN with BatchNorm",
+        "patches of colon nuclei, 10 clients, 80 % of a client's patches are of one class",
+        f"four convolutions of 8 filters with BatchNorm, 200 rounds, {SMALL}",
+    ),
+    "shakespeare-deep": StudyTask(
+        "Text, a transformer of two layers",
+        "the next character of Shakespeare's plays, 10 of 99 speaking roles per round",
+        f"a transformer with two layers of width 16, 160 rounds, {SMALL}",
+    ),
+}
+Scores = dict[str, list[float] | None]  # by method: the test scores of all seeds; none if a seed diverged
+
+
+def read_scores(study: Path) -> dict[str, Scores]:
+    """By task and method; the tasks that were run as a whole."""
+    found: dict[str, Scores] = {}
+    for piece in (piece for piece in PIECES if piece.new and (study / piece.folder).is_dir()):
+        kept, methods = read(study / piece.folder), methods_of(piece, study)
+        if methods and not any(state(method, kept, 0).jobs for method in methods.values()):
+            found[piece.folder] = {}
+            for name, method in methods.items():
+                records = [kept[name, "finals", key(method.grid[0]), seed] for seed in FINALS]
+                over = any(map(out, records))
+                found[piece.folder][name] = None if over else [best(record, "test")[1] for record in records]
+    return found
+
+
+@dataclass(frozen=True)
+class OnNewTasks:
+    """What a method came to."""
+
+    name: str
+    scores: dict[str, list[float] | None]  # by task
+    good: dict[str, bool]  # by task: not clearly worse than the best
+    average: float  # of the shortfalls behind the best of each task, in units
+
+
+def compared(scores: dict[str, Scores]) -> list[OnNewTasks]:
+    """All methods, the one with the smallest shortfalls first."""
+    found = []
+    for name in next(iter(scores.values()), {}):
+        units, good = [], {}
+        for task, own in scores.items():
+            top = max((values for values in own.values() if values), key=statistics.fmean)
+            values = own[name]
+            behind = statistics.fmean(top) - statistics.fmean(values) if values else math.inf
+            units.append(in_units(behind, top[0] < 0))
+            pairs = [a - b for a, b in zip(values, top, strict=True)] if values else []
+            good[task] = bool(pairs) and sum(t_interval(pairs)) >= 0
+        found.append(OnNewTasks(name, {t: own[name] for t, own in scores.items()}, good, statistics.fmean(units)))
+    return sorted(found, key=lambda each: each.average)
