@@ -95,7 +95,6 @@ NEW_TASKS = (
     ("colon-batchnorm", "colon histology, a small CNN with BatchNorm", "femnist-perceptron", 6.0),
     ("shakespeare-deep", "text, a small transformer of two layers", "shakespeare-small", 1.0),
     ("femnist-linear", "writers, 20 of 400 per round, a linear model", "femnist-perceptron", 1.0),
-    ("mnist-stride", "digits by writer, 20 of 400 per round, a CNN with strides", "femnist-perceptron", 2.0),
 )
 # Costs: a round of the kept figure on FEMNIST takes 1.4 times as long as one on CIFAR-10, and all writers are ten times
 # as many. ResNet-8 has 0.9 times the multiply-adds of the CNN, but on the general path, which takes 2.1 times as long

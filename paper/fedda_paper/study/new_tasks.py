@@ -23,15 +23,10 @@ TASKS = {
         "FEMNIST, 20 of 400 writers per round",
         f"multinomial logistic regression, 400 rounds, {SMALL}",
     ),
-    "mnist-stride": StudyTask(
-        "Digits by writer, a CNN with strides",
-        "MNIST, 20 of 400 writers per round",
-        f"four convolutions of 16 filters with strides, 240 rounds, {SMALL}",
-    ),
     "colon-batchnorm": StudyTask(
         "Histology, a CNN with BatchNorm",
         "patches of colon nuclei, 10 clients, 80 % of a client's patches are of one class",
-        f"four convolutions of 8 filters with BatchNorm, 200 rounds, {SMALL}",
+        f"four convolutions of 8 filters with BatchNorm, 120 rounds, {SMALL}",
     ),
     "shakespeare-deep": StudyTask(
         "Text, a transformer of two layers",

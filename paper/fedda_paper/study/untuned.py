@@ -14,20 +14,25 @@ from .studied import TASKS, call, linked, score, t_interval
 
 POINTS = 100 * FAR["accuracy"]  # of a unit
 
+NETWORKS = {
+    "cifar10-small": "Images, small CNN", "digits-resnet": "Small data, residual network",
+    "shakespeare-lstm-small": "Text, small LSTM",
+}  # fmt: skip
 TEXT = """\
 ## Without tuning
 
 What does a method come to if nobody tunes it? Each method was tried on {old} tasks with the same 8 rates and one
-value for everything else, and the rate was kept that is best for all of them together ([rule 12](study.md#the-rules)). With this
-one setting it then ran on {new} new tasks, where nothing was tuned (rule 13). {first}"""
+value for everything else, and the rate was kept that is best for all of them together
+([rule 12](study.md#the-rules)). With this one setting it then ran on {new} new tasks, where nothing was tuned (rule
+13). {first}"""
 ON_NEW = f"""\
 Test accuracy (text: test loss) of five seeds; **bold**: not clearly worse than the best of the column. *Behind*: the
 shortfall behind the best of each task, on average. {POINTS:g} points count as much as a loss of {FAR["loss"]:g}, and at
 most {POINTS * MOST:g} points count."""
 ON_OLD = """\
-The cells are points of validation accuracy (text: loss) behind the best result on that task, of all methods and rates,
-three seeds. *On average* is as above. *Unseen*: the same average, if the rate of each task is chosen on the others.
-`fedda` was made when the results of the other methods were known, and was tried on these tasks while it was made."""
+The cells are points of validation accuracy (text: loss) behind the best result on that task, of all methods and rates.
+*On average* is as above. *Unseen*: the same average, if the rate of each task is chosen on the others. `fedda` was made
+when results of the other methods were known, and was tried on these tasks while it was made."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ def on_new_tasks(found: list[OnNewTasks], calls: dict[str, str]) -> str:
 
 
 def on_old_tasks(found: list[OneSetting]) -> str:
-    kinds = (TASKS[task].short.replace("\n", " ") for task in CHOSEN_ON)
+    kinds = (NETWORKS.get(task) or TASKS[task].short.replace("\n", " ") for task in CHOSEN_ON)
     rows = [
         [linked(each.method.name), f"{each.rate:g}",
          *(shortfall(each.behind[task], task.startswith("shakespeare")) for task in CHOSEN_ON),
