@@ -114,10 +114,10 @@ resume = false
 sins = false
 """
 # A round more than the first shows what a round hands on to the next. A server that is killed has rounds before and after.
-ROUNDS = {"fedda-mvr": 3, "fedda-2-1": 2, "fedavg": 2, "scaffold": 4, "mime": 2}
+ROUNDS = {"fedda-mvr": 3, "fedda": 3, "fedavg": 2, "scaffold": 4, "mime": 2}
 RUNS = {
     "fedda-mvr": {"lr": 0.02, "w": 1000.0, "stragglers": 0.5, "max_grad_norm": 0.5},
-    "fedda-2-1": {"lr": 0.01, "prox": {"kind": "l1", "gamma": 0.001}, "weight_decay": 0.1},
+    "fedda": {"prox": {"kind": "l1", "gamma": 0.001}, "weight_decay": 0.1},
     "fedavg": {"lr": {"kind": "cosine", "start": 0.1}, "steps": "proportional"},
     "scaffold": {"lr": 0.1, "epochs": 0.5},
     "mime": {"lr": 0.1},

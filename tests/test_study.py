@@ -82,7 +82,7 @@ def test_examples():
 )
 def test_every_method_has_the_same_budget(preset):
     found = methods.methods(preset)
-    assert len(found) == 13 and {len(m.grid) for m in found.values()} == {18}
+    assert len(found) == 12 and {len(m.grid) for m in found.values()} == {18}
     for method in found.values():
         assert len({methods.key(p) for p in method.grid}) == 18
         assert method.paper is None or method.paper[method.rate] in method.axes[0].values
@@ -503,7 +503,7 @@ def test_what_is_left_is_listed(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     rows = {row[0]: row for row in missing.table(ROOT / "paper" / "results" / "study", 7)}
     assert [*rows] == [*(piece.folder for piece in missing.PIECES), missing.L1]
-    assert rows["cifar10"][3] == "fedadamw-like, fedda" and rows["femnist-all"][3] == "all methods"
+    assert rows["cifar10"][3] == "fedadamw-like" and rows["femnist-all"][3] == "all methods"
     assert "fedda-cv 0.00316" in rows[missing.L1][3] and "fedda-2-1 0.001" not in rows[missing.L1][3].split(", ")
     protocol.main(["--missing"])
     assert "femnist-all" in capsys.readouterr().out
@@ -594,10 +594,10 @@ def test_the_first_sentence_names_the_method_that_is_taken_on_most_tasks():
     a, b = (studied.Recommendation(method_with(name, [0.7] * 5), [], BEST, (0.0, 0.0)) for name in ("fedcm", "fedavg"))
     most = choosing.first_try({"cifar10": a, "digits-many": a, "femnist-all": b}, {})
     assert most.startswith(
-        "**In short: start with [`fedcm`](algorithms/fedcm.md).** It is the choice on 2 of the 3 finished tasks"
+        "**If you tune, start with [`fedcm`](algorithms/fedcm.md).** It is the choice on 2 of the 3 finished tasks"
     )
     divided = choosing.first_try({"cifar10": a, "digits-many": b}, {})
-    assert divided.startswith("**In short: no method") and "on 1 of the 2 finished tasks." in divided
+    assert divided.startswith("**If you tune, no method") and "on 1 of the 2 finished tasks." in divided
     assert f"{choosing.link(a.take)} and {choosing.link(b.take)}" in divided
     limited, inside = method_with("feddualavg", [0.7] * 5), method_with("feddualavg", [0.7] * 5)
     limited.records[0]["limit"], inside.records[0]["words"] = 0.1, {"prox": {"kind": "nonnegative"}}

@@ -284,7 +284,8 @@ def test_the_measure_can_vanish_where_the_point_is_not_stationary():
         problem.delta / 4
     )  # and f falls towards the inside
     # A whole round from there is not fooled.
-    server = made.Server(trace.xt[2], trace.nubar[2], torch.zeros(1, 1, dtype=torch.float64), trace.t)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    server = made.Server(trace.xt[2], trace.nubar[2], 0 * one, trace.t, one)
     assert float(made.mapping(server, problem.full_gradients(trace.xt[2]))) == pytest.approx(problem.delta / 4)
 
 

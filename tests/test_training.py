@@ -304,7 +304,8 @@ def test_a_silent_first_round_changes_nothing(name):
     assert torch.equal(late.server.x, start)
     while torch.equal(late.server.x, start):
         late.step()
-    torch.testing.assert_close(late.server.x, last(stable(name), base, 1).x, rtol=1e-12, atol=1e-12)
+    rounds = 2 if name == "fedda" else 1  # its first round only measures
+    torch.testing.assert_close(late.server.x, last(stable(name), base, rounds).x, rtol=1e-12, atol=1e-12)
 
 
 def test_a_failed_client_keeps_its_old_memory():
@@ -341,7 +342,8 @@ def test_one_silent_round_keeps_the_state_and_goes_on(name):
         states.append(run.step())
     moved = [not torch.equal(a.x, b.x) for a, b in pairwise(states)]
     # MimeLite's full gradients, after its draws, see the count of the next round fail too.
-    assert moved.count(False) == (2 if name == "mimelite" else 1) and moved[-1]
+    # The first round of "fedda" only measures.
+    assert moved.count(False) == (2 if name in ("mimelite", "fedda") else 1) and moved[-1]
 
 
 def test_a_replica_that_dies_does_not_take_the_others_along():

@@ -108,8 +108,8 @@ def test_the_mode_has_two_values():
 
 # -- the method without tuning -----------------------------------------------------------------------------------------
 def test_fedda_is_fedda_2_1_with_other_defaults():
-    words = {"eps_mode": "relative", "lr_mode": "relative", "beta": 0.99, "prox": L1(0.001)}
-    rate = fedda.schedules.cosine(0.1)
+    words = {"eps_mode": "relative", "lr_mode": "relative", "v_input": "gradients", "beta": 0.99, "kappa": 0.3}
+    rate, words["prox"] = fedda.schedules.cosine(0.3, warmup=0.05), L1(0.001)
     assert fedda.make("fedda", prox=L1(0.001)) == fedda.make("fedda-2-1", lr=rate, **words)
     assert fedda.make("fedda", lr=0.2, kappa=0.5).preconditioner.kappa == 0.5
 
@@ -118,6 +118,12 @@ def test_fedda_needs_no_values():
     """Its rate falls over the rounds of the run, which nobody has to say."""
     result = fedda.train(fedda.make("fedda"), digits(dtype=torch.float32), rounds=60)
     assert result.history[-1]["test_accuracy"] > 0.85
+
+
+def test_a_penalty_and_weight_decay_go_together():
+    algorithm = fedda.make("fedda", prox=L1(0.001), weight_decay=0.1)
+    ends = [fedda.train(a, digits(), rounds=5).x for a in (algorithm, fedda.make("fedda", prox=L1(0.001)))]
+    assert ends[0].norm() < ends[1].norm()
 
 
 def test_a_rate_that_has_ended_changes_nothing():

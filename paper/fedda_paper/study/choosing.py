@@ -115,7 +115,7 @@ def page(tasks: Tasks, results: Results) -> str:
         for name, own in finished(tasks).items()
     ]
     return PAGE.format(
-        first=first_try(advice, tasks) + untuned.in_short(without), advice="\n\n".join(
+        first=answers(advice, tasks, without), advice="\n\n".join(
             f"{title}\n\n{markdown(heads, rows)}" if title else markdown(heads, rows)
             for title, some in by_kind(advice).items() if (rows := [row(name, own) for name, own in some.items()])
         ),
@@ -133,15 +133,25 @@ def by_kind(advice: dict[str, Recommendation]) -> dict[str, dict[str, Recommenda
     return {"": plain, "**With a penalty or a constraint**, among the methods that take one:": others}
 
 
+def answers(advice: dict[str, Recommendation], tasks: Tasks, without: untuned.Untuned | None, docs: str = "") -> str:
+    """The page in a few lines."""
+    lines = [
+        untuned.in_short(without, docs),
+        first_try(advice, tasks, docs),
+        "**If your task is in the table below**, take the values that stand there. In the study, all methods of a task "
+        "had the same budget for tuning.",
+    ]
+    return "\n".join(f"- {line}" for line in lines if line)
+
+
 def first_try(advice: dict[str, Recommendation], tasks: Tasks, docs: str = "") -> str:
-    """The answer in short: the method that is taken on most tasks; else the one that is as good as the best on most of
+    """What to tune: the method that is taken on most tasks; else the one that is as good as the best on most of
     them; else that there is none.
 
     Penalties and constraints are left out: few methods take them, so the others would be counted as if they had lost.
     """
     plain = by_kind(advice)[""]
     penalty = " without a penalty or a constraint" if len(plain) < len(advice) else ""
-    ending = " Find your task below, and take the values that stand there."
     every = f"{len(plain)} finished tasks{penalty}"
     taken = Counter(own.take.name for own in plain.values())
     good = Counter(method.name for own in plain.values() for method in (own.take, *own.equal))
@@ -149,9 +159,7 @@ def first_try(advice: dict[str, Recommendation], tasks: Tasks, docs: str = "") -
     if 2 * times > len(plain):
         also = sum(bool(own.equal) for own in plain.values() if own.take.name == name)
         close = f"; on {also} of them others are as good" if also else ""
-        return (
-            f"**In short: start with {linked(name, docs)}.** It is the choice on {times} of the {every}{close}.{ending}"
-        )
+        return f"**If you tune, start with {linked(name, docs)}.** It is the choice on {times} of the {every}{close}."
     most = max(good.values(), default=0)
     best = [name for name, count in good.items() if count == most]
     if len(best) == 1 and 2 * most > len(plain):
@@ -159,14 +167,14 @@ def first_try(advice: dict[str, Recommendation], tasks: Tasks, docs: str = "") -
                   if best[0] not in (m.name for m in (own.take, *own.equal))]  # fmt: skip
         where = f" It is behind on {' and on '.join(behind)}." if behind else ""
         return (
-            f"**In short: if you tune only one method, tune {linked(best[0], docs)}.** It is as good as the best on "
-            f"{most} of the {every}; no other method is on as many.{where}{ending}"
+            f"**If you tune only one method, tune {linked(best[0], docs)}.** It is as good as the best on "
+            f"{most} of the {every}; no other method is on as many.{where}"
         )
     *others, last = (linked(name, docs) for name in best or [""])
     names = f"{', '.join(others)} and {last}" if others else last
     return (
-        "**In short: no method is the one to take on most tasks.** As good as the best on the most tasks: "
-        f"{names}, on {most} of the {every}.{ending}"
+        "**If you tune, no method is the one to take on most tasks.** As good as the best on the most tasks: "
+        f"{names}, on {most} of the {every}."
     )
 
 
@@ -325,8 +333,7 @@ def readme_part(tasks: Tasks, results: Results) -> str:
     ]
     return "\n".join([
         f"![How far each method is behind the best one on each task](docs/{OVERVIEW})", "", CAPTION, "",
-        "**Which method should I take?** The study gave every method of a task the same budget. "
-        + first_try(advice, tasks, "docs/") + untuned.in_short(untuned.read(results.folder), "docs/"), "",
+        "**Which method should I take?**", "", answers(advice, tasks, untuned.read(results.folder), "docs/"), "",
         markdown(["your task", "take", "test accuracy (text: loss)"], rows), "",
         "[Choosing a method](docs/choosing.md) has the calls, the methods that are as good, what to take with a "
         "penalty or a constraint, and how to read this.",

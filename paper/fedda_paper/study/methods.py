@@ -100,7 +100,6 @@ def methods(preset: str) -> dict[str, StudyMethod]:
         *(of_fedda(name, paper["fedda-2-1"], known and name in paper, relative) for name in ("fedda-2-1", "fedda-cv")),
         *(of_adaptive(name, rate, paper[name], known) for name, rate in ADAPTIVE.items()),
         of_adamw(paper["local-amsgrad"]["lr"]),
-        StudyMethod("fedda", {}, (rates("lr", 0.3, 3, 2), rates("kappa", 0.3, 1, 1)), warmup=WARMUP),
     ]
     return {method.name: method for method in made}
 
@@ -131,7 +130,7 @@ SGD = ("fedavg", "fedavgm", "fedcm", "scaffold")
 MVR = ("fedda-mvr", "stem", "mime-mvr")
 ADAMW = "fedadamw-like"
 ADAPTIVE = {"fedadam": "server_lr", "local-amsgrad": "lr"}  # and the word of their rate
-CONSTANT = ("fedda-2-1", "fedda-cv", *ADAPTIVE, ADAMW, "fedda")  # methods that are tuned with a constant rate alone
+CONSTANT = ("fedda-2-1", "fedda-cv", *ADAPTIVE, ADAMW)  # methods that are tuned with a constant rate alone
 
 
 def of_sgd(name: str, words: dict[str, Any], in_paper: bool) -> StudyMethod:

@@ -83,13 +83,7 @@ TUNED_TASKS = {
     "cifar10-heterogeneous": "images, rho = 0.8",
     "cifar10": "images, rho = 0",
 }
-# Small tasks for a CPU; the task with known times, and the arithmetic of a round as a multiple of its own.
-NEW_NETWORKS = (
-    ("cifar10-small", "images, rho = 0.8, a small CNN", "femnist-perceptron", 2.0),
-    ("digits-resnet", "digits, 5 of 50 clients per round, a residual network", "digits-heterogeneous", 20.0),
-    ("shakespeare-lstm-small", "text, a small LSTM", "shakespeare-gru", 2.0),
-)
-# The same, for tasks on which nothing is tuned.
+# Tasks on which nothing is tuned; the task with known times, and the arithmetic of a round as a multiple of its own.
 NEW_TASKS = (
     ("femnist-small", "writers, 20 of 400 per round, a small CNN", "femnist-perceptron", 3.0),
     ("colon-batchnorm", "colon histology, a small CNN with BatchNorm", "femnist-perceptron", 6.0),
@@ -159,7 +153,7 @@ PIECES = (
         Piece(f"{task}{UNTUNED}", task, f"{what}, one setting for all tasks", untuned=True, like=like, cost=cost)
         for task, what, like, cost in (
             *((task, what, task, 1.0) for task, what in TUNED_TASKS.items() if task in CHOSEN_ON),
-            *NEW_NETWORKS,
+            ("cifar10-small", "images, rho = 0.8, a small CNN", "femnist-perceptron", 2.0),
         )
     ),
     *(

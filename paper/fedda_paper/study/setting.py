@@ -19,7 +19,7 @@ CHOSEN_ON = {
         "digits-heterogeneous", "digits-many", "breast-cancer", "femnist-perceptron", "shakespeare-gru",
         "shakespeare-small",
     ), TUNING),
-    **dict.fromkeys(("cifar10-small", "digits-resnet", "shakespeare-lstm-small"), TUNING[:1]),
+    "cifar10-small": TUNING[:1],
 }  # fmt: skip
 MOST = 2.0  # units that a shortfall counts at most, and that a divergence counts
 Reader = Callable[[Path], Records]  # `read`, or one that remembers what it has read

@@ -14,10 +14,7 @@ from .studied import TASKS, call, linked, score, t_interval
 
 POINTS = 100 * FAR["accuracy"]  # of a unit
 
-NETWORKS = {
-    "cifar10-small": "Images, small CNN", "digits-resnet": "Small data, residual network",
-    "shakespeare-lstm-small": "Text, small LSTM",
-}  # fmt: skip
+NETWORKS = {"cifar10-small": "Images, small CNN"}
 TEXT = """\
 ## Without tuning
 
@@ -99,7 +96,7 @@ def in_short(untuned: Untuned | None, docs: str = "") -> str:
         return ""
     first = untuned.new[0]
     return (
-        f" **If you do not tune, take {linked(first.name, docs)}**, `{untuned.calls[first.name]}`: of all methods with "
+        f"**If you do not tune, take {linked(first.name, docs)}**, `{untuned.calls[first.name]}`: of all methods with "
         f"one setting it is the best on average on {len(first.scores)} tasks that the settings were not chosen on "
         f"([table]({docs}choosing.md#without-tuning))."
     )

@@ -51,18 +51,24 @@ def takes_client_steps(algorithm: Algorithm, x: Tensor) -> bool:
 
 
 def decays_weights(algorithm: Algorithm, x: Tensor) -> bool:
-    """Whether the weight decay changes a model like x."""
+    """Whether the weight decay changes a model like x, for gradients that are zero or, as a metric of zero gradients
+    makes a penalty infinitely strong, one."""
+    return any(not torch.equal(*decayed(algorithm, x, client)) for client in (ZeroGradientClient, UnitGradientClient))
+
+
+def decayed(algorithm: Algorithm, x: Tensor, client: type["ZeroGradientClient"]) -> list[Tensor]:
+    """A model like x after two rounds, with weight decay and without."""
     x, ends = torch.ones_like(x), []
     for decay in (0.1, 0.0):
         other = dataclasses.replace(algorithm, weight_decay=decay)
-        cohort = ZeroGradientCohort(ZeroGradientClient(x, other.memory))
+        cohort = ZeroGradientCohort(client(x, other.memory))
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             server = other.init(x, cohort)
             for _ in range(2):  # the first round may only measure
                 server = other.round(server, cohort)
         ends.append(server.x)
-    return not torch.equal(*ends)
+    return ends
 
 
 class ZeroGradientClient(ClientWrapper):
@@ -96,6 +102,13 @@ class ZeroGradientClient(ClientWrapper):
     def steps(self, number: int) -> Iterator[tuple[int, Move]]:
         self.took_steps = True
         return ((i, take_new) for i in range(number))
+
+
+class UnitGradientClient(ZeroGradientClient):
+    """The same with gradients of ones."""
+
+    def gradients(self, *points: Tensor, active: Tensor | None = None) -> Tensors:
+        return tuple(torch.ones_like(x) for x in points)
 
 
 class ZeroGradientCohort:

@@ -27,7 +27,7 @@ METHODS = (
     "fedda-mvr", "fedavg", "fedcm", "stem", "scaffold", "fedadam", "fedda-2-1", "fedda-cv", "local-amsgrad", "mime-mvr",
     "fedavgm", "local-adapt", "fedda-1-2", "fedda-2-2", "feddualavg", "fedmid", "fedda-cv-mvr", "fedprox", "feddyn",
     "mimelite", "mime", "fafed", "fedexp", "fedglomo", "fednova", "fedyogi", "fedadagrad", "fedams", "scaffold-m",
-    "mimelite-mvr", "fedavg-subgradient",
+    "mimelite-mvr", "fedavg-subgradient", "fedda",
 )  # fmt: skip
 SAME = {"fedda-1-1": "fedda-mvr"}  # other names of a method
 
