@@ -47,6 +47,15 @@ def test_multiples_of_a_whole_number_are_whole():
     assert points(experiment(), ["fedavg.steps=x1,x2"], None)["fedavg"] == [{"steps": 5}, {"steps": 10}]
 
 
+def test_multiples_of_a_schedule_are_those_of_its_start():
+    rate = {"kind": "cosine", "start": 0.2, "end": 0.01}
+    found = points(experiment(algorithms={"fedavg": {"lr": rate}, "fedda": {}}), ["*.lr=x1,x2"], None)
+    assert found == {
+        "fedavg": [{"lr.start": 0.2}, {"lr.start": 0.4}], "fedda": [{"lr.start": 0.3}, {"lr.start": 0.6}],
+    }  # fmt: skip
+    assert apply_point({"lr": rate}, found["fedavg"][1])["lr"] == rate | {"start": 0.4}
+
+
 def test_a_budget_thins_a_grid_and_draws_from_a_range():
     grid = ["*.lr=" + ",".join(f"{0.01 * i:.2f}" for i in range(1, 21))]
     thin = points(experiment(), grid, 6)

@@ -411,7 +411,7 @@ def test_bad_hyper_parameters_are_refused_by_name(name):
     (lambda: fedda.train(fedda.make("fedda-2-1", prox=fedda.prox.L1(torch.ones(3))), quadratic(), rounds=2),
      "L1: gamma must have 4 entries, as the model, got 3"),
     (lambda: fedda.make("fedadam", bias_correction="yes"), "FedAdam: bias_correction must be one of True, False, 'keras', got 'yes'"),
-    (lambda: fedda.make("fedda"), "unknown algorithm 'fedda'; did you mean 'fedda-1-1'?"),
+    (lambda: fedda.make("fedda-11"), "unknown algorithm 'fedda-11'; did you mean 'fedda-1-1'?"),
 ])  # fmt: skip
 def test_mistakes_are_refused(bad, line):
     with pytest.raises(ValueError, match=line):

@@ -25,21 +25,21 @@ class Range:
     high: float
 
 
-Axes = dict[str, list[Any] | Range]  # values by hyper-parameter, or by label
+Axes = dict[str, list[Any] | Range]  # values by hyper-parameter
 
 
 def points(experiment: Experiment, grids: list[str], budget: int | None, draw: int = 0) -> dict[str, list[Point]]:
     """The points of each algorithm that has an axis; every algorithm has the same number.
 
     A grid is "LABEL.NAME=VALUES"; LABEL * stands for all algorithms with this hyper-parameter. VALUES are separated by
-    commas: 0.1,0.2 are values, x0.5,x1,x2 multiples of the experiment's value, LOW..HIGH is a range to draw from.
+    commas: 0.1,0.2 are values, x0.5,x1,x2 multiples of the experiment's value (of a schedule's start),
+    LOW..HIGH is a range to draw from.
     A grid of more than `budget` points is thinned at random.
     """
     complete = experiment.completed()
     axes: dict[str, Axes] = {}
     for text in grids:
-        name, by_label = _parse(complete, text)
-        for label, values in by_label.items():
+        for label, (name, values) in _parse(complete, text).items():
             if name in axes.setdefault(label, {}):
                 raise ValueError(f"--grid: {label}.{name} is given twice")
             axes[label][name] = values
@@ -66,8 +66,8 @@ def apply_point(params: dict[str, Any], point: Point) -> dict[str, Any]:
     return full
 
 
-def _parse(experiment: Experiment, text: str) -> tuple[str, Axes]:
-    """The hyper-parameter of a grid, and its values for each label."""
+def _parse(experiment: Experiment, text: str) -> dict[str, tuple[str, list[Any] | Range]]:
+    """For each label, the hyper-parameter of a grid and its values. Multiples of a schedule are those of its start."""
     path, equals, values = text.partition("=")
     label = owner_of(path, ("*", *experiment.algorithms))
     name = path[len(label) + 1 :] if label else ""
@@ -85,7 +85,12 @@ def _parse(experiment: Experiment, text: str) -> tuple[str, Axes]:
     if not bases:
         names = {other for params in tables.values() for other in hyper_params(params)}
         raise ValueError(f"--grid: {label} has no hyper-parameter {name!r}; {checks.nearest(name, names)}")
-    return name, {own: _values(own, name, values, base) for own, base in bases.items()}
+    found = {}
+    for own, base in bases.items():
+        multiples = isinstance(base, dict) and "start" in base and values.lstrip().startswith("x")
+        axis, base = (f"{name}.start", base["start"]) if multiples else (name, base)
+        found[own] = axis, _values(own, axis, values, base)
+    return found
 
 
 MISSING = object()
