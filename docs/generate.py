@@ -276,9 +276,12 @@ def page(entry):
     # FedDA's variants are functions that say which class they give.
     cls = builder if inspect.isclass(builder) else inspect.signature(builder, eval_str=True).return_annotation
     module = inspect.getmodule(cls)
+    own = inspect.getdoc(builder) if cls is not builder else ""
+    about, _, own_example = without_args(own).partition("\n>>> ")
     body, _, example = without_args(cls.__doc__).partition("\n>>> ")
+    example = own_example or example
     # An indented equation is a block of code in Markdown already.
-    parts = [f"# {listing.names(entry)}", without_args(inspect.getdoc(builder)).strip() if cls is not builder else "", body]
+    parts = [f"# {listing.names(entry)}", about.strip(), body]
     if cls.__mro__[1] is not fedda.Algorithm:
         parent = cls.__mro__[1]
         name = next(e.name for e in registry.algorithms if e.owner == parent.__name__)

@@ -243,7 +243,7 @@ def test_other_states_and_outputs_are_refused(tmp_path):
     problem = tiny()
     state, memory = (fedda.train(fedda.make(name), problem, rounds=1).state for name in ("fedavg", "scaffold"))
     for how, message in (
-        (("scaffold", problem, state), r"the state has no 'server.c', so it is not of a run of Scaffold"),
+        (("scaffold", problem, state), r"the state has no 'server.c': it is not of a run of Scaffold"),
         (("fedavg", tiny(nn.Linear(6, 3)), state), r"the state is of another model or of other seeds: x is \[1, 14\]"),
         (
             ("fedavg", tiny(y=torch.zeros(80).long()), state),

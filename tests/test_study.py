@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 
 import fedda
+from conftest import quadratic
 from fedda.data import open_dataset
 from fedda.experiments import find
+from fedda.training import for_rounds
 from fedda_paper.page import filled
 from fedda_paper.results import Results
 from fedda_paper.study import (
@@ -155,8 +157,13 @@ def test_one_setting_for_all_tasks_has_no_stages_and_chooses_nothing():
         falling = getattr(made, method.rate)
         assert falling(torch.tensor(40.0)).abs().max() < 1e-9  # at the end of 8 rounds of 5 steps
         each = untuned.Untuned([setting.OneSetting(method, 0.1, {}, 0.0, 0.0)], [])
-        call = eval(each.calls[method.name], {"fedda": fedda})
+        call = for_rounds(eval(each.calls[method.name], {"fedda": fedda}), quadratic(), 8)
+        point = {method.rate: 0.1, "schedule": "cosine"}
+        run = program.algorithm(method, [point], 8)
         assert type(call) is type(made) and float(call.steps) == made.steps
+        for t in (1.0, 10.0, 30.0):
+            at = (getattr(one, method.rate)(torch.tensor(t)) for one in (call, run))
+            assert float(next(at)) == pytest.approx(float(next(at)), rel=1e-5)
     metric = fedda.make("fedda-2-1", **found["fedda-2-1"].words).preconditioner
     assert (metric.eps_mode, metric.kappa) == ("relative", 1.0)
 
@@ -182,9 +189,9 @@ def test_on_new_tasks_methods_are_ranked_by_how_far_they_are_behind():
     0.05 behind in the loss; `c` is not told apart from the best on the first, and diverged on the second."""
     noise = [-0.01, -0.005, 0.0, 0.005, 0.01]
     scores = {
-        "digits-resnet": {"a": [0.93 + n for n in noise], "b": [0.95 + n for n in noise],
+        "femnist-small": {"a": [0.93 + n for n in noise], "b": [0.95 + n for n in noise],
                           "c": [0.949 + 3 * n for n in noise]},
-        "shakespeare-lstm-small": {"a": [-2.0] * 5, "b": [-2.05] * 5, "c": None},
+        "shakespeare-deep": {"a": [-2.0] * 5, "b": [-2.05] * 5, "c": None},
     }  # fmt: skip
     found = new_tasks.compared(scores)
     assert [(each.name, each.average) for each in found] == [

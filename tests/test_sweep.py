@@ -19,7 +19,7 @@ from fedda import checks, registry
 from fedda.experiments.config import checked, find
 from fedda.experiments.grid import apply_point, points
 from fedda.experiments.overrides import override
-from fedda.experiments.sweep import Stack, Sweep, judge_points, search
+from fedda.experiments.sweep import Stack, Sweep, judge_points, search, stack_points
 from fedda.progress import Silence
 
 
@@ -54,6 +54,28 @@ def test_multiples_of_a_schedule_are_those_of_its_start():
         "fedavg": [{"lr.start": 0.2}, {"lr.start": 0.4}], "fedda": [{"lr.start": 0.3}, {"lr.start": 0.6}],
     }  # fmt: skip
     assert apply_point({"lr": rate}, found["fedavg"][1])["lr"] == rate | {"start": 0.4}
+
+
+@pytest.mark.parametrize(
+    "grid,said",
+    [
+        (["fedda.lr=0.1,0.2", "fedda.lr=x1,x2"], "--grid: fedda.lr.start is given twice"),
+        (["fedda.lr=x1,x2", "fedda.lr=0.1,0.2"], "--grid: fedda.lr is given twice"),
+        (["fedda.lr=x2,0.1"], "fedda.lr is a schedule: give multiples of its start or values, not both"),
+        (["fedda.lr=0.1,x2"], "fedda.lr is a schedule: give multiples of its start or values, not both"),
+    ],
+)
+def test_a_schedule_is_swept_in_one_way(grid, said):
+    with pytest.raises(ValueError, match=said):
+        points(experiment(algorithms={"fedda": {}}), grid, None)
+
+
+def test_parts_of_a_schedule():
+    """Warm-ups are numbers, so each needs a program of its own; starts need not, also if some are whole."""
+    tried = points(experiment(algorithms={"fedda": {}}), ["fedda.lr.warmup=0.05,0.1", "fedda.lr.start=0.1,1"], None)
+    assert sorted(len(stack.points) for stack in stack_points(tried)) == [2, 2]
+    for point in tried["fedda"]:
+        fedda.make("fedda", **apply_point({"lr": {"kind": "cosine", "start": 0.3}}, point))
 
 
 def test_a_budget_thins_a_grid_and_draws_from_a_range():

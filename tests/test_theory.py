@@ -285,7 +285,7 @@ def test_the_measure_can_vanish_where_the_point_is_not_stationary():
     )  # and f falls towards the inside
     # A whole round from there is not fooled.
     one = torch.ones(1, 1, dtype=torch.float64)
-    server = made.Server(trace.xt[2], trace.nubar[2], 0 * one, trace.t, one)
+    server = made.Server(trace.xt[2], trace.nubar[2], 0 * one, trace.t, 0 * one)
     assert float(made.mapping(server, problem.full_gradients(trace.xt[2]))) == pytest.approx(problem.delta / 4)
 
 

@@ -611,6 +611,14 @@ class Algorithm(LocalWork, ABC):
             cohort: the clients of the round.
         """
 
+    def accepts(self, server: Any) -> bool:
+        """Whether a state can be that of a run with these options.
+
+        Args:
+            server: the state.
+        """
+        return True
+
     def first_rate(self, server: Any) -> Tensor | None:
         """The largest effective step size of the first step, or None. A preconditioner can make it far too large.
 
@@ -707,7 +715,7 @@ def step_counter(like: Tensor) -> Tensor:
 
 def bind_to_problem(thing: A, like: Tensor, layout: Layout) -> A:
     """`thing` for one problem: tensors in its (nested) dataclass fields get the device and dtype of `like`, and maps
-    that name parameters learn their positions in the flat vector."""
+    that name parameters, and units of rates, learn the layout of the flat vector."""
     if hasattr(thing, "bind"):
         thing = thing.bind(layout)
     if isinstance(thing, Tensor):

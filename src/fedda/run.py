@@ -63,7 +63,9 @@ def refuse_other_state(state: Any, algorithm: Algorithm, shape: tuple[int, ...])
     missing = sorted(fields - state.keys())
     if missing:
         owner = type(algorithm).__name__
-        raise ValueError(f"train: the state has no {missing[0]!r}, so it is not of a run of {owner}")
+        raise ValueError(
+            f"train: the state has no {missing[0]!r}: it is not of a run of {owner}, or of another version of fedda"
+        )
     if tuple(state["server.x"].shape) != shape:
         given = list(state["server.x"].shape)
         raise ValueError(f"train: the state is of another model or of other seeds: x is {given}, not {list(shape)}")
@@ -533,6 +535,8 @@ class Run:
     def _load(self, state: dict[str, Tensor]) -> None:
         device, Server = self.problem.device, self.algorithm.Server
         self.server = Server(*(state[f"server.{name}"].to(device) for name in Server._fields))  # type: ignore[attr-defined]
+        if not self.algorithm.accepts(self.server):
+            raise ValueError("train: the state is of a run with another lr_mode")
         for name in self.simulation.memory:
             if f"memory.{name}" not in state:
                 raise ValueError(

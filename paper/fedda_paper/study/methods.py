@@ -11,7 +11,7 @@ from fedda import presets
 
 Point = dict[str, Any]  # word -> value
 FACTOR = math.sqrt(10)
-WARMUP = 0.05  # of `fedda`, as its default has it
+TUNING, FINALS = (100, 101, 102), (0, 1, 2, 3, 4)  # seeds, each with a partition of its own
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ class StudyMethod:
     algorithm: str = ""  # its name in the registry, if it is not `name`
     limit: float = 1.0  # of the weights: a checkpoint with more that are not 0 does not count
     once: tuple[str, tuple[int, ...]] | None = None  # a stage and seeds: all of the grid is run, and nothing is chosen
-    warmup: float = 0.0  # the share of the run in which the rate rises
 
     @property
     def rate(self) -> str:
@@ -203,7 +202,7 @@ def with_prox(more: dict[str, Any], axes: tuple[StudyAxis, ...] = (), limit: flo
     }
 
 
-def untuned_methods(seeds: tuple[int, ...] = (100, 101, 102)) -> dict[str, StudyMethod]:
+def untuned_methods(seeds: tuple[int, ...] = TUNING) -> dict[str, StudyMethod]:
     """Methods that have the same 8 rates on every task, as far apart as usual, and one value for everything else: which
     rate works on all tasks? All rates fall as a cosine."""
     relative = {"beta": 0.999, "eps_mode": "relative", "mu_scale": "mean"}  # an epsilon that has no scale
@@ -215,7 +214,7 @@ def untuned_methods(seeds: tuple[int, ...] = (100, 101, 102)) -> dict[str, Study
         (ADAMW, of_adamw(0.01).words | {"weight_decay": 1e-4}, rates("lr", 0.01, 4, 3)),
         ("fedda-2-1", relative | {"momentum": 0.9}, rates("lr", 0.01, 4, 3)),
         ("fedda-cv", relative | {"momentum": 0.9}, rates("lr", 0.01, 4, 3)),
-        ("fedda", {}, rates("lr", 0.3, 4, 3)),
+        ("fedda", {"momentum": 0.9, "beta": 0.99, "kappa": 0.3, "warmup": 0.05}, rates("lr", 0.3, 4, 3)),
     ]
     algorithm, cosine = {ADAMW: "local-adapt"}, StudyAxis("schedule", ("cosine",))
     return {
@@ -225,7 +224,6 @@ def untuned_methods(seeds: tuple[int, ...] = (100, 101, 102)) -> dict[str, Study
             (rate, cosine),
             algorithm=algorithm.get(name, ""),
             once=("stage2", seeds),
-            warmup=WARMUP if name == "fedda" else 0.0,
         )
         for name, words, rate in made
     }
@@ -234,7 +232,7 @@ def untuned_methods(seeds: tuple[int, ...] = (100, 101, 102)) -> dict[str, Study
 def with_setting(method: StudyMethod, rate: float) -> StudyMethod:
     """A method of `untuned_methods` at one rate, for tasks on which nothing is tuned."""
     _, schedule = method.axes
-    return replace(method, axes=(StudyAxis(method.rate, (rate,)), schedule), once=("finals", (0, 1, 2, 3, 4)))
+    return replace(method, axes=(StudyAxis(method.rate, (rate,)), schedule), once=("finals", FINALS))
 
 
 def with_steps(method: StudyMethod, chosen: Point, steps: int) -> StudyMethod:

@@ -21,6 +21,8 @@ from fedda.runs.reading import kept as kept_file
 from fedda.runs.reading import read_lines
 
 from .methods import (
+    FINALS,
+    TUNING,
     StudyMethod,
     constrained_methods,
     methods,
@@ -30,8 +32,8 @@ from .methods import (
     with_setting,
     with_steps,
 )
-from .protocol import FINALS, KEPT, TUNING, Records, State, read, stage_rounds, state
-from .setting import CHOSEN_ON, UNTUNED, OneSetting, Reader, one_setting, read_values
+from .protocol import KEPT, Records, State, read, stage_rounds, state
+from .setting import CHOSEN_ON, UNTUNED, Reader, chosen_settings
 
 TASKS = Path(__file__).parent / "tasks"
 L1 = "colon-l1"
@@ -170,12 +172,6 @@ PIECES = (
 )
 
 
-def settings(study: Path, reader: Reader = read) -> list[OneSetting]:
-    """The settings for new tasks; none until the records that they are chosen from are whole."""
-    scores = read_values(study, CHOSEN_ON, reader)
-    return one_setting(scores) if len(scores) == len(CHOSEN_ON) else []
-
-
 @dataclass(frozen=True)
 class Left:
     """Programs of a piece that were not run: how many, and their time."""
@@ -191,7 +187,7 @@ def all_methods(piece: Piece, results: Path, reader: Reader = read) -> dict[str,
     if piece.untuned:
         return untuned_methods(CHOSEN_ON[piece.task])
     if piece.new:
-        return {each.method.name: with_setting(each.method, each.rate) for each in settings(results, reader)}
+        return {each.method.name: with_setting(each.method, each.rate) for each in chosen_settings(results, reader)}
     if piece.prox:
         return constrained_methods(piece.prox)
     return sparse_methods(piece.limit) if piece.limit < 1 else methods(find(piece.source).name)

@@ -3,10 +3,12 @@
 import math
 import statistics
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from .methods import FINALS
 from .missing import PIECES, methods_of
-from .protocol import FINALS, key, read, state
+from .protocol import key, read, state
 from .setting import in_units
 from .studied import StudyTask, t_interval
 from .summary import best, out
@@ -38,16 +40,19 @@ Scores = dict[str, list[float] | None]  # by method: the test scores of all seed
 
 
 def read_scores(study: Path) -> dict[str, Scores]:
-    """By task and method; the tasks that were run as a whole."""
+    """By task and method; nothing until all new tasks are whole."""
     found: dict[str, Scores] = {}
-    for piece in (piece for piece in PIECES if piece.new and (study / piece.folder).is_dir()):
-        kept, methods = read(study / piece.folder), methods_of(piece, study)
-        if methods and not any(state(method, kept, 0).jobs for method in methods.values()):
-            found[piece.folder] = {}
-            for name, method in methods.items():
-                records = [kept[name, "finals", key(method.grid[0]), seed] for seed in FINALS]
-                over = any(map(out, records))
-                found[piece.folder][name] = None if over else [best(record, "test")[1] for record in records]
+    reader = cache(read)
+    for task in TASKS:
+        piece = next(piece for piece in PIECES if piece.folder == task)
+        kept, methods = reader(study / task), methods_of(piece, study, reader)
+        if not methods or any(state(method, kept, 0).jobs for method in methods.values()):
+            return {}
+        found[task] = {}
+        for name, method in methods.items():
+            records = [kept[name, "finals", key(method.grid[0]), seed] for seed in FINALS]
+            over = any(map(out, records))
+            found[task][name] = None if over else [best(record, "test")[1] for record in records]
     return found
 
 

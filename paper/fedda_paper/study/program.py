@@ -12,7 +12,7 @@ import torch
 import fedda
 from fedda.engines import Vectorised
 from fedda.experiments import find
-from fedda.rules.schedules import SMALLEST
+from fedda.rules.schedules import SMALLEST_SHARE
 from fedda.run import Run
 from fedda.training import timed
 
@@ -64,7 +64,7 @@ class CosineRate:
         if self.warmup:
             rise = self.warmup * self.total
             after = CosineRate(self.lr, self.falls, self.total - rise)((t - rise).clamp(min=0))
-            return after * (t / rise).clamp(SMALLEST, 1)
+            return after * (t / rise).clamp(SMALLEST_SHARE, 1)
         return self.lr * (1 - self.falls * (1 - torch.cos(math.pi * t / self.total)) / 2)
 
 
@@ -74,9 +74,9 @@ def algorithm(method: StudyMethod, points: list[Point], rounds: int) -> Any:
     for word in points[0]:
         column = [point[word] == "cosine" if word == "schedule" else point[word] for point in points]
         words[word] = torch.tensor(column, dtype=torch.float64).view(-1, 1, 1)
-    if "schedule" in words or method.warmup:
-        rate = method.rate
-        words[rate] = CosineRate(words[rate], words.pop("schedule", 0.0), rounds * words.get("steps", 5), method.warmup)
+    if "schedule" in words:
+        rate, steps = method.rate, rounds * words.get("steps", 5)
+        words[rate] = CosineRate(words[rate], words.pop("schedule"), steps, words.pop("warmup", 0.0))
     if "alpha0" in words:
         words["c"] = words.pop("alpha0") / first_rate(words["lr"], words["w"]) ** 2
     if "gamma" in words:

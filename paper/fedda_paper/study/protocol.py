@@ -20,13 +20,12 @@ from typing import Any
 
 from fedda.experiments import find
 
-from .methods import Point, StudyMethod, key, rounded
+from .methods import FINALS, TUNING, Point, StudyMethod, key, rounded
 from .program import How, StudyProgram, run
 from .records import lines, pack
 from .rules import edges, extended, mean, ranked, winner
 from .summary import best, out, summary
 
-TUNING, FINALS = (100, 101, 102), (0, 1, 2, 3, 4)  # seeds, each with a partition of its own
 STAGES = ("stage1", "stage2", "finals")
 KEPT = 6  # points that go on to the second stage
 EXTRA = 6  # points by which a grid may be extended

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .methods import Point, StudyMethod, Values, key
 
-FAR = {"accuracy": 0.05, "loss": 0.1}  # behind the best: the palest colour
+FAR = {"accuracy": 0.05, "loss": 0.1}  # how far behind the best is far: a unit in which tasks are compared
 
 
 def mean(values: Sequence[float] | None) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .methods import StudyMethod, untuned_methods
-from .protocol import TUNING, Records, key, read, state
+from .methods import TUNING, StudyMethod, untuned_methods
+from .protocol import Records, key, read, state
 from .rules import FAR
 from .summary import best, out
 
@@ -68,7 +68,7 @@ def values(method: StudyMethod, kept: Records, seeds: tuple[int, ...]) -> Values
 
 
 def one_setting(scores: dict[str, dict[str, Values]]) -> list[OneSetting]:
-    """All methods, the one that loses least on new tasks first."""
+    """All methods, the one first that loses least if the rate of each task is chosen on the others."""
     top = {task: max(v for of in own.values() for v in of.values() if v is not None) for task, own in scores.items()}
 
     def behind(name: str, task: str, rate: float) -> float:
@@ -91,3 +91,9 @@ def one_setting(scores: dict[str, dict[str, Values]]) -> list[OneSetting]:
             statistics.fmean(units(name, task, others[task]) for task in scores),
         ))  # fmt: skip
     return sorted(found, key=lambda each: each.unseen)
+
+
+def chosen_settings(study: Path, reader: Reader = read) -> list[OneSetting]:
+    """The settings for new tasks; none until the records that they are chosen from are whole."""
+    scores = read_values(study, CHOSEN_ON, reader)
+    return one_setting(scores) if len(scores) == len(CHOSEN_ON) else []

@@ -388,14 +388,16 @@ def call(name: str, words: dict[str, Any]) -> str:
     ('fedda.make("fedavgm", lr=fedda.schedules.cosine(0.0316))', 'fedda.make("fedcm", lr=0.1)')
     >>> call("stem", {"lr": 0.1, "alpha0": 0.3, "w": 1000.0})
     'fedda.make("stem", lr=0.1, w=1000.0, c=3000.0)'
-    >>> call("fedda", {"lr": 0.1, "schedule": "cosine"})
+    >>> call("fedda", {"lr": 0.3, "schedule": "cosine", "warmup": 0.05})
     'fedda.make("fedda")'
+    >>> call("fedda", {"lr": 0.1, "schedule": "cosine", "warmup": 0.05})
+    'fedda.make("fedda", lr=fedda.schedules.cosine(0.1, warmup=0.05))'
     """
     algorithm = "local-adapt" if name == ADAMW else name
     given = {word: value for word, value in words.items() if value != "constant"}
     if "alpha0" in given:
         given["c"] = float(f"{given.pop('alpha0') / first_rate(given['lr'], given['w']) ** 2:.4g}")
-    falls = given.pop("schedule", "") == "cosine"
+    falls, warmup = given.pop("schedule", "") == "cosine", given.pop("warmup", 0.0)
     penalty = {"prox": f"fedda.prox.L1({given.pop('gamma')!r})"} if "gamma" in given else {}
     if "prox" in given:
         table = dict(given.pop("prox"))
@@ -407,8 +409,9 @@ def call(name: str, words: dict[str, Any]) -> str:
     shown |= penalty
     if falls:
         rate = ADAPTIVE.get(name, "lr")
-        shown[rate] = f"fedda.schedules.cosine({given[rate]!r})"
-        if defaults.get(rate) == {"kind": "cosine", "start": given[rate]}:
+        rises = {"warmup": warmup} if warmup else {}
+        shown[rate] = f"fedda.schedules.cosine({given[rate]!r}{''.join(f', {k}={v!r}' for k, v in rises.items())})"
+        if defaults.get(rate) == {"kind": "cosine", "start": given[rate]} | rises:
             del shown[rate]
     arguments = ", ".join([json.dumps(algorithm), *(f"{word}={value}" for word, value in shown.items())])
     return f"fedda.make({arguments})"

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..tables import folded, markdown
-from .missing import settings
 from .new_tasks import TASKS as NEW
 from .new_tasks import OnNewTasks, compared, read_scores
 from .rules import FAR
-from .setting import CHOSEN_ON, MOST, OneSetting
+from .setting import CHOSEN_ON, MOST, OneSetting, chosen_settings
 from .studied import TASKS, call, linked, score, t_interval
 
 POINTS = 100 * FAR["accuracy"]  # of a unit
@@ -18,10 +17,9 @@ NETWORKS = {"cifar10-small": "Images, small CNN"}
 TEXT = """\
 ## Without tuning
 
-What does a method come to if nobody tunes it? Each method was tried on {old} tasks with the same 8 rates and one
-value for everything else, and the rate was kept that is best for all of them together
-([rule 12](study.md#the-rules)). With this one setting it then ran on {new} new tasks, where nothing was tuned (rule
-13). {first}"""
+How good is a method without tuning? We tried each method on {old} tasks with the same 8 rates and one value for
+everything else, and kept the rate that is best on all of them together ([rule 12](study.md#the-rules)). With this one
+setting, each method then ran on {new} new tasks, where nothing was tuned (rule 13). {first}"""
 ON_NEW = f"""\
 Test accuracy (text: test loss) of five seeds; **bold**: not clearly worse than the best of the column. *Behind*: the
 shortfall behind the best of each task, on average. {POINTS:g} points count as much as a loss of {FAR["loss"]:g}, and at
@@ -51,7 +49,7 @@ class Untuned:
 
 def read(results: Path) -> Untuned | None:
     """Nothing if a task on which settings are chosen is not whole, or if no new task is."""
-    found, new = settings(results / "study"), compared(read_scores(results / "study"))
+    found, new = chosen_settings(results / "study"), compared(read_scores(results / "study"))
     return Untuned(found, new) if found and new else None
 
 
@@ -96,8 +94,8 @@ def in_short(untuned: Untuned | None, docs: str = "") -> str:
         return ""
     first = untuned.new[0]
     return (
-        f"**If you do not tune, take {linked(first.name, docs)}**, `{untuned.calls[first.name]}`: of all methods with "
-        f"one setting it is the best on average on {len(first.scores)} tasks that the settings were not chosen on "
+        f"**If you do not tune, take {linked(first.name, docs)}**, `{untuned.calls[first.name]}`. {len(untuned.new)} "
+        f"methods with one setting each were run on {len(first.scores)} new tasks, and it was the best on average "
         f"([table]({docs}choosing.md#without-tuning))."
     )
 

@@ -51,14 +51,15 @@ def takes_client_steps(algorithm: Algorithm, x: Tensor) -> bool:
 
 
 def decays_weights(algorithm: Algorithm, x: Tensor) -> bool:
-    """Whether the weight decay changes a model like x, for gradients that are zero or, as a metric of zero gradients
-    makes a penalty infinitely strong, one."""
-    return any(not torch.equal(*decayed(algorithm, x, client)) for client in (ZeroGradientClient, UnitGradientClient))
+    """Whether the weight decay changes a model like x. Tried with gradients of zero and of one: zero gradients can make
+    a metric so small that a penalty sets every weight to 0."""
+    clients = ZeroGradientClient, UnitGradientClient
+    return any(not torch.equal(*with_decay_and_without(algorithm, x, client)) for client in clients)
 
 
-def decayed(algorithm: Algorithm, x: Tensor, client: type["ZeroGradientClient"]) -> list[Tensor]:
-    """A model like x after two rounds, with weight decay and without."""
-    x, ends = torch.ones_like(x), []
+def with_decay_and_without(algorithm: Algorithm, x: Tensor, client: type["ZeroGradientClient"]) -> list[Tensor]:
+    """A model like x after two rounds. In float64, because the first rates of a warm-up are small."""
+    x, ends = torch.ones_like(x, dtype=torch.float64), []
     for decay in (0.1, 0.0):
         other = dataclasses.replace(algorithm, weight_decay=decay)
         cohort = ZeroGradientCohort(client(x, other.memory))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import checks
-from ..registry import algorithms
+from ..registry import RATES, algorithms
 from ..runs.toml import literal
 from .config import Experiment, hyper_params
 from .overrides import owner_of
@@ -40,7 +40,7 @@ def points(experiment: Experiment, grids: list[str], budget: int | None, draw: i
     axes: dict[str, Axes] = {}
     for text in grids:
         for label, (name, values) in _parse(complete, text).items():
-            if name in axes.setdefault(label, {}):
+            if any(nested(name, other) for other in axes.setdefault(label, {})):
                 raise ValueError(f"--grid: {label}.{name} is given twice")
             axes[label][name] = values
     if not axes:
@@ -87,10 +87,19 @@ def _parse(experiment: Experiment, text: str) -> dict[str, tuple[str, list[Any] 
         raise ValueError(f"--grid: {label} has no hyper-parameter {name!r}; {checks.nearest(name, names)}")
     found = {}
     for own, base in bases.items():
-        multiples = isinstance(base, dict) and "start" in base and values.lstrip().startswith("x")
-        axis, base = (f"{name}.start", base["start"]) if multiples else (name, base)
+        multiples = [part.strip().startswith("x") for part in values.split(",") if part.strip()]
+        axis = name
+        if isinstance(base, dict) and "start" in base and any(multiples):
+            if not all(multiples):
+                raise ValueError(f"--grid: {own}.{name} is a schedule: give multiples of its start or values, not both")
+            axis, base = f"{name}.start", base["start"]
         found[own] = axis, _values(own, axis, values, base)
     return found
+
+
+def nested(name: str, other: str) -> bool:
+    """Whether one of two names is a part of the other: "lr" and "lr.start"."""
+    return f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}.")
 
 
 MISSING = object()
@@ -142,7 +151,8 @@ def _values(label: str, name: str, text: str, base: Any) -> list[Any] | Range:
 def _literal(part: str, name: str) -> Any:
     """A TOML value; a whole number becomes a float if the hyper-parameter takes fractions."""
     value = literal(part)
-    fraction = name.rpartition(".")[2] in checks.BOUNDS and not isinstance(value, bool)
+    first, _, last = name.rpartition(".")
+    fraction = (last in checks.BOUNDS or first in RATES) and not isinstance(value, bool)
     return float(value) if fraction and isinstance(value, int) else value
 
 

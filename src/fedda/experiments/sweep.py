@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import checks
 from ..checks import warn
-from ..registry import make
+from ..registry import RATES, make
 from ..run import Run
 from ..runs.final_values import mean, tail
 from ..runs.folder import Folder
@@ -141,8 +141,10 @@ def stack_points(chosen: dict[str, list[Point]]) -> Iterator[Stack]:
 
 
 def stackable(name: str, value: Any) -> bool:
-    """Whether points with different values can run as one program. Epochs decide the number of steps."""
-    return isinstance(value, float) and name != "epochs"
+    """Whether points with different values can run as one program. Epochs decide the number of steps, and the parts of
+    a schedule but its start are numbers, not tensors."""
+    first, _, last = name.rpartition(".")
+    return isinstance(value, float) and name != "epochs" and (first not in RATES or last == "start")
 
 
 def stacked(params: dict[str, Any], points: list[Point], seeds: int) -> Any:

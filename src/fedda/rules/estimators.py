@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check, one_of, warn
+from .schedules import RateDecay
 
 __all__ = ["Estimator", "Gradients", "Momentum", "Mvr", "Plain"]
 
@@ -113,8 +114,12 @@ class Mvr:
 
 
 def default_c(c: Any, rate: Callable[[Tensor], Any]) -> Any:
-    """c as given, or 0.5 / eta_0^2: the first weight is then a half."""
-    return 0.5 / rate(torch.zeros((), dtype=torch.float64)) ** 2 if c is None else c
+    """c as given, or 0.5 / eta_0^2: the first weight is then a half. The start of a schedule counts as eta_0, without
+    its warm-up."""
+    if c is not None:
+        return c
+    first = rate.start if isinstance(rate, RateDecay) else rate(torch.zeros((), dtype=torch.float64))
+    return 0.5 / first**2
 
 
 def weight(c: Any, eta: Any) -> Any:

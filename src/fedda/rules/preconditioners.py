@@ -17,7 +17,7 @@ from .prox.layout import Layout
 __all__ = ["AbsoluteUnits", "Diagonal", "Fixed", "Identity", "ParameterUnits", "Preconditioner", "Scalar", "Units"]
 
 FLOOR = 1e-12  # the smallest h, whatever eps is
-SMALLEST = 0.01  # the size of a parameter that is smaller, such as a bias that starts at zero
+SMALLEST_SIZE = 0.01  # the size of a parameter that is smaller, such as a bias that starts at zero
 
 
 class Preconditioner(Protocol):
@@ -216,23 +216,33 @@ class Units(Protocol):
             x: the first model, [..., 1, d].
         """
 
-    def spread(self, units: Tensor) -> Tensor:
-        """The unit of every coordinate, [..., 1, d] or [..., 1, 1].
+    def spread(self, units: Tensor) -> Any:
+        """The unit of every coordinate, [..., 1, d], or 1.
 
         Args:
             units: what `start` gave.
         """
 
+    def made(self, units: Tensor) -> bool:
+        """Whether `start` can have given these.
+
+        Args:
+            units: those of a state.
+        """
+
 
 @dataclass(frozen=True)
 class AbsoluteUnits(Units):
-    """The rate is in the units of the model's numbers."""
+    """The rate is in the units of the model's numbers. The server keeps a 0 for them."""
 
     def start(self, x: Tensor) -> Tensor:
-        return torch.ones_like(x[..., :1])
+        return torch.zeros_like(x[..., :1])
 
-    def spread(self, units: Tensor) -> Tensor:
-        return units
+    def spread(self, units: Tensor) -> float:
+        return 1.0
+
+    def made(self, units: Tensor) -> bool:
+        return not units.any()
 
 
 @dataclass(frozen=True)
@@ -263,7 +273,7 @@ class ParameterUnits(Units):
         lengths = self.lengths or (x.shape[-1],)
         squares = torch.cat([(part.double() ** 2).sum(-1, keepdim=True) for part in x.split(lengths, -1)], -1)
         count = torch.tensor(lengths, dtype=torch.float64, device=x.device).clamp(min=1)
-        sizes = (squares / count).sqrt().clamp(min=SMALLEST)
+        sizes = (squares / count).sqrt().clamp(min=SMALLEST_SIZE)
         return torch.where(squares.sum(-1, keepdim=True) > 0, sizes, 1.0).to(x.dtype)
 
     def spread(self, units: Tensor) -> Tensor:
@@ -271,6 +281,9 @@ class ParameterUnits(Units):
             return units
         parts = zip(units.split(1, -1), self.lengths, strict=True)
         return torch.cat([unit.expand(*unit.shape[:-1], n) for unit, n in parts], -1)
+
+    def made(self, units: Tensor) -> bool:
+        return units.shape[-1] == max(1, len(self.lengths)) and bool((units > 0).all())
 
 
 def __dir__() -> list[str]:

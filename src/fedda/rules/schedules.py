@@ -15,7 +15,7 @@ __all__ = [
     "constant", "cosine", "cube_root", "inverse_sqrt", "linear", "schedule", "steps",
 ]  # fmt: skip
 
-SMALLEST = 1e-9  # a rate is at least this share of the first one: methods divide by rates, so they must not be 0
+SMALLEST_SHARE = 1e-9  # of the start: a rate is never less, because methods divide by rates
 Schedule = Callable[[Tensor], Any]  # t -> eta_t: a float, or a tensor that broadcasts with [..., 1, 1]
 
 
@@ -93,7 +93,7 @@ class RateDecay:
 
     Args:
         start: the first rate, after the warm-up.
-        warmup: the share of the run, such as 0.05, in which the rate rises from 0 in a straight line.
+        warmup: the share of the run, such as 0.05, in which the rate rises from (nearly) 0 in a straight line.
         horizon: the local steps of the run; `train` fills it in.
     """
 
@@ -119,7 +119,7 @@ class RateDecay:
         rises = (share / self.warmup).clamp(max=1) if self.warmup else 1.0
         falls = self.factor(((share - self.warmup) / (1 - self.warmup)).clamp(min=0) if self.warmup else share)
         rate: Tensor = self.start * rises * falls
-        return rate.clamp(min=self.start * SMALLEST)
+        return rate.clamp(min=self.start * SMALLEST_SHARE)
 
     def factor(self, share: Tensor) -> Tensor:
         """What the first rate is multiplied by after this share of the run.
@@ -137,7 +137,7 @@ class CosineDecay(RateDecay):
 
     Args:
         start: the first rate, after the warm-up.
-        warmup: the share of the run, such as 0.05, in which the rate rises from 0 in a straight line.
+        warmup: the share of the run, such as 0.05, in which the rate rises from (nearly) 0 in a straight line.
         horizon: the local steps of the run; `train` fills it in.
         end: the last rate.
 
@@ -163,7 +163,7 @@ class LinearDecay(RateDecay):
 
     Args:
         start: the first rate, after the warm-up.
-        warmup: the share of the run, such as 0.05, in which the rate rises from 0 in a straight line.
+        warmup: the share of the run, such as 0.05, in which the rate rises from (nearly) 0 in a straight line.
         horizon: the local steps of the run; `train` fills it in.
         end: the last rate.
 
@@ -188,7 +188,7 @@ class StepDecay(RateDecay):
 
     Args:
         start: the first rate, after the warm-up.
-        warmup: the share of the run, such as 0.05, in which the rate rises from 0 in a straight line.
+        warmup: the share of the run, such as 0.05, in which the rate rises from (nearly) 0 in a straight line.
         horizon: the local steps of the run; `train` fills it in.
         at: the shares of the run at which the rate falls.
         by: the factor of each fall.
