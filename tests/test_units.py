@@ -1,6 +1,7 @@
 """Rates in units of the size that each parameter has at the start, and the method that is built on them."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -154,3 +155,16 @@ def test_the_default_c_of_a_schedule_is_that_of_its_start(name):
     made = fedda.make(name, lr=fedda.schedules.cosine(0.1, warmup=0.2))
     assert made.estimator.c == pytest.approx(0.5 / 0.1**2)
     assert fedda.train(made, quadratic(), rounds=5).x.isfinite().all()
+
+
+def test_a_longer_run_from_a_state_says_that_its_rate_is_another():
+    problem = digits()
+    half = fedda.train(fedda.make("fedda"), problem, rounds=4)
+    with pytest.warns(UserWarning, match="made for a run of 20 local steps, this one for 40: it does not continue"):
+        fedda.train(fedda.make("fedda"), problem, rounds=8, state=half.state)
+    fixed = fedda.make("fedda", lr=fedda.schedules.cosine(0.3, warmup=0.05, horizon=40))
+    half = fedda.train(fixed, problem, rounds=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = fedda.train(fixed, problem, rounds=8, state=half.state)
+    assert torch.equal(whole.x, fedda.train(fixed, problem, rounds=8).x)

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass, replace
 from operator import gt
 from typing import Any
 
@@ -37,6 +37,7 @@ from .engines.programs import CpuProgram, NoProgram, Trial
 from .engines.simulated import PERSONAL, Simulation
 from .evaluations import Patience
 from .recording import is_recording
+from .rules.schedules import RateDecay
 from .user_code import has_user_code
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,15 @@ def refuse_other_state(state: Any, algorithm: Algorithm, shape: tuple[int, ...])
     if tuple(state["server.x"].shape) != shape:
         given = list(state["server.x"].shape)
         raise ValueError(f"train: the state is of another model or of other seeds: x is {given}, not {list(shape)}")
+
+
+def horizons(thing: Any) -> Iterator[float]:
+    """The local steps over which the rates of an algorithm change."""
+    if isinstance(thing, RateDecay) and thing.horizon is not None:
+        yield float(thing.horizon)
+    if is_dataclass(thing) and not isinstance(thing, type):
+        for field in fields(thing):
+            yield from horizons(getattr(thing, field.name))
 
 
 class Diverged(RuntimeError):
@@ -529,12 +539,20 @@ class Run:
         idle = self.total_idle()
         tensors |= {} if self.patience is None else self.patience.state()
         tensors |= {"idle": idle} if bool(idle.any()) else {}  # few algorithms have inactive clients
+        if length := max(horizons(self.algorithm), default=0.0):
+            tensors["horizon"] = torch.tensor(length, dtype=torch.float64)
         tensors |= self.best.state()
         return tensors | {"round": torch.tensor(self.round), "dropped": self.dropped, "silent": self.silent}
 
     def _load(self, state: dict[str, Tensor]) -> None:
         device, Server = self.problem.device, self.algorithm.Server
         self.server = Server(*(state[f"server.{name}"].to(device) for name in Server._fields))  # type: ignore[attr-defined]
+        length = max(horizons(self.algorithm), default=0.0)
+        if "horizon" in state and length != float(state["horizon"]):
+            warn(
+                f"train: the state's rate was made for a run of {float(state['horizon']):g} local steps, this one for "
+                f"{length:g}: it does not continue where it was; give the schedule a horizon that holds for both"
+            )
         if not self.algorithm.accepts(self.server):
             raise ValueError("train: the state is of a run with another lr_mode")
         for name in self.simulation.memory:
