@@ -27,7 +27,7 @@ TASKS = {
     ),
     "colon-batchnorm": StudyTask(
         "Histology, a CNN with BatchNorm",
-        "patches of colon nuclei, 10 clients, 80 % of a client's patches are of one class",
+        "patches of colon nuclei, 8 clients, 80 % of a client's patches are of one class",
         f"four convolutions of 8 filters with BatchNorm, 120 rounds, {SMALL}",
     ),
     "shakespeare-deep": StudyTask(
