@@ -74,6 +74,7 @@ ALLOWED = {
         "engines",
         "evaluations",
         "problems",
+        "rules",
         "progress",
         "rules",
         "run",
