@@ -199,7 +199,7 @@ def test_on_new_tasks_methods_are_ranked_by_how_far_they_are_behind():
         ("c", pytest.approx((0.02 + setting.MOST) / 2)),
     ]  # fmt: skip
     assert [list(each.good.values()) for each in found] == [[False, True], [True, False], [True, False]]
-    calls = {name: f"`{name}()`" for name in "abc"}
+    calls = {name: f"{name}()" for name in "abc"}
     *_, a, b, c = untuned.on_new_tasks(found, calls).splitlines()
     assert a == "| [`a`](algorithms/a.md) | `a()` | 93.00 ± 0.98 % | **2.000 ± 0.000** | 1.0 |"
     assert b == "| [`b`](algorithms/b.md) | `b()` | **95.00 ± 0.98 %** | 2.050 ± 0.000 | 1.2 |"

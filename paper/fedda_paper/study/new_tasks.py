@@ -28,7 +28,8 @@ TASKS = {
     "colon-batchnorm": StudyTask(
         "Histology, a CNN with BatchNorm",
         "patches of colon nuclei, 8 clients, 80 % of a client's patches are of one class",
-        f"four convolutions of 8 filters with BatchNorm, 120 rounds, {SMALL}",
+        f"four convolutions of 8 filters with BatchNorm, 120 rounds, {SMALL}. The statistics of BatchNorm are those of "
+        "mini-batches of almost one class, and no method learns much",
     ),
     "shakespeare-deep": StudyTask(
         "Text, a transformer of two layers",

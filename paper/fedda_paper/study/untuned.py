@@ -70,7 +70,7 @@ def part(untuned: Untuned | None) -> str:
 def on_new_tasks(found: list[OnNewTasks], calls: dict[str, str]) -> str:
     heads = ["method", "setting", *(NEW[task].kind for task in found[0].scores), "behind"]
     rows = [
-        [linked(each.name), calls[each.name],
+        [linked(each.name), f"`{calls[each.name]}`",
          *(reached(values, each.good[task]) for task, values in each.scores.items()), f"{POINTS * each.average:.1f}"]
         for each in found
     ]  # fmt: skip
@@ -94,8 +94,8 @@ def in_short(untuned: Untuned | None, docs: str = "") -> str:
         return ""
     first = untuned.new[0]
     return (
-        f"**If you do not tune, take {linked(first.name, docs)}**, `{untuned.calls[first.name]}`. {len(untuned.new)} "
-        f"methods with one setting each were run on {len(first.scores)} new tasks, and it was the best on average "
+        f"**If you do not tune, take {linked(first.name, docs)}**, `{untuned.calls[first.name]}`. Of {len(untuned.new)} "
+        f"methods with one setting each it was the best on average on {len(first.scores)} new tasks "
         f"([table]({docs}choosing.md#without-tuning))."
     )
 
