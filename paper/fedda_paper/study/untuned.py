@@ -94,9 +94,9 @@ def in_short(untuned: Untuned | None, docs: str = "") -> str:
         return ""
     first = untuned.new[0]
     return (
-        f"**If you do not tune, take {linked(first.name, docs)}**, `{untuned.calls[first.name]}`. Of {len(untuned.new)} "
-        f"methods with one setting each it was the best on average on {len(first.scores)} new tasks "
-        f"([table]({docs}choosing.md#without-tuning))."
+        f"**If you do not tune, take {linked(first.name, docs)}**, `{untuned.calls[first.name]}`. "
+        f"Of {len(untuned.new)} methods with one setting each it was the best on average on {len(first.scores)} new "
+        f"tasks ([table]({docs}choosing.md#without-tuning))."
     )
 
 
