@@ -1,6 +1,7 @@
 """The study's rules on made-up results, and the whole protocol on the digits at a tiny size."""
 
 import collections
+import dataclasses
 import doctest
 import json
 import math
@@ -204,6 +205,27 @@ def test_on_new_tasks_methods_are_ranked_by_how_far_they_are_behind():
     assert a == "| [`a`](algorithms/a.md) | `a()` | 93.00 ± 0.98 % | **2.000 ± 0.000** | 1.0 |"
     assert b == "| [`b`](algorithms/b.md) | `b()` | **95.00 ± 0.98 %** | 2.050 ± 0.000 | 1.2 |"
     assert c == "| [`c`](algorithms/c.md) | `c()` | **94.90 ± 2.94 %** | diverged | 5.0 |"
+
+
+def test_without_tuning_the_first_two_methods_are_compared_by_pairs():
+    """Seeds differ by much more than the methods: only the pairs tell them apart."""
+    noise = [-0.1, -0.05, 0.0, 0.05, 0.1]
+    scores = {
+        "femnist-small": {"a": [0.80 + n for n in noise], "b": [0.78 + n for n in noise]},
+        "shakespeare-deep": {"a": [-2.0 + n for n in noise], "b": [-1.99 + n for n in noise]},
+        "femnist-linear": {"a": [0.7] * 5, "b": None},
+    }
+    first, second = new_tasks.compared(scores)
+    assert untuned.apart(first, second) == (
+        "Between these two, paired by seed: *Handwriting, a small CNN* +2.00 ± 0.00 points; *Text, a transformer of two "
+        "layers* +0.010 ± 0.000 in the loss."
+    )
+    method = {name: setting.OneSetting(methods.untuned_methods()[name], 0.1, {}, 0, 0) for name in ("fedavg", "fedcm")}
+    names = {"a": "fedavg", "b": "fedcm"}
+    renamed = [dataclasses.replace(each, name=names[each.name]) for each in (first, second)]
+    said = untuned.in_short(untuned.Untuned(list(method.values()), renamed))
+    assert '`fedda.make("fedavg", lr=fedda.schedules.cosine(0.1))`' in said
+    assert "on 1 of them and clearly worse on 1 (" in said
 
 
 def test_a_new_task_has_the_setting_of_the_others_and_is_run_as_finals():

@@ -231,7 +231,7 @@ class StudiedMethod:
     @cached_property
     def bytes_per_round(self) -> float:
         """Up and down, of all clients together."""
-        record = next(r for r in self.records if r["stage"] == "finals")
+        record = next(r for r in self.records if r["stage"] == "finals" and not r.get("diverged"))
         return float(record["bytes_up"] + record["bytes_down"]) / record["rounds"]
 
     def interval(self, where: str = "test") -> tuple[float, float]:
