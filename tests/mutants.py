@@ -53,6 +53,21 @@ MUTANTS = [
         "test_rules.py -k estimators_by_hand",
     ),
     Mutant(
+        "units-are-norms", "rules/preconditioners.py",
+        "sizes = (squares / count).sqrt()", "sizes = squares.sqrt()",
+        "test_units.py -k size_of_a_parameter",
+    ),
+    Mutant(
+        "units-multiply", "algorithms/fedda.py",
+        "H: Tensor = h / self.units.spread(server.units)", "H: Tensor = h * self.units.spread(server.units)",
+        "test_units.py -k three_rounds",
+    ),
+    Mutant(
+        "rates-reach-zero", "rules/schedules.py",
+        "return rate.clamp(min=self.start * SMALLEST_SHARE)", "return rate",
+        "test_units.py -k divides",
+    ),
+    Mutant(
         "mvr-weight-not-clipped", "rules/estimators.py",
         "return a.clamp(max=1) if isinstance(a, Tensor) else min(1.0, a)", "return a",
         "test_identities.py -k e1_unit_weight",
