@@ -180,6 +180,12 @@ def test_an_experiment_of_one_s_own(tmp_path, fedda_inside):
         is_one_line(stderr, "leave out EXPERIMENT")
 
 
+def test_rates_that_depend_on_the_length_of_the_run(tmp_path, fedda_inside):
+    file = write(tmp_path / "falls.toml", algorithms={"fedda": {}})
+    code, stdout, stderr = fedda_inside("bench", file, "--seconds", "0.01")
+    assert code == 0 and "fedda" in stdout, stderr
+
+
 def test_help_shows_an_example(fedda_inside):
     code, stdout, _ = fedda_inside("bench", "--help")
     assert code == 0 and "Example: fedda bench" in stdout

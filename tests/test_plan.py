@@ -208,6 +208,13 @@ def test_the_command_plans_and_writes(experiment, tmp_path, fedda_inside):
     assert code == 0 and "6 of 13 clients" in stdout and "not included: the work, messages" in stdout, stderr
 
 
+def test_rates_that_depend_on_the_length_of_the_run(tmp_path, fedda_inside):
+    algorithms = {"fedda": {}, "fedavg": {"lr": {"kind": "cosine", "start": 0.1}}}
+    file = write(tmp_path / "falls.toml", algorithms=algorithms)
+    code, stdout, stderr = fedda_inside("plan", file, "--gpus", 1, "--seconds", 0.01)
+    assert code == 0 and "fedda" in stdout and "fedavg" in stdout, stderr
+
+
 MISTAKES = {
     "experiment": (["digit"], ["did you mean 'digits'?"]),
     "gpus": (["digits", "--gpus", "0"], ["--gpus must be a whole number from 1 to 65536, got 0"]),
