@@ -539,15 +539,19 @@ class Run:
         idle = self.total_idle()
         tensors |= {} if self.patience is None else self.patience.state()
         tensors |= {"idle": idle} if bool(idle.any()) else {}  # few algorithms have inactive clients
-        if length := max(horizons(self.algorithm), default=0.0):
+        if length := self._horizon():
             tensors["horizon"] = torch.tensor(length, dtype=torch.float64)
         tensors |= self.best.state()
         return tensors | {"round": torch.tensor(self.round), "dropped": self.dropped, "silent": self.silent}
 
+    def _horizon(self) -> float:
+        """The local steps over which a rate changes; 0 if none does."""
+        return max(horizons(self.algorithm), default=0.0)
+
     def _load(self, state: dict[str, Tensor]) -> None:
         device, Server = self.problem.device, self.algorithm.Server
         self.server = Server(*(state[f"server.{name}"].to(device) for name in Server._fields))  # type: ignore[attr-defined]
-        length = max(horizons(self.algorithm), default=0.0)
+        length = self._horizon()
         if "horizon" in state and length != float(state["horizon"]):
             warn(
                 f"train: the state's rate was made for a run of {float(state['horizon']):g} local steps, this one for "

@@ -168,8 +168,8 @@ def first_try(advice: dict[str, Recommendation], tasks: Tasks, docs: str = "") -
         where = f" It is behind on {' and on '.join(behind)}." if behind else ""
         return (
             f"**If you tune only one method, tune {linked(best[0], docs)}.** It is as good as the best on "
-            f"{most} of the {every}; no other method is on as many.{where} Its rate needs tuning, and on text its "
-            f"kappa: the [rules]({docs}study.md#the-rules) have the grid."
+            f"{most} of the {every}; no other method is on as many.{where} "
+            f"The [rules]({docs}study.md#the-rules) have its grid."
         )
     *others, last = (linked(name, docs) for name in best or [""])
     names = f"{', '.join(others)} and {last}" if others else last

@@ -218,13 +218,7 @@ def untuned_methods(seeds: tuple[int, ...] = TUNING) -> dict[str, StudyMethod]:
     ]
     algorithm, cosine = {ADAMW: "local-adapt"}, StudyAxis("schedule", ("cosine",))
     return {
-        name: StudyMethod(
-            name,
-            words,
-            (rate, cosine),
-            algorithm=algorithm.get(name, ""),
-            once=("stage2", seeds),
-        )
+        name: StudyMethod(name, words, (rate, cosine), algorithm=algorithm.get(name, ""), once=("stage2", seeds))
         for name, words, rate in made
     }
 

@@ -66,6 +66,14 @@ class OnNewTasks:
     good: dict[str, bool]  # by task: not clearly worse than the best
     average: float  # of the shortfalls behind the best of each task, in units
 
+    def against(self, other: "OnNewTasks", task: str) -> tuple[float, float] | None:
+        """The difference on a task, paired by seed, and its t interval; none if a seed of either diverged."""
+        return paired(self.scores[task], other.scores[task])
+
+
+def paired(one: list[float] | None, other: list[float] | None) -> tuple[float, float] | None:
+    return t_interval([a - b for a, b in zip(one, other, strict=True)]) if one and other else None
+
 
 def compared(scores: dict[str, Scores]) -> list[OnNewTasks]:
     """All methods, the one with the smallest shortfalls first."""
@@ -77,7 +85,7 @@ def compared(scores: dict[str, Scores]) -> list[OnNewTasks]:
             values = own[name]
             behind = statistics.fmean(top) - statistics.fmean(values) if values else math.inf
             units.append(in_units(behind, top[0] < 0))
-            pairs = [a - b for a, b in zip(values, top, strict=True)] if values else []
-            good[task] = bool(pairs) and sum(t_interval(pairs)) >= 0
+            difference = paired(values, top)
+            good[task] = difference is not None and sum(difference) >= 0
         found.append(OnNewTasks(name, {t: own[name] for t, own in scores.items()}, good, statistics.fmean(units)))
     return sorted(found, key=lambda each: each.average)

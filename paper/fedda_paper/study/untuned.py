@@ -49,7 +49,7 @@ class Untuned:
 
 
 def read(results: Path) -> Untuned | None:
-    """Nothing if a task on which settings are chosen is not whole, or if no new task is."""
+    """Nothing until all tasks are whole, the new ones and those on which settings are chosen."""
     found, new = chosen_settings(results / "study"), compared(read_scores(results / "study"))
     return Untuned(found, new) if found and new else None
 
@@ -72,11 +72,9 @@ def apart(first: OnNewTasks, second: OnNewTasks) -> str:
     """The differences of two methods on each task, paired by seed."""
     found = []
     for task, values in first.scores.items():
-        others = second.scores[task]
-        if values and others:
-            pairs = [a - b for a, b in zip(values, others, strict=True)]
-            text = difference(*t_interval(pairs), values[0] < 0)
-            found.append(f"*{NEW[task].kind}* {text}{' in the loss' if values[0] < 0 else ' points'}")
+        if (pair := first.against(second, task)) and values:
+            loss = values[0] < 0
+            found.append(f"*{NEW[task].kind}* {difference(*pair, loss)}{' in the loss' if loss else ' points'}")
     return f"Between these two, paired by seed: {'; '.join(found)}."
 
 
@@ -106,22 +104,14 @@ def in_short(untuned: Untuned | None, docs: str = "") -> str:
     if untuned is None:
         return ""
     first, second = untuned.new[:2]
-    tasks = [task for task, values in first.scores.items() if values and second.scores[task]]
-    clear = sum(clearly_better(first, second, task) for task in tasks)
-    worse = sum(clearly_better(second, first, task) for task in tasks)
+    pairs = [pair for task in first.scores if (pair := first.against(second, task))]
+    clear, worse = (sum(sign * mean > half for mean, half in pairs) for sign in (1, -1))
     return (
         f"**If you do not tune, take {linked(first.name, docs)}**, `{untuned.calls[first.name]}`. Of "
         f"{len(untuned.new)} methods with one setting each it loses least on {len(first.scores)} new tasks. It is "
         f"clearly better than {linked(second.name, docs)}, the next, on {clear} of them and clearly worse on {worse} "
         f"([table]({docs}choosing.md#without-tuning))."
     )
-
-
-def clearly_better(one: OnNewTasks, other: OnNewTasks, task: str) -> bool:
-    """Whether the whole 95 % t interval of the difference, paired by seed, is above 0."""
-    pairs = [a - b for a, b in zip(one.scores[task] or [], other.scores[task] or [], strict=True)]
-    mean, half = t_interval(pairs)
-    return mean > half
 
 
 def reached(values: list[float] | None, good: bool) -> str:

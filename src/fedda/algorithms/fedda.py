@@ -43,9 +43,8 @@ class FedDA(Algorithm):
     correction, and ignores `eps`. Its first round measures H at x_0, and no client moves. `lr_mode="relative"` divides
     H by the size that each parameter (a matrix of weights, a bias) has at the start, so that one rate fits layers and
     models of different widths: the size is the root of the mean of its squares, but at least 0.01, and 1 if the whole
-    model starts at zero.
-    `v_input="gradients"` builds H from the squares of the clients' mini-batch gradients, averaged over steps and
-    clients: one vector more goes up.
+    model starts at zero. `v_input="gradients"` builds H from the squares of the clients' mini-batch gradients, averaged
+    over steps and clients: one vector more goes up.
 
     Deviations: where the paper is ambiguous (beta, alpha, mu_0, the L1 weight) see docs/deviations.md.
 
@@ -171,7 +170,7 @@ class FedDA(Algorithm):
         return self.steps if self.mu_scale == "sum" else 1
 
     def accepts(self, server: Any) -> bool:
-        return self.units.made(server.units)
+        return self.units.accepts(server.units)
 
     def first_rate(self, server: Any) -> Tensor | None:
         if self.preconditioner.measures_first:

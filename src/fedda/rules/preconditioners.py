@@ -223,7 +223,7 @@ class Units(Protocol):
             units: what `start` gave.
         """
 
-    def made(self, units: Tensor) -> bool:
+    def accepts(self, units: Tensor) -> bool:
         """Whether `start` can have given these.
 
         Args:
@@ -241,7 +241,7 @@ class AbsoluteUnits(Units):
     def spread(self, units: Tensor) -> float:
         return 1.0
 
-    def made(self, units: Tensor) -> bool:
+    def accepts(self, units: Tensor) -> bool:
         return not units.any()
 
 
@@ -282,7 +282,7 @@ class ParameterUnits(Units):
         parts = zip(units.split(1, -1), self.lengths, strict=True)
         return torch.cat([unit.expand(*unit.shape[:-1], n) for unit, n in parts], -1)
 
-    def made(self, units: Tensor) -> bool:
+    def accepts(self, units: Tensor) -> bool:
         return units.shape[-1] == max(1, len(self.lengths)) and bool((units > 0).all())
 
 
